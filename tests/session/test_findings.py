@@ -452,6 +452,7 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     assert [
         "  ops                  3 → 5  (+66.7 %)",
         "  allocated_cpu_bytes  48 B → 80 B  (+66.7 %)",
+        "  moved_bytes          144 B → 240 B  (+66.7 %)",
         "  findings             3 → 5  (+66.7 %)",
         "  contiguous-copy 1 → 3, about so much:",
         "    test_it.py:11 (3×): it calls sub",

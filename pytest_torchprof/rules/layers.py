@@ -191,11 +191,14 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     )
 
 
-def _estimated_ns(trace: Events, norms: Ints, results: Sequence[list[int]]) -> npt.NDArray[np.float64]:
+def _estimated_ns(
+    trace: Events, norms: Ints, results: Sequence[list[int]]
+) -> npt.NDArray[np.float64]:
     """What the bias of each layer before these norms takes on a CPU without the profiler."""
     elements = np.array([math.prod(shape) for shape in results], np.int64)
-    called_ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
-    return called_ns + _ELEMENT_NS * elements
+    backward = _backward_of(trace, norms) >= 0
+    ns: npt.NDArray[np.float64] = np.where(backward, _BACKWARD_NS, _FORWARD_NS)
+    return ns + _ELEMENT_NS * elements
 
 
 def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:

@@ -261,9 +261,7 @@ def _share(saved: tuple[float, float], count: int) -> float:
     return share * count / (count + half)
 
 
-def _saved_on_cpu_ns(
-    step: OptimizerStep, count: int, calls_ns: float, elements_ns: float
-) -> float:
+def _saved_on_cpu_ns(step: OptimizerStep, count: int, calls_ns: float, elements_ns: float) -> float:
     """What another form would save of the time to call this step's operators, and for elements."""
     if step.known == "SGD" and _is_small(step, count):
         return _share(_SAVED_OF_PLAIN_SGD, count) * (calls_ns + elements_ns)

@@ -42,8 +42,9 @@ class Finding:
     """An anti-pattern match: the rule's code, count, place, fix, and cost.
 
     ``location`` is ``file:line`` in the user's code, or the path of operators if the line is
-    unknown; ``path`` is that path, ``module`` the path of the enclosing ``nn.Module``. ``cost_ms``
-    and ``bytes`` are estimates for this run: time of the events, and bytes they moved.
+    unknown; ``path`` is that path, ``module`` the path of the first enclosing ``nn.Module``,
+    ``modules`` the number of such modules, None if none is known. ``cost_ms`` and ``bytes`` are
+    estimates for this run: time of the events, and bytes they moved.
     ``accepted``: it fails no test, because the baseline or a marker (with ``reason``) accepts it.
     """
 
@@ -58,6 +59,7 @@ class Finding:
     path: str | None = None
     module: str | None = None
     reason: str | None = None
+    modules: int | None = None
 
 
 class Budget(Frozen, frozen=True):

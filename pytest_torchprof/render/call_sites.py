@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.units import format_quantity, plural
+from pytest_torchprof.render.findings import more_modules
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding
@@ -52,7 +53,8 @@ def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[s
     lines = [f"  {rule} {counts}{costs}{moves}:"]
     for finding in found[:_MOST_PLACES]:
         times = f" ({finding.count}×)" if finding.count > 1 else ""
-        module = f" in {finding.module}" if finding.module else ""
+        more = more_modules(finding.modules)
+        module = f" in {finding.module}{more}" if finding.module else ""
         place = f"{finding.location}{times}{module}: " if finding.location else ""
         lines.append(f"    {place}{finding.message}")
     if left := len(found[_MOST_PLACES:]):

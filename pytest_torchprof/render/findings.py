@@ -86,7 +86,8 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
         path = ""
     parts = [_tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
-    parts += [f"in {_tail(module, room - 3)}"] if module else []
+    more = more_modules(row["modules"])
+    parts += [f"in {_tail(module, room - 3 - len(more))}{more}"] if module else []
     if tell:
         parts += textwrap.wrap(escape.line(row["message"]), room)
     lines = list[str]()
@@ -96,6 +97,12 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
         else:
             lines.append(part)
     return [(head if n == 0 else " " * len(head)) + line for n, line in enumerate(lines)]
+
+
+def more_modules(modules: int | None) -> str:
+    """`` and 2 more modules``, after the path of the first one; empty for a single one."""
+    others = (modules or 1) - 1
+    return f" and {plural(others, 'more module')}" if others else ""
 
 
 def _tail(text: str, width: int) -> str:

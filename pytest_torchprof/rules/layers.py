@@ -196,9 +196,9 @@ def _estimated_ns(
 ) -> npt.NDArray[np.float64]:
     """What the bias of each layer before these norms takes on a CPU without the profiler."""
     elements = np.array([math.prod(shape) for shape in results], np.int64)
-    called_ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
-    spent: npt.NDArray[np.float64] = called_ns + _ELEMENT_NS * elements
-    return spent
+    backward = _backward_of(trace, norms) >= 0
+    ns: npt.NDArray[np.float64] = np.where(backward, _BACKWARD_NS, _FORWARD_NS)
+    return ns + _ELEMENT_NS * elements
 
 
 def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:

@@ -92,8 +92,8 @@ def for_loop_indexing(
     tensor that is printed; rows that a test compares (`allclose`, `assert x[i] > 0`), and
     `if` statements, which look the same; `torch.autograd.gradcheck`; and two cheap cases,
     numbers on the CPU that are only read one by one (`int(i) for i in x`, `x[i].item()`,
-    `if x[i]:`), whatever else the loop does with them then, and parts that are only kept in a
-    list (`[x[i] for i in ids]`) without a `stack`.
+    `if x[i]:`), whatever else the loop does, and parts that are only kept in a list
+    (`[x[i] for i in ids]`) without a `stack`.
     What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except for an
     index that Python read. If the trace does not say which part is selected, iterations of at
     most 8 operators count that have no layers and make no new tensor.

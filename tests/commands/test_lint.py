@@ -122,7 +122,9 @@ def linted(say: Say, *arguments: str | Path) -> dict[str, Any]:
 
 def test_findings_have_the_fields_that_are_promised(say: Say, trace: Path) -> None:
     document = linted(say, trace)
-    fields = "rule count message location fix accepted cost_ms bytes path module reason page"
+    fields = (
+        "rule count message location fix accepted cost_ms bytes path module reason modules page"
+    )
     assert "torchprof-lint/1" == document["schema"]
     assert {tuple(fields.split())} == {tuple(row) for row in document["findings"]}
     first = document["findings"][0]
@@ -386,6 +388,7 @@ def row(**more: Any) -> dict[str, Any]:
         "bytes": None,
         "path": "f() > aten::mm",
         "module": None,
+        "modules": None,
         **more,
     }
 
@@ -399,6 +402,13 @@ def test_a_message_shared_by_all_places_is_printed_once() -> None:
 
 def test_a_place_without_cost_or_location_is_unknown() -> None:
     assert "×1  –  –" in findings([row(cost_ms=0.0, location=None, path=None)], 80)
+
+
+def test_a_place_says_how_many_modules_run_it() -> None:
+    assert "a.py:1  f() > aten::mm  in net.0\n" in findings([row(module="net.0", modules=1)], 80)
+    text = findings([row(module="net.0", modules=14)], 80)
+    assert "a.py:1  f() > aten::mm  in net.0 and 13 more modules\n" in text
+    assert "in net.0 and 1 more module\n" in findings([row(module="net.0", modules=2)], 80)
 
 
 def test_gaps_are_grouped_by_reason() -> None:

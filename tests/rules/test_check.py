@@ -158,6 +158,55 @@ def test_places_are_computed_once_for_all_rules(trace: Events) -> None:
     assert () == check(trace, []).findings(placing)
 
 
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (
+            [Place("a.py:1", "mm", "net.0"), Place("a.py:1", "mm", "net.1")],
+            {("a.py:1", "net.0", 2, 3)},
+        ),
+        (
+            [Place("a.py:1", "mm", "net.0"), Place("a.py:1", "net > mm", "net.0")],
+            {("a.py:1", "net.0", 1, 3)},
+        ),
+        ([Place("a.py:1", "mm"), Place("a.py:1", "mm", "net.0")], {("a.py:1", "net.0", 1, 3)}),
+        ([Place("a.py:1", "mm"), Place("a.py:1", "add")], {("a.py:1", None, None, 3)}),
+        (
+            [Place("a.py:1", "mm", "net.0"), Place("a.py:2", "mm", "net.0")],
+            {("a.py:1", "net.0", 1, 2), ("a.py:2", "net.0", 1, 1)},
+        ),
+        (
+            [Place(None, "mm", "net.0"), Place(None, "mm", "net.1")],
+            {("mm", "net.0", 1, 2), ("mm", "net.1", 1, 1)},
+        ),
+    ],
+    ids=["two modules", "two paths", "one known", "no module", "two lines", "no lines"],
+)
+def test_one_line_that_several_modules_run_is_one_finding(
+    trace: Events,
+    places: list[Place],
+    expected: set[tuple[str | None, str | None, int | None, int]],
+) -> None:
+    @rule("all", fix="")
+    def every(_: Events) -> Matches:
+        """Three times."""
+        return Matches(np.array([0, 0, 0]), "an operator")
+
+    found = check(trace, [every]).findings(lambda *_: (places, np.array([0, 1, 0])))
+    assert expected == {(f.location, f.module, f.modules, f.count) for f in found}
+
+
+def test_a_line_that_the_rule_knows_is_one_finding_whatever_runs_it(trace: Events) -> None:
+    @rule("all", fix="")
+    def every(_: Events) -> Matches:
+        """Twice."""
+        return Matches(np.array([0, 0]), "an operator", location=["a.py:1", "a.py:1"])
+
+    places = [Place("b.py:1", "mm", "net.0"), Place("b.py:2", "mm", "net.1")]
+    (found,) = check(trace, [every]).findings(lambda *_: (places, np.array([0, 1])))
+    assert ("a.py:1", "net.0", 2, 2) == (found.location, found.module, found.modules, found.count)
+
+
 def test_one_look_for_all_expressions_finds_what_each_finds(
     trace: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:

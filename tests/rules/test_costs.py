@@ -108,7 +108,7 @@ def test_a_step_does_not_cost_what_its_closure_computes(closure: bool) -> None:
             for name in ("add_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"):
                 b.op(f"aten::{name}", [[2, 3]], dur_us=1_000)
     (cost,) = costs(recorded(b), "single-tensor-optimizer")
-    assert 16_000 < cost < 32_000
+    assert 10_000 < cost < 32_000
 
 
 TIMES = st.lists(st.integers(0, 200), min_size=2, max_size=12)

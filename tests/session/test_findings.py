@@ -115,6 +115,7 @@ def test_a_new_test_has_its_findings_in_the_report_and_passes(pytester: pytest.P
             "bytes": None,
             "path": "aten::mul",
             "module": None,
+            "modules": None,
             "reason": None,
         },
         {
@@ -127,6 +128,7 @@ def test_a_new_test_has_its_findings_in_the_report_and_passes(pytester: pytest.P
             "bytes": None,
             "path": "aten::sub",
             "module": None,
+            "modules": None,
             "reason": None,
         },
     ] == [{k: v for k, v in f.items() if k not in ("page", "cost_ms")} for f in record["findings"]]

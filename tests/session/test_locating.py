@@ -411,29 +411,31 @@ NET = """
 
 
 @pytest.mark.parametrize(
-    ("body", "paths"),
+    ("body", "module", "modules"),
     [
-        ("model = Net(); model(X)", {"model.blocks.0.attn", "model.blocks.1.attn"}),
-        ("MODEL.blocks[1](X)", {"MODEL.blocks.1.attn"}),
-        ("net(X)", {"net.blocks.0.attn", "net.blocks.1.attn"}),
-        ("Trainer().step()", {"model.blocks.0.attn", "model.blocks.1.attn"}),
-        ("net.first(X)", {"net.blocks.0.attn"}),
-        ("Net()(X)", {"Net.blocks.0.attn", "Net.blocks.1.attn"}),
-        ("seq = nn.Sequential(Block(), Block()); seq(X)", {"seq.0.attn", "seq.1.attn"}),
-        ("Attention().forward(X)", {None}),
-        ("net.blocks[0].attn(X)", {"net.blocks.0.attn"}),
-        ("f = torch.compile(net, backend='eager'); f(X)", {"f"}),
+        ("model = Net(); model(X)", "model.blocks.0.attn", 2),
+        ("MODEL.blocks[1](X)", "MODEL.blocks.1.attn", 1),
+        ("net(X)", "net.blocks.0.attn", 2),
+        ("Trainer().step()", "model.blocks.0.attn", 2),
+        ("net.first(X)", "net.blocks.0.attn", 1),
+        ("Net()(X)", "Net.blocks.0.attn", 2),
+        ("seq = nn.Sequential(Block(), Block()); seq(X)", "seq.0.attn", 2),
+        ("Attention().forward(X)", None, None),
+        ("net.blocks[0].attn(X)", "net.blocks.0.attn", 1),
+        ("f = torch.compile(net, backend='eager'); f(X)", "f", 1),
         # What is only known by the name that pytest gives to a part of an assertion.
-        ("assert Net()(X).shape == (4,)", {"Net.blocks.0.attn", "Net.blocks.1.attn"}),
-        ("assert Net().eval().blocks[1](X).shape == (4,)", {"Block.attn"}),
+        ("assert Net()(X).shape == (4,)", "Net.blocks.0.attn", 2),
+        ("assert Net().eval().blocks[1](X).shape == (4,)", "Block.attn", 1),
     ],
 )  # fmt: skip
 def test_a_finding_names_its_module(
-    pytester: pytest.Pytester, body: str, paths: set[str | None]
+    pytester: pytest.Pytester, body: str, module: str | None, modules: int | None
 ) -> None:
     pytester.makepyfile(test_it=NET.format(test=f"def test_it(net): {body}"))
     ran = run(pytester, "--torchprof")
-    assert paths == {f["module"] for f in ran.tests["test_it"]["findings"]}
+    assert {(module, modules)} == {
+        (f["module"], f["modules"]) for f in ran.tests["test_it"]["findings"]
+    }
 
 
 # -------------------------------------------------------------------- when

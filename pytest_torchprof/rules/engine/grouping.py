@@ -1,5 +1,7 @@
 """Turn a rule's matches into findings: one per message and place, with plausible costs.
 
+One line that several modules run is one place.
+
 A finding costs at most the span of its matches, and all findings together at most the span of the
 trace: rules may count the same time twice, and parallel work adds up to more. For a test that was
 timed without the profiler, costs are scaled to such a run.
@@ -8,7 +10,7 @@ timed without the profiler, costs are scaled to such a run.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ _SEVERAL = "[…]"
 class _Group:
     """Sums over matches with one place, and one message except for sizes; -1 bytes if unknown.
 
-    ``place``: the first match's.
+    ``place``: the first match's; ``modules``: the paths of all, in order.
     """
 
     message: str
@@ -46,6 +48,7 @@ class _Group:
     bytes: int = -1
     begin: int = np.iinfo(np.int64).max
     end: int = np.iinfo(np.int64).min
+    modules: dict[str, None] = field(default_factory=dict)
 
     @property
     def cost_ms(self) -> float:
@@ -60,11 +63,12 @@ def grouped(
     if cost is None:
         cost = np.where(found.event >= 0, trace.dur[found.event], 0)
     begin, end = _spans(trace, found)
-    # Several paths of operators may lead to one line.
+    # Several paths of operators may lead to one line, and several modules may run it.
     lines: dict[tuple[str | None, str | None], int] = {}
-    line = [lines.setdefault((p.location or p.path, p.module), i) for i, p in enumerate(places)]
-    modules: dict[str | None, int] = {}
-    module = [modules.setdefault(p.module, i) for i, p in enumerate(places)]
+    line = [
+        lines.setdefault((p.location, None) if p.location else (p.path, p.module), i)
+        for i, p in enumerate(places)
+    ]
     groups: dict[tuple[int, str, str | None, str], _Group] = {}
     for at, message, own, fix, count, ns, moved, since, until in zip(
         place.tolist(),
@@ -79,10 +83,12 @@ def grouped(
         strict=False,
     ):
         # Several sizes at one place have one cause: batches and sequences differ in size each time.
-        key = (module[at] if own else line[at], _SIZES.sub("", message), own, fix)
+        key = (-1 if own else line[at], _SIZES.sub("", message), own, fix)
         group = groups.setdefault(key, _Group(message, places[at]))
         if group.message != message:
             group.message = _SIZES.sub(_SEVERAL, message)
+        if (module := places[at].module) is not None:
+            group.modules[module] = None
         group.count += count
         group.ns += ns
         group.begin, group.end = min(group.begin, since), max(group.end, until)
@@ -98,7 +104,8 @@ def grouped(
             cost_ms=group.cost_ms,
             bytes=None if found.bytes is None or group.bytes < 0 else group.bytes,
             path=group.place.path,
-            module=group.place.module,
+            module=next(iter(group.modules), None),
+            modules=len(group.modules) or None,
         )
         for (_, _, own, fix), group in groups.items()
     ]

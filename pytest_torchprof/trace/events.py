@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.core.cached import cached
-from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
@@ -29,14 +27,9 @@ from pytest_torchprof.trace.arguments import (
 )
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import (
-    MODULE,
-    MODULE_MARK,
-    REGION,
-    shown_name,
-)
+from pytest_torchprof.trace.known_names import REGION, shown_name
 from pytest_torchprof.trace.name_index import selected_operators
-from pytest_torchprof.trace.regions import laps_of, within_laps
+from pytest_torchprof.trace.parts import selected_by
 from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
@@ -173,48 +166,10 @@ class Events:
     @cached
     def selection(self) -> Bools:
         """Events that count."""
-        if self.scope is None:
-            return self.in_region
-        how, what, lap = self.scope
-        if how == "kernel":
-            return self._kernels(what) & self.in_region
-        if how == "region":
-            laps = laps_of(self.whole, what)
-            return within_laps(self, laps if lap is None else laps[lap : lap + 1])
-        below = nesting.with_nested(*self._roots(how, what))
-        device = self.device_rows
-        launch = self.launch[device]
-        below[device] = (launch >= 0) & below[launch]
-        return below & self.in_region
-
-    def _roots(self, how: str, what: str) -> tuple[Bools, Ints, Ints]:
-        """The events whose nested events a scope selects, and the (parent, depth) of nesting."""
-        if how == "op":
-            named = self.names_where(partial(is_of_name, what))
-            return named & self.is_kind(Kind.OP, Kind.ANNOTATION), self.parent, self.depth
-        roots = self.is_kind(Kind.PYTHON) & self.names_where(
-            lambda name: (found := MODULE.match(name)) and is_of_name(what, found[1])
-        )
-        marks = self.names_where(
-            lambda name: (
-                name.startswith(MODULE_MARK) and is_of_name(what, name.removeprefix(MODULE_MARK))
-            )
-        )
-        return roots | marks, *self._python_nest
-
-    def _kernels(self, what: str) -> Bools:
-        """Kernels, copies and memsets of this name or glob."""
-        found = np.zeros(len(self), bool)
-        found[self.device_rows] = True
-        return found & self.names_where(partial(is_of_name, what))
+        return self.in_region if self.scope is None else selected_by(self, *self.scope)
 
     def within(
-        self,
-        *,
-        op: str | None = None,
-        kernel: str | None = None,
-        module: str | None = None,
-        region: str | None = None,
+        self, *, op: str = "", kernel: str = "", module: str = "", region: str = ""
     ) -> Events:
         """The same trace, counting only a part of it, given by one name or glob.
 
@@ -224,7 +179,7 @@ class Events:
         themselves (``kernel``).
         """
         given = {"op": op, "kernel": kernel, "module": module, "region": region}
-        (scope,) = ((how, what, None) for how, what in given.items() if what is not None)
+        (scope,) = ((how, what, None) for how, what in given.items() if what)
         return self._part(scope)
 
     def lap(self, region: str, number: int) -> Events:

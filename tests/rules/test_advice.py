@@ -296,7 +296,7 @@ def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], shown:
 
 def epochs_of(count: int) -> Events:
     """Epochs of eight batches that take 40 ms each."""
-    return recorded(training.epochs(count, 8, 40))  # type: ignore[no-untyped-call]
+    return recorded(training.epochs(count, 8, 40))
 
 
 @pytest.mark.parametrize(("epochs", "persist"), [(1, False), (2, True)])

@@ -1,0 +1,58 @@
+"""Which events a part of a trace holds, see `Events.within`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.core.scopes import is_of_name
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK
+from pytest_torchprof.trace.regions import laps_of, within_laps
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+def selected_by(trace: Events, how: str, what: str, lap: int | None) -> Bools:
+    """The events of the measured region that a kind of scope selects by a name or glob.
+
+    ``lap``: of a region, only this one, from 0.
+    """
+    if how == "kernel":
+        return _on_device(trace, what) & trace.in_region
+    if how == "region":
+        laps = laps_of(trace.whole, what)
+        return within_laps(trace, laps if lap is None else laps[lap : lap + 1])
+    below = nesting.with_nested(*_roots(trace, how, what))
+    device = trace.device_rows
+    launch = trace.launch[device]
+    below[device] = (launch >= 0) & below[launch]
+    return below & trace.in_region
+
+
+def _on_device(trace: Events, what: str) -> Bools:
+    """Kernels, copies and memsets of this name or glob."""
+    found = np.zeros(len(trace), bool)
+    found[trace.device_rows] = True
+    return found & trace.names_where(partial(is_of_name, what))
+
+
+def _roots(trace: Events, how: str, what: str) -> tuple[Bools, Ints, Ints]:
+    """The events whose nested events a scope selects, and the (parent, depth) of nesting."""
+    if how == "op":
+        named = trace.names_where(partial(is_of_name, what))
+        return named & trace.is_kind(Kind.OP, Kind.ANNOTATION), trace.parent, trace.depth
+    roots = trace.is_kind(Kind.PYTHON) & trace.names_where(
+        lambda name: (found := MODULE.match(name)) and is_of_name(what, found[1])
+    )
+    marks = trace.names_where(
+        lambda name: (
+            name.startswith(MODULE_MARK) and is_of_name(what, name.removeprefix(MODULE_MARK))
+        )
+    )
+    return roots | marks, *trace.frames

@@ -872,7 +872,7 @@ def batches_that_are_tried_before_training():
 
 @EXAMPLES.positive("missing-no-grad", 2)
 def a_preview_after_every_second_step():
-    runner, batches, probe = Runner(network()), pairs(4), torch.rand(1, 3)
+    runner, batches, probe = Runner(network()), pairs(5), torch.rand(1, 3)
 
     def fit():
         for number, (x, y) in enumerate(batches):

@@ -200,6 +200,7 @@ NAMES = {
     "numpy._core.shape_base": (
         "_arrays_for_stack_dispatcher _stack_dispatcher stack array asanyarray normalize_axis_index"
     ),
+    "numpy._core._ufunc_config": "_extobj_contextvar _make_extobj errstate errstate.*",
     "numpy._core.getlimits": "finfo.* iinfo.*",
     "numpy.lib._arraysetops_impl": (
         "_isin _isin_dispatcher _unique1d _unique_dispatcher _unique_hash _unpack_tuple isin"
@@ -216,7 +217,7 @@ NAMES = {
     ),
     "numpy.lib._stride_tricks_impl": "broadcast_to _broadcast_to",
     "numpy.ma.core": "get_mask getmask is_masked",
-    "numpy.random": "get_state set_state",
+    "numpy.random": "Generator PCG64 get_state set_state",
     "torch": (
         "Generator Tensor _C add are_deterministic_algorithms_enabled autograd clamp cuda"
         " default_generator device full get_default_dtype get_float32_matmul_precision"

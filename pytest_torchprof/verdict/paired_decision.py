@@ -28,6 +28,9 @@ from statistics import NormalDist, median
 from typing import Literal
 
 import numpy as np
+
+# With the module: a first use within a test would load it among what that test replaced.
+from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -224,7 +227,7 @@ def _standard_error(ratios: _Floats) -> float:
     n = len(ratios)
     length = max(1, round(n ** (1 / 3)))
     blocks = -(-n // length)
-    random = np.random.Generator(np.random.PCG64(n))
+    random = Generator(PCG64(n))
     starts = random.integers(0, n, (_RESAMPLES, blocks, 1))
     places = ((starts + np.arange(length)) % n).reshape(_RESAMPLES, -1)[:, :n]
     middles = _middles(ratios[places])

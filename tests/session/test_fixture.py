@@ -552,15 +552,28 @@ def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
     assert {"passed": 1} == run(pytester).outcomes  # off, it does nothing
 
 
-def test_a_table_loads_nothing_while_profiling_is_off(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    "what",
+    [
+        "torchprof.table()",
+        "torchprof.ab(int, float).assert_not_slower(by=0.1)",
+        "repr(torchprof.ab(int, float))",
+        "torchprof['part'].ops < 2 * torchprof['part'].peak_cpu_bytes",
+        "torchprof['part'].assert_expected_inline('')",
+    ],
+)
+def test_it_loads_nothing_heavy_while_profiling_is_off(
+    pytester: pytest.Pytester, what: str
+) -> None:
     pytester.makepyfile(
-        test_it="""
+        test_it=f"""
         import sys
 
         def test_it(torchprof):
             before = set(sys.modules)
-            torchprof.table()
-            assert not {"numpy", "tabulate"} & (set(sys.modules) - before)
+            with torchprof("part"): pass
+            {what}
+            assert not {{"numpy", "tabulate"}} & (set(sys.modules) - before)
         """
     )
     assert {"passed": 1} == run(pytester, subprocess=True).outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +25,45 @@ NO_COUNTER = because(Why.NO_COUNTER)
 COUNTER_LOST = because(Why.COUNTER_STOPPED)
 
 
+class LapTime(Frozen, frozen=True):
+    """One lap of a named region, unprofiled: wall and process CPU time in ns."""
+
+    wall_ns: int
+    cpu_ns: int
+
+
 class Round(Frozen, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
-    ``page_faults``: how often memory was requested from the system, 0 if unknown.
+    ``page_faults``: how often memory was requested from the system, 0 if unknown. ``laps``: those
+    of each named region, in the order in which they ended.
     """
 
     wall_ns: int
     cpu_ns: int
     instructions: int | Reason
     page_faults: int = 0
+    laps: Mapping[str, tuple[LapTime, ...]] = {}
+
+
+class LapWatch:
+    """Times a lap of a region, including device work, and appends it to ``laps``."""
+
+    def __init__(self, laps: list[LapTime]) -> None:
+        self._laps = laps
+
+    def __enter__(self) -> Self:
+        """Start, with the device idle."""
+        synchronize()
+        self._cpu = REAL.cpu_clock()
+        self._wall = REAL.clock()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop, once the device is idle again."""
+        synchronize()
+        now = REAL.clock()
+        self._laps.append(LapTime(now - self._wall, REAL.cpu_clock() - self._cpu))
 
 
 class Stopwatch:
@@ -48,6 +78,7 @@ class Stopwatch:
     def __init__(self, *, first: bool = False, threads: int | None = None) -> None:
         self._first = first
         self._threads = None if first else threads
+        self._laps: dict[str, list[LapTime]] = {}
 
     def __enter__(self) -> Self:
         """Start the clocks, with the device idle and the collector off."""
@@ -70,6 +101,10 @@ class Stopwatch:
             now = REAL.clock()
             self._stopped = now - self._wall, REAL.cpu_clock() - self._cpu
 
+    def lap(self, region: str) -> LapWatch:
+        """A context that times a lap of a named region."""
+        return LapWatch(self._laps.setdefault(region, []))
+
     def __exit__(self, *exc: object) -> None:
         """Stop the clocks if they still run, and restore the settings."""
         self.stop()
@@ -78,7 +113,8 @@ class Stopwatch:
         instructions = _end_instructions(self._counter)
         faults = _page_faults() - self._faults
         self._undo.close()
-        self.result = Round(wall, cpu, instructions, faults)
+        laps = {region: tuple(times) for region, times in self._laps.items()}
+        self.result = Round(wall, cpu, instructions, faults, laps)
 
 
 def _page_faults() -> int:

@@ -141,6 +141,7 @@ class Why(Enum):
     SCOPE_DID_NOT_RUN = "scope_did_not_run"
     SCOPE_DID_NOT_RUN_NEAR = "scope_did_not_run_near"
     REGION_NOT_TIMED = "region_not_timed"
+    LAPS_NOT_TIMED = "laps_not_timed"
     ONLY_OF_TEST = "only_of_test"
     REGION_ELSEWHERE = "region_elsewhere"
     REGION_RAISED = "region_raised"

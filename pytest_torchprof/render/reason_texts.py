@@ -215,7 +215,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.SCOPE_DID_NOT_RUN_NEAR: (
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     ),
-    Why.REGION_NOT_TIMED: "only whole tests are timed without the profiler",
+    Why.REGION_NOT_TIMED: "measured for whole tests only",
+    Why.LAPS_NOT_TIMED: (
+        "laps of region {name} are timed one by one if all runs have equally many, up to 1,000"
+    ),
     Why.ONLY_OF_TEST: "known for whole tests only",
     Why.REGION_ELSEWHERE: "region {name} was entered in another thread",
     Why.REGION_RAISED: "region {name} was left with {error}",

@@ -132,7 +132,7 @@ def limits_of_excluded(
 def _arguments_of(metric: Metric) -> tuple[str, ...]:
     """The named arguments of the metric's markers: scopes, if it has a value in parts; ``on``."""
     if not metric.scopable:
-        return ("on",)
+        return ("region", "on") if metric.timed_by_region else ("on",)
     return (*(one for one in SCOPES if one != "kernel" or "device" in metric.needs), "on")
 
 

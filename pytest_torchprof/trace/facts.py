@@ -73,6 +73,18 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     page_faults: int | None = None
 
 
+class RegionTimes(Frozen, frozen=True, omit_defaults=True, kw_only=True):
+    """Times of a named region over the timed rounds, in ms; a round's is the sum over its laps.
+
+    ``laps``: the median wall and CPU time of each lap; empty if the rounds had not equally many, or
+    very many.
+    """
+
+    wall_ms: Quantity | None = None
+    cpu_ms: Quantity | None = None
+    laps: tuple[tuple[float, float], ...] = ()
+
+
 class CompileNote(Frozen, frozen=True):
     """A graph break: dynamo's reason, the line, and the compilation's id and time in ms."""
 
@@ -144,6 +156,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         torch: torch's version.
         wall_ms: of the timed rounds, like ``cpu_ms`` and ``instructions``.
         reference: the reference kernel, which ran between the rounds.
+        regions: times of the regions that the test has named.
         graph_breaks: their number in the first run, like all facts of compilations, or why
             it is unknown.
         recompiles: the same.
@@ -177,6 +190,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     cpu_ms: Quantity | None = None
     instructions: Quantity | None = None
     reference: ReferenceNote | None = None
+    regions: dict[str, RegionTimes] | None = None
     graph_breaks: int | Reason | None = None
     recompiles: int | Reason | None = None
     compile_work: CompileWork | None = None
@@ -268,6 +282,16 @@ def _reference(noted: object) -> ReferenceNote | None:
     return _by_part(ReferenceNote, noted) if isinstance(noted, dict) else None
 
 
+def _regions(noted: object) -> dict[str, RegionTimes] | None:
+    if not isinstance(noted, dict):
+        return None
+    return {
+        name: _by_part(RegionTimes, times)
+        for name, times in noted.items()
+        if isinstance(name, str) and isinstance(times, dict)
+    }
+
+
 def _compile_work(noted: object) -> CompileWork | None:
     return _by_part(CompileWork, noted) if isinstance(noted, dict) else None
 
@@ -292,6 +316,7 @@ _OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
         ("no_device", "no_memory", "elsewhere", "graph_breaks", "recompiles"), reason_of
     ),
     "reference": _reference,
+    "regions": _regions,
     "graphs": _graphs,
     "compile_work": _compile_work,
 }

@@ -41,6 +41,7 @@ class Metric(NamedTuple):
         largest: whether the value of a region entered repeatedly is its largest lap's, not the sum.
         compared: whether it is compared with a baseline. Not if something outside the test decides
             it: a cache on disk, or what other tests have left in memory.
+        timed_by_region: whether rounds measure it in the named regions of a test, too.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Metric(NamedTuple):
     adds_up: bool = False
     largest: bool = False
     compared: bool = True
+    timed_by_region: bool = False
 
     @property
     def stored(self) -> bool:
@@ -305,9 +307,11 @@ METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
         _row("wall_ms", "ms", "time", "rounds", _of_rounds("wall_ms"),
-             "wall time of the call phase, unprofiled, median over rounds", scopable=False),
+             "wall time of the call phase, unprofiled, median over rounds", scopable=False,
+             timed_by_region=True),
         _row("cpu_ms", "ms", "time", "rounds", _of_rounds("cpu_ms"),
-             "process CPU time of the call phase, unprofiled, median over rounds", scopable=False),
+             "process CPU time of the call phase, unprofiled, median over rounds", scopable=False,
+             timed_by_region=True),
         _row("self_cpu_ms", "ms", "time", "host", _self_cpu_ms,
              "sum of self CPU time of all operators, profiled"),
         _row("self_cuda_ms", "ms", "time", "device", _device_ms("self_ns"),

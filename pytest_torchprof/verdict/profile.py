@@ -16,7 +16,7 @@ from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
-from pytest_torchprof.verdict.regions import RegionValues, view_of
+from pytest_torchprof.verdict.regions import RegionValues, region_time, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
@@ -89,13 +89,26 @@ def _within(source: Events, budget: Budget, *, unseen: bool) -> Value:
     """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
     assert budget.part is not None  # noqa: S101 - by callers
     how, what = budget.part
-    view, metric = source.within(**{how: what}), METRICS[budget.metric]
+    metric = METRICS[budget.metric]
+    if metric.timed_by_region:
+        return _time_within(source, metric, what)
+    view = source.within(**{how: what})
     if unseen:
         return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
     # A limit on something that did not run holds by mistake, unless it is 0: a name may be wrong.
     if not view.selection.any() and budget.limit != 0 and budget.least is None:
         return MissingValue(did_not_run(source, how, what))
     return measure(metric, view)
+
+
+def _time_within(source: Events, metric: Metric, what: str) -> Value:
+    """The time of the named regions of this name or glob, added up."""
+    names = [name for name in named_regions(source) if is_of_name(what, name)]
+    values = [region_time(source, metric, name) for name in names]
+    missing = next((value for value in values if isinstance(value, MissingValue)), None)
+    if not values or missing is not None:
+        return missing or MissingValue(did_not_run(source, "region", what))
+    return sum(values)  # type: ignore[arg-type]
 
 
 def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import Quantity
+    from pytest_torchprof.verdict.metrics import Metric
 
 _NOT_TIMED = because(Why.REGION_NOT_TIMED)
 _OF_TEST = because(Why.ONLY_OF_TEST)
+#: The order of a lap's times in `RegionTimes.laps`.
+_LAP_FIELDS = ("wall_ms", "cpu_ms")
 
 
 def view_of(trace: Events, name: str, lap: int | None = None) -> Events:
@@ -31,6 +35,23 @@ def view_of(trace: Events, name: str, lap: int | None = None) -> Events:
 def _view(trace: Events, name: str, lap: int | None) -> Events:
     region = f"{REGION_MARK}{name}"
     return trace.within(region=region) if lap is None else trace.lap(region, lap)
+
+
+def region_time(trace: Events, metric: Metric, name: str, lap: int | None = None) -> Value:
+    """A metric of the timed rounds in a named region or a lap of it: medians over the rounds."""
+    if not metric.timed_by_region:
+        return MissingValue(_NOT_TIMED)
+    if (times := (trace.facts.regions or {}).get(name)) is None:
+        whole = getattr(trace.facts, metric.name)
+        return MissingValue((whole and whole.reason) or because(Why.ONLY_LIVE))
+    if lap is not None:
+        if lap >= len(times.laps):
+            return MissingValue(because(Why.LAPS_NOT_TIMED, name=name))
+        return times.laps[lap][_LAP_FIELDS.index(metric.name)]
+    noted: Quantity | None = getattr(times, metric.name)
+    if noted is None or noted.median is None:
+        return MissingValue((noted and noted.reason) or because(Why.ONLY_LIVE))
+    return noted.median
 
 
 class RegionValues(Mapping[str, "Value"]):
@@ -66,7 +87,7 @@ class RegionValues(Mapping[str, "Value"]):
         if self._gap is not None:
             return MissingValue(self._gap)
         if "rounds" in metric.needs:
-            return MissingValue(_NOT_TIMED)
+            return region_time(self._checked.trace, metric, self._name, self._lap)
         if metric.depends_on_order:
             return MissingValue(_OF_TEST)
         if name == "findings":

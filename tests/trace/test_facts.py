@@ -23,6 +23,7 @@ from pytest_torchprof.trace.facts import (
     Quantity,
     RecompileNote,
     ReferenceNote,
+    RegionTimes,
     reason_of,
 )
 from pytest_torchprof.trace.read import parse_trace
@@ -44,6 +45,14 @@ FACTS = Facts(
     cpu_ms=Quantity.of(because(Why.NO_ROUNDS)),
     instructions=Quantity.of(NESTED),
     reference=ReferenceNote(wall_ms=0.25, cpu_ms=0.5, n=9, conditions="1", page_faults=0),
+    regions={
+        "decode": RegionTimes(
+            wall_ms=Quantity.of(SAMPLE),
+            cpu_ms=Quantity.of(because(Why.NO_ROUNDS)),
+            laps=((1.0, 0.5), (1.0, 0.25)),
+        ),
+        "": RegionTimes(),
+    },
     graph_breaks=0,
     recompiles=because(Why.COMPILATIONS_LOST, kept=64),
     compile_work=CompileWork(
@@ -167,6 +176,11 @@ def test_earlier_versions_wrote_the_same_without_a_number() -> None:
             {"reference": {"wall_ms": 0.25, "n": "junk"}},
             Facts(reference=ReferenceNote(wall_ms=0.25)),
         ),
+        (
+            {"regions": {"a": {"wall_ms": 2, "cpu_ms": [], "laps": [[1, 2], [3]]}, "b": 3}},
+            Facts(regions={"a": RegionTimes(wall_ms=Quantity(median=2.0))}),
+        ),
+        ({"regions": [3]}, Facts()),
         ({"graphs": {"a": [1, 1, [], []], "b": [-1]}}, Facts(graphs={"a": Graph(1, 1)})),
         ({"graphs": {"a": [2**63, 1, [], []], "b": 3}}, Facts(graphs={})),
         ({"graph_breaks": "lost"}, Facts(graph_breaks=because(Why.SOMEBODY_SAID, text="lost"))),

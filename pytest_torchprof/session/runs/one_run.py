@@ -83,7 +83,9 @@ class Run:
         return self._capture is not None
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """A context that marks a named region; None if it would go unseen."""
+        """A context that marks or times a lap of a named region; None if it would go unseen."""
+        if self._watch is not None:
+            return self._watch.lap(name)
         return self._capture.mark(name) if self._capture is not None else None
 
     def _begin(self) -> None:

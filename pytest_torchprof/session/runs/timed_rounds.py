@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from pytest_torchprof.capture.busy import BusyWatch
@@ -11,10 +12,10 @@ from pytest_torchprof.capture.reference import Lap, conditions, run_reference
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.trace.facts import Facts, Quantity, ReferenceNote
+from pytest_torchprof.trace.facts import Facts, Quantity, ReferenceNote, RegionTimes
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.stopwatch import Round
+    from pytest_torchprof.capture.stopwatch import LapTime, Round
 
 #: A call this long needs no round of its own: the warm-up's time serves.
 LONG_CALL_NS = 10_000_000_000
@@ -29,6 +30,9 @@ _LAPS, _FIRST_LAPS = 3, 5
 _LAPS_HOLD_NS = 10_000_000
 #: Short tests share laps if their times only advise and are not being accepted.
 _SHARED_LAPS_HOLD_NS = 100_000_000
+
+#: More laps of a region are not stored one by one.
+MOST_LAPS = 1_000
 
 NO_ROUNDS = because(Why.NO_ROUNDS)
 
@@ -147,7 +151,15 @@ class Rounds:
             cpu_ms=_quantity([one.cpu_ns / 1e6 for one in self.timed]),
             instructions=_quantity([one.instructions for one in self.timed]),
             reference=self._reference() if self.laps else None,
+            regions=self._regions() or None,
         )
+
+    def _regions(self) -> dict[str, RegionTimes]:
+        rounds: dict[str, list[tuple[LapTime, ...]]] = {}
+        for one in self.timed:
+            for name, laps in one.laps.items():
+                rounds.setdefault(name, []).append(laps)
+        return {name: _region_times(laps) for name, laps in rounds.items()}
 
     def _reference(self) -> ReferenceNote:
         return ReferenceNote(
@@ -157,6 +169,21 @@ class Rounds:
             conditions=self._conditions,
             page_faults=min(one.page_faults for one in self.timed),
         )
+
+
+def _region_times(rounds: Sequence[tuple[LapTime, ...]]) -> RegionTimes:
+    """Times of a region from its laps in each round."""
+    alike = len({len(laps) for laps in rounds}) == 1 and len(rounds[0]) <= MOST_LAPS
+    return RegionTimes(
+        wall_ms=_quantity([sum(lap.wall_ns for lap in laps) / 1e6 for laps in rounds]),
+        cpu_ms=_quantity([sum(lap.cpu_ns for lap in laps) / 1e6 for laps in rounds]),
+        laps=tuple(
+            (median(lap.wall_ns for lap in same) / 1e6, median(lap.cpu_ns for lap in same) / 1e6)
+            for same in zip(*rounds, strict=True)
+        )
+        if alike
+        else (),
+    )
 
 
 def _quantity(values: Sequence[float | Reason]) -> Quantity:

@@ -1,0 +1,182 @@
+"""Times of named regions: of timed runs, in sums and laps, in limits, and never compared."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from support.sessions import accept, read_baseline, run
+
+HEAD = """
+    import os
+    import time
+    from pathlib import Path
+
+    import pytest
+    import torch
+
+    X = torch.ones(4)
+
+    def nap(ms):
+        X + X
+        time.sleep(ms / 1000)
+"""
+BODY = """
+        with torchprof("encode"):
+            nap(4)
+        for step in range(3):
+            with torchprof("decode"):
+                nap(20 if step == 2 else 2)
+"""
+
+
+def region(pytester: pytest.Pytester, *args: str, body: str = BODY) -> dict[str, Any]:
+    """The region ``decode`` in the report of a test with this body."""
+    pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(torchprof):{body}")
+    ran = run(pytester, "--torchprof", *args)
+    assert {"passed": 1} == ran.outcomes
+    (test,) = ran.report["tests"]
+    found: dict[str, Any] = test["regions"]["decode"]["metrics"]
+    return found
+
+
+def test_the_time_of_a_region_is_the_sum_of_its_laps_without_the_profiler(
+    pytester: pytest.Pytester,
+) -> None:
+    metrics = region(pytester, "--torchprof-rounds=3")
+    # Asleep, it has next to no CPU time: a bound that no busy machine can break.
+    assert metrics["wall_ms"]["value"] >= 24
+    assert metrics["cpu_ms"]["value"] < metrics["wall_ms"]["value"]
+    assert "measured for whole tests only" == metrics["instructions"]["reason"]
+
+
+def test_each_lap_has_its_own_time_and_relations_compare_it(pytester: pytest.Pytester) -> None:
+    region(
+        pytester,
+        body=f"""{BODY}
+        first, second, third = torchprof["decode"].laps
+        assert 2 <= first.wall_ms
+        assert 20 <= third.wall_ms < torchprof["decode"].wall_ms
+        assert torchprof["encode"].wall_ms + torchprof["decode"].wall_ms >= 28
+""",
+    )
+
+
+def test_a_relation_of_times_that_does_not_hold_fails_with_both(pytester: pytest.Pytester) -> None:
+    more = "assert torchprof['decode'].laps[2].wall_ms < 2 * torchprof['encode'].wall_ms"
+    pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(torchprof):{BODY}        {more}")
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert re.search(
+        r"2[\d.]+ ms \(decode\[2\]\.wall_ms\) < [\d.]+ ms \(2 \* encode\.wall_ms\)", ran.out
+    )
+
+
+def test_the_times_of_nested_regions_include_each_other(pytester: pytest.Pytester) -> None:
+    region(
+        pytester,
+        body="""
+        with torchprof("whole"):
+            nap(2)
+            with torchprof("decode"):
+                nap(5)
+        assert 5 <= torchprof["decode"].wall_ms <= torchprof["whole"].wall_ms - 2
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "outcome", "said"),
+    [
+        ("max_wall_ms(10_000, region='decode')", "passed", ""),
+        ("max_wall_ms(20, region='decode')", "failed", "wall_ms[region=decode]"),
+        ("max_wall_ms(25, region='*code')", "failed", "wall_ms[region=*code]"),
+        ("min_wall_ms(20, region='decode')", "passed", ""),
+        ("max_wall_ms(10_000, region='decoed')", "passed", "similar names that did: decode"),
+    ],
+)
+def test_a_limit_on_the_time_of_a_region(
+    pytester: pytest.Pytester, marker: str, outcome: str, said: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"{HEAD}\n    @pytest.mark.{marker}\n    def test_it(torchprof):{BODY}"
+    )
+    ran = run(pytester, "--torchprof")
+    assert said in ran.out
+    assert {outcome: 1} == ran.outcomes
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("max_instructions(5, region='decode')", "no argument 'region'. Known are: on."),
+        ("max_wall_ms(5, op='aten::add')", "no argument 'op'. Known are: region, on."),
+    ],
+)
+def test_no_other_time_has_limits_in_parts(
+    pytester: pytest.Pytester, marker: str, said: str
+) -> None:
+    pytester.makepyfile(test_it=f"import pytest\n\n@pytest.mark.{marker}\ndef test_it(): pass")
+    ran = run(pytester, "--torchprof")
+    assert (4, True) == (ran.ret, said in ran.result.stderr.str())
+
+
+def test_baselines_do_not_have_it(pytester: pytest.Pytester) -> None:
+    slower = BODY.replace("nap(4)", "nap(400 if 'SLOW' in os.environ else 4)")
+    region(pytester, body=slower)
+    accept(pytester)
+    (entry,) = read_baseline(pytester)["tests"]["test_it"].values()
+    assert "times" in entry
+    assert {"laps", "metrics", "operators"} == entry["regions"]["encode"].keys()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLOW", "1")
+        ran = run(pytester, "--torchprof")
+    (test,) = ran.report["tests"]
+    assert ("ok", "ok") == (
+        test["status"],
+        test["regions"]["encode"]["metrics"]["wall_ms"]["status"],
+    )
+
+
+def test_without_rounds_it_is_not_measured(pytester: pytest.Pytester) -> None:
+    metrics = region(pytester, "--torchprof-rounds=0")
+    assert metrics["wall_ms"]["value"] is None
+    assert "timed" in metrics["wall_ms"]["reason"]
+
+
+def test_laps_are_timed_one_by_one_only_if_all_runs_have_equally_many(
+    pytester: pytest.Pytester,
+) -> None:
+    metrics = region(
+        pytester,
+        "--torchprof-rounds=2",
+        body="""
+        from support.sessions import note
+        note("calls")
+        for _ in range(len(Path("calls").read_text().splitlines())):
+            with torchprof("decode"):
+                nap(1)
+        print("lap", torchprof["decode"].laps[0].wall_ms if torchprof["decode"].laps else "")
+""",
+    )
+    assert metrics["wall_ms"]["value"] >= 2
+
+
+def test_a_region_that_raised_in_an_earlier_run_alone_is_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    metrics = region(
+        pytester,
+        body="""
+        from support.sessions import calls, note
+        note("calls")
+        from contextlib import suppress
+        with suppress(ValueError), torchprof("decode"):
+            nap(1)
+            if len(Path("calls").read_text().splitlines()) == 1:
+                raise ValueError
+""",
+    )
+    assert 1 == metrics["ops"]["value"]
+    assert metrics["wall_ms"]["value"] >= 1

@@ -1,6 +1,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,18 @@ settings.load_profile("any machine")
 def pytest_xdist_auto_num_workers() -> int:
     """One more than processors, since many tests wait for what they have started."""
     return min((os.cpu_count() or 1) + 1, 4)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``one_in(n)``, every n-th case is run at once, the others are thorough."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        for mark in item.iter_markers("one_in"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker("thorough")
+            seen[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -140,6 +140,7 @@ def pids(controller: subprocess.Popen[str]) -> list[int]:
     return [int(word) for word in controller.stdout.readline().split()]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_killed_controller_leaves_nothing(
     start: Start, repo: Path, scratch: Path, number: str
@@ -153,6 +154,7 @@ def test_a_killed_controller_leaves_nothing(
     until(lambda: nothing_left(repo, scratch, *groups))
 
 
+@pytest.mark.thorough
 def test_a_worker_that_does_not_want_to_end_is_killed_with_its_children(
     start: Start, repo: Path, scratch: Path
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_controller_killed_in_the_middle_of_a_checkout_leaves_nothing(
     assert nothing_left(repo, scratch)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("delay_ms", [0, 5, 10, 20, 30, 40, 60, 80, 120])
 def test_a_controller_killed_at_any_moment_leaves_nothing(
     start: Start, repo: Path, scratch: Path, delay_ms: int

@@ -294,6 +294,7 @@ def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path:
     project.assert_clean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "status"),
     [
@@ -328,6 +329,7 @@ def test_an_ended_run_leaves_no_files(
     assert interrupted["environment"]["interrupted"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -283,6 +283,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_kind_of_test_is_measured(rows: dict[str, PairedRow], name: str) -> None:
     row = rows[name]
@@ -389,6 +390,7 @@ def test_nothing_is_written_beside_the_tests(rows: dict[str, PairedRow], folder:
         assert not names & {".pytest_cache", "junit.xml", "__torchprof__"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -416,6 +418,7 @@ def test_arguments_that_make_no_sense_are_one_clear_line(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side).mkdir()

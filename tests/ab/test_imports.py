@@ -189,6 +189,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_side_imports_its_own_code(world: World, layout: Callable[[World], None]) -> None:
     layout(world)
@@ -248,6 +249,7 @@ def test_tests_and_tools_of_a_tree_do_not_move_it_forward(world: World) -> None:
     assert {} == result["origins"]["installed"]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("project", ["foo-project", "elsewhere"])
 @pytest.mark.parametrize(
     ("file", "text"),

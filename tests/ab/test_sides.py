@@ -216,6 +216,7 @@ def shallow(repo: Path) -> Path:
     return repo.parent / "shallow"
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("place", "ref", "shown"),
     [
@@ -452,6 +453,7 @@ def test_an_interpreter_that_lacks_something_is_reported_with_the_remedy(
 # Arguments
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("args", "in_a", "in_b"),
     [

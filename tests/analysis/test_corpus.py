@@ -97,6 +97,7 @@ def loaded(path: Path) -> tuple[Events, Plain]:
     return read_trace(path), plain
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     trace, plain = loaded(path)
@@ -137,6 +138,7 @@ def finer_than_ns(plain: Plain) -> bool:
     return isinstance(exponent, int) and exponent < -3
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_half_a_file_is_half_a_trace(path: Path, tmp_path: Path) -> None:
     whole = loaded(path)[0]

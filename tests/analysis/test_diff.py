@@ -294,6 +294,7 @@ def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
     return Counter(e["name"] for e in chosen), times
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize(("one", "other"), [*itertools.pairwise(STORED)], ids=lambda p: p.name[:9])
 def test_real_traces_differ_as_counted_over_the_raw_json(one: Path, other: Path) -> None:

@@ -493,6 +493,7 @@ def programs(draw: st.DrawFn) -> TraceBuilder:
     return b
 
 
+@pytest.mark.thorough
 @given(programs())
 @settings(max_examples=150)
 def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:

@@ -202,6 +202,7 @@ def test_of_a_live_capture_counts_the_region() -> None:
 STORED = sorted(CORPUS.glob("*.json.gz"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_a_real_trace_peaks_as_torch_says(path: Path) -> None:

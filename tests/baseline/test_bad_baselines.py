@@ -102,6 +102,7 @@ def put(pytester: pytest.Pytester, text: str | bytes) -> Path:
     return path
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", BAD)
 def test_a_damaged_or_foreign_file_fails_its_tests_with_what_where_and_what_to_do(
     pytester: pytest.Pytester, case: str
@@ -118,6 +119,7 @@ def test_a_damaged_or_foreign_file_fails_its_tests_with_what_where_and_what_to_d
     assert text == path.read_text("utf-8")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", sorted(BAD.keys() - {"conflict"}))
 def test_accept_does_not_overwrite_what_it_cannot_read(
     pytester: pytest.Pytester, case: str

@@ -120,6 +120,7 @@ def test_what_is_rendered_reads_back_equal(data: dict[str, Any]) -> None:
     assert data == json.loads(render(data))
 
 
+@pytest.mark.thorough
 @given(files)
 def test_the_text_does_not_depend_on_the_order_of_keys(data: dict[str, Any]) -> None:
     def backwards(value: Any) -> Any:

@@ -71,6 +71,7 @@ def _fresh_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         torch.compiler.reset()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_fresh_caches")
 def test_hits_and_misses_are_those_of_torchs_two_caches() -> None:
     from torch._dynamo.utils import counters

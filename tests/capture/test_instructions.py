@@ -96,6 +96,7 @@ def test_rounds_without_a_count_are_left_out(
     assert (1000, 1) == (found["value"], found["n"])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("now", "status"),
     [(1000, "ok"), (1010, "ok"), (990, "ok"), (1011, "regressed"), (989, "improved")],

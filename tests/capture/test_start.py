@@ -30,6 +30,7 @@ LOADED = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "first"),
     [

@@ -22,6 +22,7 @@ LOOP = """
 """
 
 
+@pytest.mark.thorough
 def test_a_test_of_too_many_events_passes_and_is_not_profiled(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

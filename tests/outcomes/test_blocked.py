@@ -119,12 +119,14 @@ def test_a_test_that_looks_at_alarms_sees_none_of_the_plugins(pytester: pytest.P
     assert {"new"} == set(seen.statuses.values()), seen.statuses
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("short")
 def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Pytester) -> None:
     seen = same(pytester, ALARMED)
     has_blocked(seen, "test_uses_its_own_alarm", "timed run")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("short")
 def test_without_timers_of_its_own_it_uses_the_alarm_signal(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +137,7 @@ def test_without_timers_of_its_own_it_uses_the_alarm_signal(
     assert "new" == seen.statuses["test_afterwards"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["signal", "thread"])
 def test_the_time_limit_of_a_test_is_that_of_its_further_runs(
     pytester: pytest.Pytester, method: str
@@ -170,6 +173,7 @@ def test_every_kind_of_run_has_a_name() -> None:
     assert {*get_args(RunKind), ""} == set(deadline._RUN_NAMES)
 
 
+@pytest.mark.thorough
 def test_a_run_that_ends_the_process_leaves_its_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""

@@ -16,6 +16,7 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(4)
 @BOTH
 @pytest.mark.parametrize(
     "ending",
@@ -48,6 +49,7 @@ def test_a_test_that_ends_the_session(
     assert "test_never" not in seen.statuses
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("late", "which"), [(False, "timed run"), (True, "teardown of an extra run")]
 )
@@ -117,6 +119,7 @@ def test_a_time_limit_is_for_one_run(
     assert {"TestIt::test_takes_its_time": "new", "test_after": "new"} == seen.statuses
 
 
+@pytest.mark.thorough
 def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
     source = """
         import time

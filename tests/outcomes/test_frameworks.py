@@ -11,6 +11,7 @@ from pytest_torchprof.capture.torch_sessions import sees_threads
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("args", [(), ONLY_RUN, ("--pdb", "--pdbcls=test_it:Nobody")])
 def test_unittest(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     source = """
@@ -97,6 +98,7 @@ def test_unittest(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
         assert twice.startswith("cannot be run twice: AssertionError: 1 != 2")
 
 
+@pytest.mark.thorough
 @needs_subtests
 def test_subtests(pytester: pytest.Pytester) -> None:
     source = """
@@ -250,6 +252,7 @@ ASYNC = """
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("plugin", "mark"), [("asyncio", "asyncio"), ("anyio", "anyio")])
 def test_coroutines(pytester: pytest.Pytester, plugin: str, mark: str) -> None:
     conftest = """

@@ -59,6 +59,7 @@ LOUD = """
 """
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "args",
     [
@@ -558,6 +559,7 @@ def test_a_protocol_of_a_conftest_that_runs_each_test_in_a_child(pytester: pytes
     assert {"test_passes": "new", "test_fails": "failed"} == seen.statuses
 
 
+@pytest.mark.thorough
 def test_the_order_of_tests_is_not_ours(pytester: pytest.Pytester) -> None:
     conftest = """
         def pytest_collection_modifyitems(items): items.sort(key=lambda item: hash(item.name) % 7)

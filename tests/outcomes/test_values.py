@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 from support.outcomes import same
-
-if TYPE_CHECKING:
-    import pytest
 
 REPLACING = """
 import os
@@ -58,6 +54,7 @@ def test_afterwards(): work()
 """
 
 
+@pytest.mark.thorough
 def test_values_that_a_test_replaces_are_not_ours(pytester: pytest.Pytester) -> None:
     seen = same(pytester, REPLACING)
     assert len(seen.records) == 13

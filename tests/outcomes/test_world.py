@@ -192,6 +192,7 @@ def test_tests_of_traces_and_hooks_of_python(
     assert {"new"} == set(statuses.values())
 
 
+@pytest.mark.thorough
 @BOTH
 def test_the_garbage_collector(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     source = """

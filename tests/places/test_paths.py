@@ -44,6 +44,7 @@ def test_without_a_common_path_it_is_the_root_of_most() -> None:
     assert -1 == clear_of(-1, {}, [], chain)
 
 
+@pytest.mark.thorough
 @given(TREES, st.data())
 def test_the_place_encloses_no_other_unless_all_lines_of_most_do(
     parents: tuple[int, ...], data: st.DataObject

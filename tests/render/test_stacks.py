@@ -145,6 +145,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.integers(1, 3), TREES), max_size=5))
 def test_random_trees_fold_as_a_walk_counts(
     trees: list[tuple[int, tuple[str, list[object]]]],

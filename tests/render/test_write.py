@@ -60,6 +60,7 @@ STYLES = [(), "compact", "bare_list", "schema_2021", "string_numbers", "string_i
 STYLES += ["ts_ns", "stray", "ts_int"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_events_stay_as_they_are_and_kernels_get_more_arguments(
@@ -197,6 +198,7 @@ def test_counters_are_the_sum_over_what_runs(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- files
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("style", [(), "compact", "bare_list"], ids=str)
 @pytest.mark.parametrize("share", [0.98, 0.8, 0.6, 0.5])
 def test_a_truncated_trace_is_closed_after_its_last_whole_event(
@@ -278,6 +280,7 @@ def test_a_target_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 STORED = sorted(CORPUS.glob("*.json.gz"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_real_traces_keep_all_they_hold(path: Path, tmp_path: Path) -> None:

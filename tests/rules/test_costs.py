@@ -114,6 +114,7 @@ def test_a_step_does_not_cost_what_its_closure_computes(closure: bool) -> None:
 TIMES = st.lists(st.integers(0, 200), min_size=2, max_size=12)
 
 
+@pytest.mark.thorough
 @given(TIMES, TIMES)
 def test_waits_never_cost_more_than_the_device_was_idle(device: list[int], host: list[int]) -> None:
     b = TraceBuilder(A100, (8, 0))
@@ -172,6 +173,7 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
     assert len({one.cost_ms for one in found}) == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("theme", ["waiting", "products", "copies", "outsider_moves"])
 def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
     built = [b for case in corpus.themes()[theme] if isinstance(b := case.make(), TraceBuilder)]
@@ -183,6 +185,7 @@ def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
         assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
 def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
     trace = read_trace(path)

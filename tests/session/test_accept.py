@@ -212,6 +212,7 @@ def test_parameters_are_a_part_of_the_name(pytester: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- pruning
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("args", "pruned"),
     [
@@ -753,6 +754,7 @@ OTHER = """
 """
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("where", ["", 'getgroup("other").', 'getgroup("torchprof").'])
 @pytest.mark.parametrize("how", ["conftest", "-p", "PYTEST_PLUGINS", "pytest_plugins"])
 def test_another_plugins_accept_is_shared(

@@ -48,6 +48,7 @@ def profiled(pytester: pytest.Pytester, *markers: str) -> Ran:
     return run(pytester, "--torchprof")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "value"), EXACT.items())
 def test_a_limit_is_inclusive(pytester: pytest.Pytester, name: str, value: int) -> None:
     assert {"passed": 1} == profiled(pytester, f"max_{name}({value})").outcomes
@@ -98,6 +99,7 @@ def test_an_unmeasured_metric_is_neither_within_nor_over_its_limit(name: str) ->
     assert [shown] == list(map(sentence, strict))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_has_a_marker_with_help(pytester: pytest.Pytester, name: str) -> None:
     pytester.makepyfile(test_it=PAYLOAD.format(marker=f"@pytest.mark.max_{name}(10**15)"))
@@ -114,12 +116,16 @@ def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> N
     scopes = "op=None, module=None, region=None, on=None"
     assert f"@pytest.mark.max_flops(limit, {scopes}): fail above this; floating" in out
     assert "@pytest.mark.min_kernels(limit, op=None, kernel=None, module=None, region" in out
-    assert "@pytest.mark.max_wall_ms(limit, on=None): fail above this; wall time" in out
+    assert (
+        "@pytest.mark.max_wall_ms(limit, region=None, on=None): fail above this; wall time" in out
+    )
+    assert "@pytest.mark.max_instructions(limit, on=None): fail above this; user" in out
     assert "@pytest.mark.torchprof(warmup=N, rounds=N, min_time=S, enabled=True)" in out
     assert "@pytest.mark.no_antipatterns(*rules)" in out
     assert "@pytest.mark.allow_antipatterns(*rules, reason)" in out
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("marker", "limit", "passes"),
     [
@@ -179,6 +185,7 @@ def test_accept_does_not_excuse_a_budget(pytester: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- scopes
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "label", "value", "passes"),
     [
@@ -323,6 +330,7 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
 # -------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("marker", "shown"),
     [

@@ -73,6 +73,7 @@ def test_equal_callables_pass_and_the_result_says_so(pytester: pytest.Pytester) 
     assert 1 == calls(pytester, "compared")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("claim", "outcome"),
     [
@@ -110,6 +111,7 @@ def test_a_limit_within_the_interval_does_not_fail(pytester: pytest.Pytester) ->
     assert {"passed": 1} == ran(pytester, body).outcomes
 
 
+@pytest.mark.thorough
 def test_too_few_pairs_prove_nothing(pytester: pytest.Pytester) -> None:
     body = """
     def test_it(torchprof):
@@ -167,6 +169,7 @@ def test_it_is_measured_in_one_unprofiled_run_and_called_once_in_each_other(
     assert session.metric("wall_ms", "test_it")["value"] < 100
 
 
+@pytest.mark.thorough
 def test_a_block_or_a_callable_of_the_test_is_measured_as_ever(pytester: pytest.Pytester) -> None:
     body = """
     def test_block(torchprof):
@@ -191,6 +194,7 @@ def test_a_block_or_a_callable_of_the_test_is_measured_as_ever(pytester: pytest.
     assert 1 == session.out.count("aten::add")
 
 
+@pytest.mark.thorough
 def test_several_comparisons_share_the_run(pytester: pytest.Pytester) -> None:
     body = """
     def test_it(torchprof):
@@ -203,6 +207,7 @@ def test_several_comparisons_share_the_run(pytester: pytest.Pytester) -> None:
     assert 1 == calls(pytester, "compared")
 
 
+@pytest.mark.thorough
 def test_where_the_profiled_run_is_the_only_one_it_is_not_checked(
     pytester: pytest.Pytester,
 ) -> None:
@@ -219,6 +224,7 @@ def test_where_the_profiled_run_is_the_only_one_it_is_not_checked(
     assert "strict: the test compares numbers that were not measured: torchprof.ab" in strict.out
 
 
+@pytest.mark.thorough
 def test_strict_mode_is_content_with_a_comparison_that_was_made(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}
@@ -329,6 +335,7 @@ def test_what_a_test_replaces_does_not_disturb_the_measurement(pytester: pytest.
 # -------------------------------------------------------------------- bad input
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize(
     ("call", "message"),
@@ -406,6 +413,7 @@ def test_what_a_callable_raises_is_the_tests_own_error(
     assert {"test_it.py"} == files
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("call", [1, 4])
 def test_a_callable_that_does_not_return_is_ended_and_named(

@@ -192,6 +192,7 @@ UNCOMPILED = """
 """
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body",
     [
@@ -217,6 +218,7 @@ def test_of_what_ran_uncompiled_no_graph_break_is_known(
         assert f"budget max_{name} not checked: " in ran.out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body",
     [
@@ -269,6 +271,7 @@ GRAPHS = """
 """
 
 
+@pytest.mark.thorough
 def test_graphs_are_those_that_a_backend_gets_in_the_first_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=GRAPHS)
     ran = run(pytester, "--torchprof")
@@ -305,6 +308,7 @@ EARLIER = """
 """
 
 
+@pytest.mark.thorough
 def test_graphs_of_code_that_was_compiled_earlier_are_not_taken_for_none(
     pytester: pytest.Pytester,
 ) -> None:
@@ -397,6 +401,7 @@ def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
     assert one in {5, 6}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "rounds",
     [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)],
@@ -427,6 +432,7 @@ def test_a_callable_is_counted_over_its_own_calls(pytester: pytest.Pytester) -> 
     assert [0, 0] == values
 
 
+@pytest.mark.thorough
 def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
     pytester: pytest.Pytester,
 ) -> None:
@@ -443,6 +449,7 @@ def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
         assert {"passed": len(names)} == alone.outcomes
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("chosen", ["test_other", "test_one or test_other"])
 @pytest.mark.parametrize("accepted", ["test_other", "test_one or test_other"])
 def test_strict_does_not_require_counts_that_depend_on_earlier_tests(
@@ -457,6 +464,7 @@ def test_strict_does_not_require_counts_that_depend_on_earlier_tests(
     assert not re.search("strict: .*graph_breaks", ran.out)
 
 
+@pytest.mark.thorough
 def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
     pytester: pytest.Pytester,
 ) -> None:
@@ -497,6 +505,7 @@ def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
     assert ({"test_anew": "new"}, runs) == (ran.statuses, calls(pytester))
 
 
+@pytest.mark.thorough
 def test_the_numbers_of_compiled_frames_are_not_operators(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SHARED)
     accept(pytester)
@@ -532,6 +541,7 @@ FIXTURE = """
 """
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "argument", "statuses"),
     [
@@ -551,6 +561,7 @@ def test_a_budget_holds_for_code_that_was_compiled_before_the_test(
     assert (value, status) == (found["value"], found["status"])
 
 
+@pytest.mark.thorough
 def test_without_a_budget_such_code_is_compared_with_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=FIXTURE.format(marker="", argument="X.double()"))
     ran = accept(pytester)
@@ -593,6 +604,7 @@ def test_branches_on_values_and_frames_left_to_python_are_graph_breaks(
     assert (breaks, status) == (found["value"], found["status"])
 
 
+@pytest.mark.thorough
 def test_a_reset_within_the_test_loses_no_graph_break(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""

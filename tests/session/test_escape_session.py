@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
+import pytest
 from support.hostile import EVERY, HOSTILE, assert_json, assert_terminal, in_utf8
 from support.sessions import NO_OTHER_PLUGINS
-
-if TYPE_CHECKING:
-    import pytest
 
 _RAW_IDS = "disable_test_id_escaping_and_forfeit_all_rights_to_community_support"
 
 
+@pytest.mark.thorough
 def test_a_session_says_and_writes_nothing_raw(pytester: pytest.Pytester) -> None:
     """Ids, reasons, operators of a baseline, its machine: none of it as it is."""
     texts = list(map(in_utf8, [*HOSTILE, EVERY]))

@@ -47,6 +47,7 @@ GOOD = {"width": 16, "extra": "", "hold": "pass", "zero": "optimizer.zero_grad()
 NET = {"test_forward", "test_step"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("change", "red", "shown"),
     [
@@ -298,6 +299,7 @@ def test_junit_sees_it(regressed: pytest.Pytester) -> None:
     assert "regressed against the baseline" in (failure.text or "")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "outcome"),
     [
@@ -325,6 +327,7 @@ def test_xfail_expects_it(pytester: pytest.Pytester, marker: str, outcome: str) 
     )  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
 @pytest.mark.parametrize("limit", ["", "@pytest.mark.max_ops(0)"])
 def test_a_strict_xfail_that_passes_functionally_fails_and_is_not_compared(
@@ -419,6 +422,7 @@ def test_a_test_that_depends_on_the_thread_count_learns_which_run_fails(
     assert {"test_threads": "new"} == kept.statuses
 
 
+@pytest.mark.thorough
 def test_a_test_that_cannot_run_twice_keeps_its_outcome(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""

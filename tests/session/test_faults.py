@@ -35,6 +35,7 @@ def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place
     return ran
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "place",
     [
@@ -57,6 +58,7 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
     assert line.endswith(" (in 2 tests: test_it.py::test_one, …)")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "place",
     [
@@ -93,6 +95,7 @@ def test_an_interrupt_before_a_run_begins_leaves_nothing_in_torch(
     assert vars(room)["_prepare_profiler"] is before
 
 
+@pytest.mark.thorough
 def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TESTS)
     pytester.makeconftest(

@@ -176,6 +176,7 @@ def test_accepted_findings_stay_quiet(pytester: pytest.Pytester) -> None:
     assert "in 3 runs" in ran.out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("now", "status", "baseline"),
     [
@@ -265,6 +266,7 @@ def test_an_improvement_fails_only_under_strict(pytester: pytest.Pytester) -> No
 # -------------------------------------------------------------------- markers
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "counts", "failed"),
     [

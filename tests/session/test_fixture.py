@@ -94,6 +94,7 @@ def test_a_false_comparison_of_stats_fails_the_test(pytester: pytest.Pytester) -
     assert "assert 1 <= 0" in ran.out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
 def test_in_every_run_but_the_profiled_one_all_comparisons_hold(
     pytester: pytest.Pytester, args: tuple[str, ...]
@@ -239,6 +240,7 @@ def test_a_second_region_is_refused_with_a_message(
     assert f"not profiled: {expected} (test_it.py::test_it)" in ran.out
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "body",
     [
@@ -260,6 +262,7 @@ def test_a_question_within_the_region_is_an_error(
     assert {"passed": 1} == run(pytester).outcomes
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("setup", "profiled"),
     [
@@ -330,6 +333,7 @@ def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pyteste
 # -------------------------------------------------------------------- a callable
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "args", "expected"),
     [
@@ -385,6 +389,7 @@ def test_a_callables_stats_and_table_are_there_after_it(pytester: pytest.Pyteste
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("argument", ["rounds=-1", "warmup=-1", "rounds=1.5", "warmup='2'"])
 def test_an_invalid_count_is_an_error(pytester: pytest.Pytester, argument: str) -> None:
     pytester.makepyfile(
@@ -485,6 +490,7 @@ PRINTING = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "capture",
     [
@@ -656,6 +662,7 @@ def test_it(torchprof):
 """
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("block", "expected", "message"),
     [
@@ -722,6 +729,7 @@ def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest
     assert "torchprof: the inline expectation does not match" in ran.out
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
 @pytest.mark.parametrize("region", ["with torchprof: X + X", "torchprof(lambda: X + X)"])
 @pytest.mark.parametrize(

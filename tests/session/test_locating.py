@@ -279,6 +279,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finding_is_at_the_users_line(pytester: pytest.Pytester, kind: str) -> None:
     body = "import pytest\nimport torch\n\nX = torch.ones(4)\n\n" + textwrap.dedent(KINDS[kind])
@@ -410,6 +411,7 @@ NET = """
 """
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("body", "module", "modules"),
     [
@@ -503,6 +505,7 @@ def test_a_callable_is_called_once_more_within_the_same_run(pytester: pytest.Pyt
     assert {"test_it.py:7"} == set(places(ran))
 
 
+@pytest.mark.thorough
 def test_where_the_profiled_run_is_the_only_one_the_message_says_so(
     pytester: pytest.Pytester,
 ) -> None:

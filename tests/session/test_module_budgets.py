@@ -112,6 +112,7 @@ def test_a_module_runs_while_it_is_called_or_its_forward_is(pytester: pytest.Pyt
     } == found
 
 
+@pytest.mark.thorough
 def test_a_million_python_calls_take_no_memory(pytester: pytest.Pytester) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = values(
@@ -304,6 +305,7 @@ PARTS = """
 """
 
 
+@pytest.mark.thorough
 def test_parts_of_scripted_and_compiled_modules_are_unknown_and_what_ran_elsewhere_a_bound(
     pytester: pytest.Pytester,
 ) -> None:

@@ -70,6 +70,7 @@ def test_beside_a_backward_pass_the_fix_is_what_training_can_use(
     assert beside["fix"].startswith("wrap it in torch.no_grad()")
 
 
+@pytest.mark.thorough
 def test_what_is_accepted_is_what_is_compared(pytester: pytest.Pytester) -> None:
     assert accept(pytester).tests["test_one_call"]["metrics"]["findings"]["value"] == 0
     assert run(pytester, "--torchprof").ret == 0

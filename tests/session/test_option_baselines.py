@@ -26,6 +26,7 @@ def tree(pytester: pytest.Pytester) -> None:
     (folder / "test_below.py").write_text("def test_nothing(): pass\n", "utf-8")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "expected"),
     [
@@ -93,6 +94,7 @@ def test_a_test_file_as_the_folder_is_a_usage_error(
     assert error.endswith(told)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ["command line", "ini"])
 @pytest.mark.parametrize("name", ["perf", "perf/deep", "gone"])
 def test_a_file_beside_tests_in_a_deeper_folder_is_a_usage_error(
@@ -106,6 +108,7 @@ def test_a_file_beside_tests_in_a_deeper_folder_is_a_usage_error(
     assert "exists and is a file" in error
 
 
+@pytest.mark.thorough
 def test_a_file_beside_tests_is_an_error_of_each_test_in_workers(
     pytester: pytest.Pytester,
 ) -> None:

@@ -32,6 +32,7 @@ def first_cells(out: str) -> list[str]:
     return [row[0].removeprefix("test_it.py::") for row in table(out)[1:]]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("ini", "args", "expected"),
     [
@@ -68,6 +69,7 @@ def test_a_row_shows_status_and_values_with_units(pytester: pytest.Pytester) -> 
     assert "test_it.py::test_many new 0 FLOP 20 –" == " ".join(table(ran.out)[1])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "expected"),
     [
@@ -97,6 +99,7 @@ def test_what_needs_attention_comes_first(pytester: pytest.Pytester) -> None:
     assert "3 tests profiled in 10 runs: 1 regressed, 2 ok" in out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("ini", "args", "rows", "left"),
     [

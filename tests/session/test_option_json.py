@@ -131,6 +131,7 @@ def test_a_test_that_never_is_profiled_has_no_metrics(pytester: pytest.Pytester)
     assert ({}, [], None) == (test["metrics"], test["findings"], test["trace"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "pytest.exit('enough')"])
 def test_an_interrupted_session_leaves_a_report(pytester: pytest.Pytester, end: str) -> None:
     pytester.makepyfile(
@@ -234,6 +235,7 @@ def test_a_users_file_beside_the_report_is_not_touched(pytester: pytest.Pytester
     assert ("mine", True) == ((pytester.path / "mine").read_text("utf-8"), beside.is_symlink())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -256,6 +258,7 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
     assert line.endswith(f" cannot be written: {why}; name another with --torchprof-json")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "text", ["def test_a(): pass\n", '{"schema": "torchprof-baseline/1", "tests": {}}', "[]", "{}"]
 )

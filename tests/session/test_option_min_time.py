@@ -57,6 +57,7 @@ def count(pytester: pytest.Pytester, marker: str, ini: str, *args: str) -> int:
     return int(wall["n"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "ini", "args", "expected"),
     [
@@ -121,6 +122,7 @@ def test_the_command_that_accepts_repeats_it(pytester: pytest.Pytester) -> None:
     assert "pytest --accept --torchprof-min-time=0.01 test_it.py::test_add" in out
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("text", ["-1", "many", "", "nan", "inf"])
 @pytest.mark.parametrize("where", ["command line", "ini", "marker"])
 def test_it_is_a_number_of_seconds(pytester: pytest.Pytester, where: str, text: str) -> None:

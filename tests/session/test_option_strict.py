@@ -8,6 +8,7 @@ from support.sessions import ADD, accept, doctor, doctor_times, run
 STRICT = ("--torchprof", "--torchprof-strict")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("ini", "args", "passes"),
     [

@@ -28,6 +28,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy, "PROBES", {})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "factor", "outcome", "status"),
     [
@@ -120,6 +121,7 @@ def test_times_of_another_machine_only_advise(pytester: pytest.Pytester, mode: s
     assert bool(reason) is (f"time: {reason} (test_it.py::test_add)" in ran.out)
 
 
+@pytest.mark.thorough
 def test_a_baseline_without_multiples_only_advises_until_accepted_again(
     pytester: pytest.Pytester,
 ) -> None:
@@ -169,6 +171,7 @@ def test_the_conditions_are_those_of_the_rounds_not_of_the_profiled_run(
     assert "times are of reference 1, 3 torch threads, not reference 1, 1 torch th" in ran.out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("args", "expected"),
     [((GATE,), 1), ((GATE, "--torchprof-threads=2"), 2), ((GATE, "--torchprof-threads=keep"), 3),
@@ -232,6 +235,7 @@ def test_on_a_busy_machine_times_are_advisory_and_not_accepted(
     assert "machine was busy" not in run(pytester, "--torchprof", *FEW).out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "args", "rounds"),
     [

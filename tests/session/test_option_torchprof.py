@@ -33,6 +33,7 @@ MARKED = """
 """
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("ini", "args", "profiled"),
     [
@@ -129,6 +130,7 @@ def test_off_an_option_that_asks_for_something_is_a_usage_error(
     assert expected == run(pytester, *option.split(" ")).usage_error()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", ASKING)
 def test_an_option_that_asks_for_something_may_wait_in_addopts_or_be_switched_off(
     pytester: pytest.Pytester, option: str
@@ -167,6 +169,7 @@ def test_without_the_plugin_its_options_do_not_exist(pytester: pytest.Pytester) 
     assert {"passed": 1} == pytester.runpytest_inprocess(*without).parseoutcomes()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "expected"),
     [

@@ -42,6 +42,7 @@ OVER = ["test_it.py.test_compares.pt.trace.json.gz", "test_it.py.test_over.pt.tr
 OK = ["test_it.py.test_ok.pt.trace.json.gz"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("args", "expected"),
     [

@@ -23,6 +23,7 @@ def count(pytester: pytest.Pytester, marker: str, ini: str, *args: str) -> int:
     return calls(pytester)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -39,6 +40,7 @@ def test_a_test_runs_so_often_and_once_under_the_profiler(
     assert expected == count(pytester, "", "", *args)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("marker", "ini", "args", "expected"),
     [

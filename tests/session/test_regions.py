@@ -38,6 +38,7 @@ def checked(pytester: pytest.Pytester, check: str) -> None:
     pytester.makepyfile(test_it=TEST.replace("CHECK", check))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "check",
     [
@@ -61,6 +62,7 @@ def test_numbers_of_regions(
     assert {"passed": 1} == run(pytester, *options).outcomes
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("check", "shown"),
     [
@@ -206,6 +208,7 @@ def test_named_regions_within_a_measured_callable(pytester: pytest.Pytester) -> 
 # -------------------------------------------------------------------- unknown is never a number
 
 
+@pytest.mark.thorough
 def test_where_the_profiled_run_is_the_only_one_comparisons_are_not_checked(
     pytester: pytest.Pytester,
 ) -> None:
@@ -273,6 +276,7 @@ def test_a_region_left_by_an_exception_is_not_measured(pytester: pytest.Pytester
 # -------------------------------------------------------------------- bad input
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("body", "shown"),
     [

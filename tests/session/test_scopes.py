@@ -28,6 +28,7 @@ TESTS = """
 """
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("marker", "label", "value", "passes"),
     [
@@ -80,6 +81,7 @@ def test_both_limits_are_an_equality(pytester: pytest.Pytester) -> None:
         assert (n, n, 2) == (row["limit"], row["least"], row["value"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "what", "near"),
     [
@@ -124,6 +126,7 @@ ON = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("markers", "limit", "outcome"),
     [
@@ -150,6 +153,7 @@ def test_a_limit_is_in_force_on_the_devices_it_names(
     assert "not checked:" not in ran.out
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("marker", "shown"),
     [

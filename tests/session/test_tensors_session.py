@@ -54,6 +54,7 @@ NOTHING = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [PLAIN, REGION, CALLABLE])
 @pytest.mark.parametrize("options", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
 def test_its_findings_equal_those_of_a_capture_with_tensor_numbers(

@@ -270,6 +270,7 @@ def test_the_hook_is_not_called_when_profiling_is_off(pytester: pytest.Pytester)
     assert 0 == run(pytester).ret
 
 
+@pytest.mark.thorough
 def test_an_optional_hook_works_without_the_plugin(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(): pass")
     pytester.makeconftest(
@@ -364,6 +365,7 @@ def test_a_rule_of_a_folder_is_for_the_tests_below_it(pytester: pytest.Pytester)
     }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "body", ["pytest.skip('me')", "pytest.fail('it')", "trace.dur[:] = 0", "trace.selection[:] = 0"]
 )

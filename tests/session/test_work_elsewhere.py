@@ -297,6 +297,7 @@ def test_work_of_a_thread_that_the_test_leaves_is_not_measured(pytester: pytest.
     assert 4 == len(reasons)
 
 
+@pytest.mark.thorough
 @linux
 @pytest.mark.skipif(not sees_threads(), reason="this torch cannot profile threads")
 def test_threads_that_wait_for_work_or_do_none_change_nothing(pytester: pytest.Pytester) -> None:
@@ -308,6 +309,7 @@ def test_threads_that_wait_for_work_or_do_none_change_nothing(pytester: pytest.P
     assert 9 == len(values)
 
 
+@pytest.mark.thorough
 @linux
 def test_work_of_other_processes_and_of_finalizers_is_not_measured(
     pytester: pytest.Pytester,
@@ -359,6 +361,7 @@ def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
         assert (reason or "").startswith(STARTED.format("python")), (name, reason)
 
 
+@pytest.mark.thorough
 @linux
 def test_the_only_run_of_a_test_does_not_pass_over_a_pool_that_was_there_before(
     pytester: pytest.Pytester,

@@ -253,6 +253,7 @@ def test_pieces_without_an_event_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> N
     assert trace.metadata["record_shapes"] == 1
 
 
+@pytest.mark.thorough
 def test_a_file_of_several_pieces(tmp_path: Path) -> None:
     b = TraceBuilder()
     with b.annotation(REGION):
@@ -301,6 +302,7 @@ def kept(trace: Events) -> int:
     return int(re.findall(r"the ([\d,]+) events", warning)[0].replace(",", ""))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("style", ["plain", "compact", "bare_list", "schema_2021"])
 @pytest.mark.parametrize("size", [1500, 2**20])
 def test_a_file_cut_anywhere_keeps_its_whole_events(

@@ -61,6 +61,7 @@ IDLE = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("marker", "label"),
     [
@@ -97,6 +98,7 @@ def test_strict_fails_a_limit_on_nothing_even_where_the_baseline_had_something(
     assert f"strict: the budget flops could not be checked: {in_words(NOTHING)}" in ran.out
 
 
+@pytest.mark.thorough
 def test_warmup_and_rounds_of_0_check_it(pytester: pytest.Pytester) -> None:
     marker = "@pytest.mark.max_flops(2000)\n    @pytest.mark.torchprof(warmup=0, rounds=0)"
     pytester.makepyfile(test_it=KEPT.format(marker=marker))
@@ -188,6 +190,7 @@ def test_a_kept_product_beside_other_work_is_not_checked(pytester: pytest.Pytest
     assert (0, "not_measured", in_words(NO_PRODUCT)) == (row["value"], row["status"], row["reason"])
 
 
+@pytest.mark.thorough
 def test_a_module_that_does_less_in_the_run_that_marks_it_is_not_checked(
     pytester: pytest.Pytester,
 ) -> None:

@@ -182,6 +182,7 @@ def test_the_unit_of_time_does_not_matter(pairs: list[Pair], factor: int) -> Non
     assert math.isclose(found.ratio, other.ratio)
 
 
+@pytest.mark.thorough
 @given(PAIRS | NEAR)
 def test_the_same_pairs_have_the_same_answer_and_a_sound_one(pairs: list[Pair]) -> None:
     found = decided(pairs)
@@ -201,6 +202,7 @@ def single(count: int, ratio: float, draw: random.Random) -> list[Pair]:
     return [(turn(1), turn(ratio)) for _ in range(count)]
 
 
+@pytest.mark.thorough
 def test_asking_after_every_pair_makes_no_more_false_alarms() -> None:
     """On the threshold itself, where they are likeliest: at most 0.5 % a direction."""
     draw = random.Random(7)
@@ -209,6 +211,7 @@ def test_asking_after_every_pair_makes_no_more_false_alarms() -> None:
     assert "unclear" in found
 
 
+@pytest.mark.thorough
 def test_moving_pairs_by_their_order_makes_no_more_false_alarms_either() -> None:
     draw, alarms = random.Random(9), 0
     for _ in range(400):

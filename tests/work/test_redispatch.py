@@ -212,6 +212,7 @@ BATCHED: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", BATCHED)
 @pytest.mark.filterwarnings("ignore:.*torch:Warning")  # torch's own: of torch.jit, of func
 def test_transforms_of_functions_count_as_in_torch(

@@ -47,6 +47,7 @@ def test_where_a_limit_is_in_force(
     assert expected == is_on(on, kind, device, lambda: capability)
 
 
+@pytest.mark.thorough
 def test_each_device_of_the_table_is_a_target_and_none_takes_it_for_another() -> None:
     for row in DEVICES:
         check_target(row.name)

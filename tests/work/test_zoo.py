@@ -12,6 +12,7 @@ from zoo.exhibit import Payload, Seen, differs, equal, lower, problem
 LEAST = 60
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")  # prototypes of torch's warn
 @pytest.mark.parametrize("theme", keeper.THEMES)
 def test_flops_are_those_of_flop_counter_mode_or_the_table_says_why_not(

@@ -297,6 +297,7 @@ def test_every_kind_of_test_is_measured(rows: dict[str, PairedRow], name: str) -
     assert row.spent_s > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "verdict", "reason"),
     [
@@ -326,6 +327,7 @@ def test_what_cannot_be_compared_is_a_row_that_says_why(
     assert row.decision is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -345,6 +347,7 @@ def test_a_row_says_on_which_side_it_could_not_be_measured(
     assert rows[name].broken == broken
 
 
+@pytest.mark.thorough
 def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> None:
     shown = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
     assert shown.pop("test_not_profiled") == because(Why.LEFT_OUT_BY_MARKER)
@@ -352,6 +355,7 @@ def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> No
     assert not rows["test_not_profiled"].differences
 
 
+@pytest.mark.thorough
 def test_imports_of_a_dead_worker_are_reported_as_unknown(
     rows: dict[str, PairedRow], notes: list[str]
 ) -> None:
@@ -360,10 +364,12 @@ def test_imports_of_a_dead_worker_are_reported_as_unknown(
     assert notes == [shown]
 
 
+@pytest.mark.thorough
 def test_each_test_is_one_row(rows: dict[str, PairedRow]) -> None:
     assert len(rows) == len(MEASURED) + 15 + 1  # and test_slower
 
 
+@pytest.mark.thorough
 def test_twice_the_work_has_twice_the_operators(rows: dict[str, PairedRow]) -> None:
     row = rows["test_slower"]
     assert row.decision is not None  # of a single pair, whose times depend on what else runs
@@ -371,6 +377,7 @@ def test_twice_the_work_has_twice_the_operators(rows: dict[str, PairedRow]) -> N
     assert not rows["test_same"].differences
 
 
+@pytest.mark.thorough
 def test_only_the_marked_region_counts(rows: dict[str, PairedRow]) -> None:
     for name in ("test_region", "test_function"):
         sample = rows[name].a_ms
@@ -378,11 +385,13 @@ def test_only_the_marked_region_counts(rows: dict[str, PairedRow]) -> None:
         assert sample.median < 1.5  # of more than 2
 
 
+@pytest.mark.thorough
 def test_progress_is_reported_before_each_test(rows: dict[str, PairedRow], left: list[int]) -> None:
     assert left == list(range(len(left)))[::-1]
     assert len(left) == len(rows) - 5
 
 
+@pytest.mark.thorough
 def test_nothing_is_written_beside_the_tests(rows: dict[str, PairedRow], folder: Path) -> None:
     assert rows
     for side in ("a", "b"):

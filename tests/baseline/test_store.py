@@ -131,6 +131,7 @@ def test_the_text_does_not_depend_on_the_order_of_keys(data: dict[str, Any]) -> 
     assert render(data) == render(backwards(data))
 
 
+@pytest.mark.thorough
 @given(files)
 def test_the_text_ends_in_one_newline_and_has_no_trailing_blanks(data: dict[str, Any]) -> None:
     text = render(data)
@@ -376,6 +377,7 @@ def test_no_bytes_make_reading_fail_in_another_way(tmp_path: Path, data: bytes) 
         load(path)
 
 
+@pytest.mark.thorough
 @fresh
 @given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
 def test_no_value_in_any_place_makes_reading_fail_in_another_way(

@@ -805,6 +805,7 @@ def test_another_plugins_accept_may_keep_its_value_elsewhere(pytester: pytest.Py
 # -------------------------------------------------------------------- xdist
 
 
+@pytest.mark.thorough
 def test_under_xdist_the_controller_writes_once(pytester: pytest.Pytester) -> None:
     write(pytester, INLINE)
     many = "\n".join(f"def test_{i}(): pass" for i in range(6))

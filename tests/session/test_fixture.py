@@ -262,7 +262,7 @@ def test_a_question_within_the_region_is_an_error(
     assert {"passed": 1} == run(pytester).outcomes
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("setup", "profiled"),
     [

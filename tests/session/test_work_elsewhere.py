@@ -285,6 +285,7 @@ IDLE = f"""{HEAD}
 """
 
 
+@pytest.mark.thorough
 @linux
 @pytest.mark.skipif(not sees_threads(), reason="this torch cannot profile threads")
 def test_work_of_a_thread_that_the_test_leaves_is_not_measured(pytester: pytest.Pytester) -> None:

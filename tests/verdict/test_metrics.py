@@ -346,6 +346,7 @@ def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
     assert normalised_of(trace) == expected
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.sampled_from(Facts.__struct_fields__), JUNK))
 def test_nothing_in_the_facts_of_a_file_causes_an_error(facts: dict[str, Any]) -> None:
     b = TraceBuilder()

@@ -174,7 +174,7 @@ def _region(measured: Measured, name: str, laps: int) -> Profile:
 def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     """What is compared of each operator and annotation, without the marks of regions."""
     rows: dict[str, dict[str, int]] = {}
-    for name, row in sorted(op_rows(trace).items()):
+    for name, row in sorted(op_rows(trace, timed=False).items()):
         if name.startswith(REGION_MARK):
             continue
         counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}

@@ -73,9 +73,13 @@ class RegionValues(Mapping[str, "Value"]):
             return self._findings()
         if not metric.largest or self._lap is not None or self._laps == 1:
             return measure(metric, self._view(self._lap))
-        values = [measure(metric, self._view(lap)) for lap in range(self._laps)]
-        missing = [value for value in values if isinstance(value, MissingValue)]
-        return missing[0] if missing else max(v for v in values if not isinstance(v, MissingValue))
+        values: list[float] = []
+        for lap in range(self._laps):
+            value = measure(metric, self._view(lap))
+            if isinstance(value, MissingValue):
+                return value
+            values.append(value)
+        return max(values)
 
     def _view(self, lap: int | None) -> Events:
         return view_of(self._checked.trace, self._name, lap)

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchprof.analysis import moved_bytes, uncounted_flops
 from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.machine import probe_machine
@@ -31,9 +33,12 @@ from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.rules.engine.gathering import check_all
 from pytest_torchprof.trace.known_names import REGION_MARK
+from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.regions import laps_of, named_regions
 from pytest_torchprof.verdict.metrics import METRICS, measure
+from pytest_torchprof.verdict.profile import operator_counts
 from pytest_torchprof.verdict.regions import RegionValues, view_of
+from pytest_torchprof.work import counting
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -321,3 +326,33 @@ def test_a_region_has_the_numbers_that_its_code_has_as_a_test(
 @pytest.mark.parametrize("work", sorted(WORK))
 def test_each_kind_of_work_adds_up(work: str) -> None:
     check_shares(recorded([Part("a0", (work, Part("a1", (work,)))), Part(None, (work,))]))
+
+
+@pytest.mark.parametrize("work", sorted(WORK))
+def test_numbers_taken_from_the_wholes_are_those_of_the_part_alone(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = recorded([Part("a0", (work, Part("a1", (work,))), 2), Part(None, (work,))])
+
+    def numbers() -> dict[str, Any]:
+        # Without what is known already.
+        checked = check_all(replace(trace))
+        return {
+            name: (dict(RegionValues(checked, (), name)), operator_counts(view_of(trace, name)))
+            for name in named_regions(trace)
+        }
+
+    quick = numbers()
+    for module in (counting, moved_bytes, uncounted_flops):
+        monkeypatch.setattr(module, "holds_whole_operators", lambda _: False)
+    trace = replace(trace)
+    assert numbers() == quick
+
+
+@pytest.mark.parametrize(("work", "whole"), [("mm", True), ("hook", False), ("own", False)])
+def test_which_regions_hold_whole_operators(work: str, whole: bool) -> None:
+    trace = recorded([Part("a0", (work,))])
+    views = [view_of(trace, name) for name in named_regions(trace)]
+    assert whole == all(map(holds_whole_operators, views))
+    assert holds_whole_operators(views[0])
+    assert not holds_whole_operators(trace)

@@ -160,13 +160,12 @@ def _region(measured: Measured, name: str, laps: int) -> Profile:
     values = RegionValues(checked, measured.allowed, name, gap=gap)
     if gap is not None:
         return Profile(metrics=dict(values), laps=laps)
-    counts = checked.within(view.selection).counts
     found, _ = found_in(checked, measured.rules, measured.allowed)
     return Profile(
         metrics=dict(values),
         operators=operator_counts(view),
         kernels=_kernel_counts(view),
-        found={rule: counts.get(rule, 0) for rule in found},
+        found={rule: values.counts.get(rule, 0) for rule in found},
         laps=laps,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace.known_names import REGION_MARK
@@ -84,8 +85,12 @@ class RegionValues(Mapping[str, "Value"]):
     def _view(self, lap: int | None) -> Events:
         return view_of(self._checked.trace, self._name, lap)
 
+    @cached
+    def counts(self) -> Mapping[str, int]:
+        """Findings by rule."""
+        return self._checked.within(self._view(self._lap).selection).counts
+
     def _findings(self) -> Value:
         if self._checked.unsettled is not None:
             return MissingValue(self._checked.unsettled)
-        counts = self._checked.within(self._view(self._lap).selection).counts
-        return sum(count for rule, count in counts.items() if rule not in self._allowed)
+        return sum(count for rule, count in self.counts.items() if rule not in self._allowed)

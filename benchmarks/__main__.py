@@ -23,6 +23,7 @@ from tabulate import tabulate
 from benchmarks.long_sessions import empty, rss
 from benchmarks.off import off
 from benchmarks.profiled import post, profile, rules
+from benchmarks.regions import regions
 from benchmarks.start import start
 from benchmarks.stored import stored
 from benchmarks.suite import suite
@@ -37,6 +38,7 @@ THEMES: dict[str, Callable[..., Iterator[Row]]] = {
     "suite": suite,
     "empty": empty,
     "rss": rss,
+    "regions": regions,
     "stored": stored,
     "profile": profile,
     "rules": rules,

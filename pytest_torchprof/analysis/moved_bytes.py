@@ -22,6 +22,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -53,11 +54,10 @@ def moved_bytes(trace: Events) -> Moved:
 
 
 def _moved(trace: Events) -> Moved:
-    rows, amounts = trace.whole.once(_amounts)
-    bytes_ = np.full(len(trace), -1, np.int64)
-    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
-    counted = ran(bytes_, trace.name, trace.names, trace.parent)
+    bytes_, counted = trace.once(_counted)
     total = int(bytes_[counted.counts].sum())
+    if holds_whole_operators(trace) and moved_bytes(trace.whole).gap is None:
+        return Moved(total, None)
     silent = _silent(trace, counted)
     parts = [
         *by_name(trace, silent, lambda _: Why.NO_BYTES),
@@ -71,6 +71,17 @@ def _moved(trace: Events) -> Moved:
 
 
 # -------------------------------------------------------------------- numbers
+
+
+def _counted(trace: Events) -> tuple[Ints, Ran]:
+    """The bytes of each selected operator, -1 for none, and which of them count."""
+    if holds_whole_operators(trace):
+        bytes_, of_whole = trace.whole.once(_counted)
+        return bytes_, of_whole.part(trace.selection)
+    rows, amounts = trace.whole.once(_amounts)
+    bytes_ = np.full(len(trace), -1, np.int64)
+    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
+    return bytes_, ran(bytes_, trace.name, trace.names, trace.parent)
 
 
 def _amounts(trace: Events) -> tuple[Ints, Ints]:

@@ -50,8 +50,11 @@ _ADDS = frozenset({"aten::add", "aten::add_"})
 NO_OPERATOR = "(no operator)"
 
 
-def op_rows(trace: Events) -> dict[str, OpRow]:
-    """A row for each operator and annotation of the selected part of the trace, by name."""
+def op_rows(trace: Events, *, timed: bool = True) -> dict[str, OpRow]:
+    """A row for each operator and annotation of the selected part of the trace, by name.
+
+    ``timed``: with host times, which are 0 otherwise.
+    """
     rows: dict[str, OpRow] = {}
 
     def row(name: str) -> OpRow:
@@ -61,7 +64,7 @@ def op_rows(trace: Events) -> dict[str, OpRow]:
 
     chosen = (trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)).nonzero()[0]
     if len(chosen):
-        _fill(trace, chosen, row)
+        _fill(trace, chosen, row, timed=timed)
     unknown = (unknown_flops(trace) | uncounted_operators(trace)).nonzero()[0]
     for name in sorted(set(trace.name[unknown].tolist())):
         row(trace.names[name]).flops = None
@@ -88,13 +91,14 @@ def selected_on_device(trace: Events) -> Ints:
     return device[trace.selection[device]]
 
 
-def _fill(trace: Events, chosen: Ints, row: Callable[[str], OpRow]) -> None:
+def _fill(trace: Events, chosen: Ints, row: Callable[[str], OpRow], *, timed: bool) -> None:
     """Calls, host time and FLOPs of these operators and annotations, into their rows."""
     groups = Groups(trace, chosen, trace.name[chosen])
     own = [row(trace.names[name]) for name in groups.keys.tolist()]
     _set(own, "calls", groups.calls)
-    _set(own, "self_cpu_ns", groups.self_cpu_ns)
-    _set(own, "cpu_ns", groups.cpu_ns)
+    if timed:
+        _set(own, "self_cpu_ns", groups.self_cpu_ns)
+        _set(own, "cpu_ns", groups.cpu_ns)
     _set(own, "flops", groups.flops)
     if ACCUMULATE in trace.names:
         parent = trace.parent[chosen]

@@ -25,6 +25,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.counting import (
     counts_flops,
@@ -60,6 +61,8 @@ def uncounted_flops(trace: Events) -> Uncounted | None:
 
 
 def _uncounted(trace: Events) -> Uncounted | None:
+    if holds_whole_operators(trace) and uncounted_flops(trace.whole) is None:
+        return None
     found = [part for source in SOURCES for part in source(trace)]
     if not found:
         return None
@@ -243,6 +246,8 @@ SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
 def uncounted_operators(trace: Events) -> Bools:
     """Operators that compute and have no formula."""
     out = np.zeros(len(trace), bool)
+    if uncounted_flops(trace) is None:
+        return out
     for events in (trace.once(_computing), trace.once(_opaque)):
         if len(events):
             out[events] = True

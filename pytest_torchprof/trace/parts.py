@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK
+from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, REGION_MARK
 from pytest_torchprof.trace.regions import laps_of, within_laps
 
 if TYPE_CHECKING:
@@ -33,6 +33,29 @@ def selected_by(trace: Events, how: str, what: str, lap: int | None) -> Bools:
     launch = trace.launch[device]
     below[device] = (launch >= 0) & below[launch]
     return below & trace.in_region
+
+
+def holds_whole_operators(part: Events) -> bool:
+    """Whether it is a part of a trace that holds each operator with all that is nested, or nothing.
+
+    What counts in the whole then counts in the part. False for a whole.
+    """
+    return part.scope is not None and part.once(_holds_whole_operators)
+
+
+def _holds_whole_operators(part: Events) -> bool:
+    inside, parent = part.selection, part.parent
+    cut = (parent >= 0) & (inside != inside[parent])
+    at = nesting.distinct(parent[cut])
+    if not len(at):
+        return True
+    ours = part.names_where(lambda name: name == REGION or name.startswith(REGION_MARK))
+    while len(at):
+        if not ours[at].all():
+            return False
+        at = nesting.distinct(parent[at])
+        at = at[at >= 0]
+    return True
 
 
 def _on_device(trace: Events, what: str) -> Bools:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 def named_regions(trace: Events) -> dict[str, int]:
     """The regions that the test has named, in the order in which they began, and their laps."""
+    return dict(trace.whole.once(_named_regions))
+
+
+def _named_regions(trace: Events) -> dict[str, int]:
     if not any(name.startswith(REGION_MARK) for name in trace.names):
         return {}
     marks = trace.is_kind(Kind.ANNOTATION) & trace.in_region

@@ -34,7 +34,7 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
     """
     if not (metric.of_region and trace.is_live):
         return value
-    if (gap := trace.once(work_elsewhere)) is None:
+    if (gap := trace.whole.once(work_elsewhere)) is None:
         return value
     if is_by_chance(gap):
         return MissingValue(gap)

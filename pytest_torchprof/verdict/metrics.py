@@ -82,13 +82,13 @@ def measure(metric: Metric, trace: Events) -> Value:
     from pytest_torchprof.verdict import bounds
     from pytest_torchprof.verdict.needs import lacking
 
-    if (missing := trace.once(lacking, metric.needs)) is not None:
+    if (missing := trace.whole.once(lacking, metric.needs)) is not None:
         return missing
 
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
 
-        if reason := trace.once(partial_gap):
+        if reason := trace.whole.once(partial_gap):
             value = metric.extract(trace) if metric.klass == "exact" else None
             return bounds.at_least(metric, value, reason)
     return bounds.of_whole(metric, metric.extract(trace), trace)

@@ -173,13 +173,12 @@ def _region(measured: Measured, name: str, laps: int) -> Profile:
     values = RegionValues(checked, measured.allowed, name, gap=gap)
     if gap is not None:
         return Profile(metrics=dict(values), laps=laps)
-    counts = checked.within(view.selection).counts
     found, _ = found_in(checked, measured.rules, measured.allowed)
     return Profile(
         metrics=dict(values),
         operators=operator_counts(view),
         kernels=_kernel_counts(view),
-        found={rule: counts.get(rule, 0) for rule in found},
+        found={rule: values.counts.get(rule, 0) for rule in found},
         laps=laps,
     )
 
@@ -187,7 +186,7 @@ def _region(measured: Measured, name: str, laps: int) -> Profile:
 def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     """What is compared of each operator and annotation, without the marks of regions."""
     rows: dict[str, dict[str, int]] = {}
-    for name, row in sorted(op_rows(trace).items()):
+    for name, row in sorted(op_rows(trace, timed=False).items()):
         if name.startswith(REGION_MARK):
             continue
         counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace.known_names import REGION_MARK
@@ -94,15 +95,23 @@ class RegionValues(Mapping[str, "Value"]):
             return self._findings()
         if not metric.largest or self._lap is not None or self._laps == 1:
             return measure(metric, self._view(self._lap))
-        values = [measure(metric, self._view(lap)) for lap in range(self._laps)]
-        missing = [value for value in values if isinstance(value, MissingValue)]
-        return missing[0] if missing else max(v for v in values if not isinstance(v, MissingValue))
+        values: list[float] = []
+        for lap in range(self._laps):
+            value = measure(metric, self._view(lap))
+            if isinstance(value, MissingValue):
+                return value
+            values.append(value)
+        return max(values)
 
     def _view(self, lap: int | None) -> Events:
         return view_of(self._checked.trace, self._name, lap)
 
+    @cached
+    def counts(self) -> Mapping[str, int]:
+        """Findings by rule."""
+        return self._checked.within(self._view(self._lap).selection).counts
+
     def _findings(self) -> Value:
         if self._checked.unsettled is not None:
             return MissingValue(self._checked.unsettled)
-        counts = self._checked.within(self._view(self._lap).selection).counts
-        return sum(count for rule, count in counts.items() if rule not in self._allowed)
+        return sum(count for rule, count in self.counts.items() if rule not in self._allowed)

@@ -12,6 +12,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.once_per_trace import once_per_trace
+from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.redispatch import broken_off, ran, sums
@@ -39,6 +40,8 @@ def has_shapes(trace: Events) -> bool:
 
 @once_per_trace
 def _ran(trace: Events) -> Ran:
+    if holds_whole_operators(trace):
+        return _ran(trace.whole).part(trace.selection)
     rows, counts = trace.whole.once(_formulas)
     flops = np.full(len(trace), -1, np.int64)
     flops[rows] = np.where(trace.selection[rows], counts, -1)
@@ -63,6 +66,8 @@ def only_shapes(trace: Events) -> Bools:
 @once_per_trace
 def op_flops(trace: Events) -> Ints:
     """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
+    if holds_whole_operators(trace):
+        return op_flops(trace.whole) * trace.selection
     out = np.zeros(len(trace), np.int64)
     rows, counts = trace.whole.once(_formulas)
     if len(rows):

@@ -215,8 +215,8 @@ def _rare(
 ) -> Bools | None:
     """Which stretches are not part of a training loop, None if tensors are not identified.
 
-    Those whose weights are trained only later, and single ones of trained weights, by most of their
-    layers; none whose weights run in other such stretches, too.
+    Those of which most layers have weights that are trained only later, and single ones of trained
+    weights; layers do not count whose weights run in other such stretches, too.
     """
     own = own_tensors(trace, rows)
     if own is None:
@@ -231,12 +231,10 @@ def _rare(
                 unused.setdefault(one, set()).add(number)
     first = np.array([min((trained.get(x, -1) for x in one), default=-1) for one in own])
     half = np.bincount(stretch, [bool(one) for one in own]) / 2
-    times = np.zeros(len(single), np.int64)
-    for among in unused.values():
-        for number in among:
-            times[number] = max(times[number], len(among))
-    out: Bools = (times < repeats) & (np.bincount(stretch, first > rows) > half)
-    out |= single & (times < 2) & (np.bincount(stretch, first >= 0) > half)
+    # In how many such stretches the weights of a layer run.
+    times = np.array([max((len(unused.get(x, ())) for x in one), default=0) for one in own])
+    out: Bools = np.bincount(stretch, (first > rows) & (times < repeats)) > half
+    out |= single & (np.bincount(stretch, (first >= 0) & (times < 2)) > half)
     return out
 
 

@@ -816,6 +816,31 @@ def lazy_layers_made_before_a_single_step():
     return _learned(torch.rand(1, 5, 3))
 
 
+class _TeachingLearner(_Learner):
+    """Its last layer runs in the loss, too, and once more, in a number that is only shown."""
+
+    def forward(self, x):
+        loss = super().forward(x)
+        self.shown = self.net[2](torch.ones(1, 8))
+        return loss
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def lazy_layers_of_a_learner_that_shows_one_layer_in_each_step():
+    batches = torch.rand(4, 5, 3)
+
+    def pretrain():
+        learner = _TeachingLearner(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+        optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-3, foreach=True)
+        for batch in batches:
+            loss = learner(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return pretrain
+
+
 @EXAMPLES.near_miss("missing-no-grad")
 def a_look_at_the_output_before_training():
     runner, batches = Runner(network()), pairs(4)

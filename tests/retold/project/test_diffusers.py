@@ -68,7 +68,7 @@ def test_peaks_of_plain_sliced_and_offloaded_calls(torchprof):
     assert torch.allclose(image, sliced, atol=1e-5)
     assert torch.allclose(image, offloaded, atol=1e-5)
     assert torchprof["sliced"].peak_cpu_bytes < 0.7 * torchprof["plain"].peak_cpu_bytes
-    assert torchprof["offloaded"].peak_cpu_bytes < 0.6 * torchprof["sliced"].peak_cpu_bytes
+    assert torchprof["offloaded"].peak_cpu_bytes < 0.7 * torchprof["sliced"].peak_cpu_bytes
     assert torchprof["offloaded"].flops == torchprof["plain"].flops
 
 

@@ -49,7 +49,7 @@ def test_the_trainer_does_what_a_plain_loop_does(torchprof):
     with torchprof("trainer"):
         loss = trainer_loop(*build())
     assert torch.equal(expected, loss)
-    assert torchprof["trainer"].ops <= torchprof["plain"].ops + STEPS  # a detach a step
+    assert torchprof["trainer"].ops <= torchprof["plain"].ops + 2 * STEPS  # what is logged
     assert torchprof["trainer"].peak_cpu_bytes <= 1.001 * torchprof["plain"].peak_cpu_bytes
 
 

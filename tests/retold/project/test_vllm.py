@@ -34,15 +34,16 @@ def test_one_graph_for_the_model():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-@pytest.mark.min_compile_cache_misses(1)
-@pytest.mark.max_compile_cache_misses(1)
+@pytest.mark.max_compile_cache_misses(2)  # the first start: AOTAutograd's cache, and Inductor's
 @pytest.mark.min_compile_cache_hits(1)
 @pytest.mark.torchprof(warmup=0, rounds=0)
 def test_a_warm_start_compiles_nothing():
+    product = nn.Linear(16, 16).requires_grad_(False)
+
     def start():
         torch.compiler.reset()
         with torch.inference_mode():
-            torch.compile(Block(), backend="inductor")(torch.ones(2, 16))
+            torch.compile(product, backend="inductor")(torch.ones(2, 16))
 
     with fresh_cache():
         start()

@@ -53,10 +53,7 @@ def moved_bytes(trace: Events) -> Moved:
 
 
 def _moved(trace: Events) -> Moved:
-    rows, amounts = trace.whole.once(_amounts)
-    bytes_ = np.full(len(trace), -1, np.int64)
-    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
-    counted = ran(bytes_, trace.name, trace.names, trace.parent)
+    bytes_, counted = _counted(trace)
     total = int(bytes_[counted.counts].sum())
     silent = _silent(trace, counted)
     parts = [
@@ -68,6 +65,24 @@ def _moved(trace: Events) -> Moved:
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return Moved(total, reason_of(parts, total, "B") if parts else None)
+
+
+def moved_by_operator(trace: Events) -> dict[str, int]:
+    """Compulsory bytes of the selected operators that count, in bytes, by name."""
+    bytes_, counted = _counted(trace)
+    found: dict[str, int] = {}
+    for row in np.flatnonzero(counted.counts).tolist():
+        name = trace.names[trace.name[row]]
+        found[name] = found.get(name, 0) + int(bytes_[row])
+    return found
+
+
+def _counted(trace: Events) -> tuple[Ints, Ran]:
+    """The bytes of each event, -1 where there is no formula; and which of them count."""
+    rows, amounts = trace.whole.once(_amounts)
+    bytes_ = np.full(len(trace), -1, np.int64)
+    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
+    return bytes_, ran(bytes_, trace.name, trace.names, trace.parent)
 
 
 # -------------------------------------------------------------------- numbers

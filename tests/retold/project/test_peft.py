@@ -26,10 +26,10 @@ def test_a_mixed_batch_costs_little_more(torchprof):
     layer, x = LoraLinear(), torch.rand(24, 8, 128)
     mixed = ["base", "one", "two"] * 8
     with torch.inference_mode():
-        with torchprof("one adapter"):
-            one = layer(x, ["one"] * 24)
+        with torchprof("base"):
+            base = layer(x, ["base"] * 24)
         with torchprof("mixed"):
             out = layer(x, mixed)
-    assert torch.allclose(out[1::3], one[1::3], atol=1e-5)
-    assert torchprof["mixed"].flops <= torchprof["one adapter"].flops
-    assert torchprof["mixed"].ops <= 2 * torchprof["one adapter"].ops
+    assert torch.allclose(out[::3], base[::3], atol=1e-5)
+    assert torchprof["mixed"].flops <= 1.1 * torchprof["base"].flops
+    assert torchprof["mixed"].ops <= torchprof["base"].ops + 2 * 60  # of two adapters

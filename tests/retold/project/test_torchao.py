@@ -40,8 +40,7 @@ def test_memory_phase_by_phase(torchprof):
         loss.backward()
     small = 16 * 1024
     quarter = LAYERS * one_layer // 4
-    assert torchprof["quantize"].leaked_cpu_bytes <= quarter + small
-    assert torchprof["quantize"].peak_cpu_bytes <= quarter + 3 * one_layer
+    assert torchprof["quantize"].peak_cpu_bytes <= quarter + 2 * one_layer
     # Autograd keeps the weights of each layer, as floats, for the backward.
     kept = LAYERS * one_layer + activations
     assert torchprof["forward"].peak_cpu_bytes <= kept + one_layer + small

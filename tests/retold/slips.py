@@ -80,12 +80,12 @@ SLIPS = {
         "test_the_trainer_does_what_a_plain_loop_does",
         ("trainer.ops", "aten::linalg_vector_norm"),
     ),
-    "lightning: the loop evaluates in each step": Slip(
+    "lightning: a hook walks through Python objects": Slip(
         "test_lightning.py",
-        "            self.logged.append(loss.detach())",
-        "            self.logged.append(loss.detach())\n            model(batch)\n            model(batch)",
+        "            for callback in self.callbacks:",
+        "            sum(map(hash, range(400_000)))\n            for callback in self.callbacks:",
         "test_the_trainer_is_not_slower",
-        ("plain_loop", "trainer_loop", "slower by more than 15 %"),
+        ("a is plain_loop, b is trainer_loop", "slower by more than 15 %"),
     ),
     "sglang: the server reads the prompt again for each token": Slip(
         "test_sglang.py",
@@ -115,10 +115,11 @@ SLIPS = {
         "test_peak_memory_of_each_epoch",
         ("peak_cpu_bytes[region=epoch]", "accumulated-graph", "aten::addmm"),
     ),
-    "accelerate: each epoch adds to a history": Slip(
+    "accelerate: a history grows from epoch to epoch": Slip(
         "test_accelerate.py",
-        "    total = torch.zeros(())\n",
-        "    total = torch.zeros(())\n    history.append([batch.clone() for batch in [*batches, *history]])\n",
+        "            train_epoch(model, optimizer, batches)",
+        "            train_epoch(model, optimizer, batches)\n"
+        "            batches = [batch.clone() for batch in batches] + batches[:1]",
         "test_peak_memory_of_each_epoch",
         ("epoch[1].peak_cpu_bytes", "epoch[0].peak_cpu_bytes", "aten::clone"),
     ),

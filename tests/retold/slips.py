@@ -83,7 +83,7 @@ SLIPS = {
     "lightning: a hook walks through Python objects": Slip(
         "test_lightning.py",
         "            for callback in self.callbacks:",
-        "            sum(map(hash, range(400_000)))\n            for callback in self.callbacks:",
+        "            sum(map(hash, range(40_000)))\n            for callback in self.callbacks:",
         "test_the_trainer_is_not_slower",
         ("a is plain_loop, b is trainer_loop", "slower by more than 15 %"),
     ),
@@ -113,7 +113,7 @@ SLIPS = {
         "        total += loss.detach()",
         "        total = total + model(batch).square().mean()",
         "test_peak_memory_of_each_epoch",
-        ("peak_cpu_bytes[region=epoch]", "accumulated-graph", "aten::addmm"),
+        ("peak_cpu_bytes[region=epoch]", "aten::addmm", "in model."),
     ),
     "accelerate: a history grows from epoch to epoch": Slip(
         "test_accelerate.py",
@@ -121,7 +121,7 @@ SLIPS = {
         "            train_epoch(model, optimizer, batches)\n"
         "            batches = [batch.clone() for batch in batches] + batches[:1]",
         "test_peak_memory_of_each_epoch",
-        ("epoch[1].peak_cpu_bytes", "epoch[0].peak_cpu_bytes", "aten::clone"),
+        ("epoch[1].flops", "epoch[0].flops", "aten::mm"),
     ),
     "peft: rows one by one": Slip(
         "test_peft.py",

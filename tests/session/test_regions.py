@@ -80,8 +80,6 @@ def test_numbers_of_regions(
          "most ops by operator, decode[0]:\nE             aten::as_strided  2"),
         ("assert torchprof['decode'].laps[1].ops > torchprof['encode'].ops",
          "ops by operator, encode → decode[1]:\nE             vanished  aten::add  1 → 0"),
-        ("assert 4 * torchprof['decode'].flops < torchprof['encode'].flops",
-         "more      aten::addmm  512 FLOP → 1.54 kFLOP"),
         ("assert 9 * torchprof['decode'].flops < torchprof['encode'].flops",  # little of it differs
          "most flops by operator, decode:\nE             aten::addmm  1.54 kFLOP"),
         ("assert torchprof['norm'].moved_bytes == 8",

@@ -47,7 +47,8 @@ SLIPS = {
     "vllm: a print breaks the graph": Slip(
         "test_vllm.py",
         "        return x + self.down(torch.relu(self.up(x)))",
-        "        up = self.up(x)\n        print(end='')\n        return x + self.down(torch.relu(up))",
+        "        up = self.up(x)\n        print(end='')\n"
+        "        return x + self.down(torch.relu(up))",
         "test_one_graph_for_the_model",
         ("graphs", "graph_breaks", "`print`"),
     ),
@@ -97,7 +98,8 @@ SLIPS = {
     "sglang: old tokens are projected again": Slip(
         "test_sglang.py",
         "            new, cache = decoder.attend(new, cache)\n    for lap",
-        "            decoder.attend(prompt)\n            new, cache = decoder.attend(new, cache)\n    for lap",
+        "            decoder.attend(prompt)\n"
+        "            new, cache = decoder.attend(new, cache)\n    for lap",
         "test_work_of_a_token",
         ("decode", "flops", "aten::addmm"),
     ),
@@ -125,15 +127,18 @@ SLIPS = {
     ),
     "peft: rows one by one": Slip(
         "test_peft.py",
-        "            if rows:\n                out[rows] += self.up[name](self.down[name](x[rows]))",
-        "            for row in rows:\n                out[row] += self.up[name](self.down[name](x[row]))",
+        "            if rows:\n"
+        "                out[rows] += self.up[name](self.down[name](x[rows]))",
+        "            for row in rows:\n"
+        "                out[row] += self.up[name](self.down[name](x[row]))",
         "test_a_mixed_batch_costs_little_more",
         ("mixed.ops", "base.ops", "aten::select"),
     ),
     "torchtune: the place is a number": Slip(
         "test_torchtune.py",
         "        at = self.at[: k.shape[2]]\n",
-        "        self.length = getattr(self, 'length', 0) + k.shape[2]\n        at = self.at[: k.shape[2]]\n",
+        "        self.length = getattr(self, 'length', 0) + k.shape[2]\n"
+        "        at = self.at[: k.shape[2]]\n",
         "test_the_cache_is_compiled_once",
         ("recompiles", "length"),
     ),

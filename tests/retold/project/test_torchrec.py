@@ -6,9 +6,7 @@ import torch
 
 def split_and_sum(values, lengths):
     """The sum of each feature's values; ``values`` are concatenated, as ``lengths`` says."""
-    feature = torch.repeat_interleave(
-        torch.arange(3), lengths, output_size=values.shape[0]
-    )
+    feature = torch.repeat_interleave(torch.arange(3), lengths, output_size=values.shape[0])
     return torch.zeros(3).index_add(0, feature, values)
 
 

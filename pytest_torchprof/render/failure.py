@@ -287,7 +287,7 @@ class _Operators:
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
-        """Without a baseline, the operators that account for most of it; in a region, of its own."""
+        """Without a baseline, the operators that account for most of it, in a region its own."""
         lines: list[str] = []
         for verdict in bad:
             column, scope = COLUMN_OF.get(verdict.metric), verdict.scope

@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
 
 class Pipeline:
-    """An encoder, a denoiser, and a decoder. Their weights rest in storage, and are loaded to run."""
+    """An encoder, a denoiser, and a decoder, whose weights are loaded from storage to run."""
 
     def __init__(self, width=64):
         self.stored = [

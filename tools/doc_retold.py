@@ -14,13 +14,11 @@ def tests_of(file: Path) -> str:
     """The tests of a file, without its models and helpers, as a block of code."""
     text = file.read_text("utf-8")
     lines = text.splitlines()
-    tests = [
-        "\n".join(
-            lines[min(at.lineno for at in (node, *node.decorator_list)) - 1 : node.end_lineno]
-        )
-        for node in ast.parse(text).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    tests = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            tests.append("\n".join(lines[first - 1 : node.end_lineno]))
     return "```python\n" + "\n\n\n".join(tests) + "\n```"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-LENGTH = 8
+LENGTH = 6
 
 
 class KVCache(nn.Module):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_torchprof.render import rule_page
 from pytest_torchprof.rules.engine.registry import RULES
-from tools import doc_outputs, doc_tables
+from tools import doc_outputs, doc_retold, doc_tables
 from tools.doc_sessions import session, transcript, write_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +44,7 @@ def generate(text: str, *, slow: bool = True) -> str:
     makers: dict[str, Callable[[], str]] = {
         **doc_tables.MAKERS,
         **doc_outputs.MAKERS,
+        **doc_retold.MAKERS,
         "example": lambda: example,
         "transcript": lambda: transcript(code),
     }

@@ -70,6 +70,16 @@ def _moved(trace: Events) -> Moved:
     return Moved(total, reason_of(parts, total, "B") if parts else None)
 
 
+def moved_by_operator(trace: Events) -> dict[str, int]:
+    """Compulsory bytes of the selected operators that count, in bytes, by name."""
+    bytes_, counted = trace.once(_counted)
+    found: dict[str, int] = {}
+    for row in np.flatnonzero(counted.counts).tolist():
+        name = trace.names[trace.name[row]]
+        found[name] = found.get(name, 0) + int(bytes_[row])
+    return found
+
+
 # -------------------------------------------------------------------- numbers
 
 

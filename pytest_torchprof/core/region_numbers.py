@@ -13,14 +13,23 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """Where a number comes from: a metric of a region of the test that ``owner`` measured."""
+    """Where a number comes from: a metric of a region of the test that ``owner`` measured.
+
+    ``lap`` is None for all laps together.
+    """
 
     owner: Any
     region: str
     metric: str
+    lap: int | None = None
+
+    @property
+    def part(self) -> str:
+        """The region as failures name it, with the lap in brackets."""
+        return self.region if self.lap is None else f"{self.region}[{self.lap}]"
 
     def __str__(self) -> str:
-        return f"{self.region}.{self.metric}"
+        return f"{self.part}.{self.metric}"
 
 
 class _Named:

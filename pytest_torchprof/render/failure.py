@@ -287,23 +287,19 @@ class _Operators:
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
-        """Without a baseline, the operators that account for most of it."""
+        """Without a baseline, the operators that account for most of it, in a region its own."""
         lines: list[str] = []
         for verdict in bad:
-            column = COLUMN_OF.get(verdict.metric)
-            if column is None or verdict.scope is not None:
+            column, scope = COLUMN_OF.get(verdict.metric), verdict.scope
+            if column is None or verdict.is_below:
                 continue
+            title, part = f"most {verdict.metric} by operator", profile
+            if scope is not None:
+                if scope.region is None or scope.region not in profile.regions:
+                    continue
+                title, part = f"{title}, {scope.region}", profile.regions[scope.region]
             unit = METRICS[verdict.metric].unit
-            rows = sorted(
-                ((row.get(column, 0), name) for name, row in profile.operators.items()),
-                reverse=True,
-            )
-            lines += [f"  most {verdict.metric} by operator:"]
-            lines += [
-                f"    {shorten(name, 60)}  {format_quantity(size, unit)}{self._called(name)}"
-                for size, name in rows[:_MOST_CAUSES]
-                if size
-            ]
+            lines += share_block(title, part.operators, column, unit, self._called)
         return lines
 
     def _called(self, name: str) -> str:
@@ -317,6 +313,23 @@ class _Operators:
 
 def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return {name: {"calls": count} for name, count in kernels.items()}
+
+
+def share_block(
+    title: str,
+    operators: Mapping[str, Mapping[str, int]],
+    column: str,
+    unit: str,
+    called: Callable[[str], str] = lambda _: "",
+) -> list[str]:
+    """The operators that have most of a column, the largest first; ``called`` adds places."""
+    sizes = sorted((-row.get(column, 0), name) for name, row in operators.items())
+    lines = [
+        f"    {shorten(name, 60)}  {format_quantity(-size, unit)}{called(name)}"
+        for size, name in sizes[:_MOST_CAUSES]
+        if size < 0
+    ]
+    return [f"  {title}:", *lines] if lines else []
 
 
 def operator_block(

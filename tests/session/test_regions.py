@@ -72,6 +72,22 @@ def test_numbers_of_regions(
          "more      aten::addmm  512 FLOP → 1.54 kFLOP"),
         ("assert torchprof['decode'].peak_cpu_bytes < 64", "128 B (decode.peak_cpu_bytes) < 64 B"),
         ("assert torchprof['decode'].laps[1].ops < 2", "(decode[1].ops) < 2"),
+        ("assert torchprof['decode'].flops <= 1000",
+         "most flops by operator, decode:\nE             aten::addmm  1.54 kFLOP"),
+        ("assert 100 > torchprof['norm'].allocated_cpu_bytes",
+         "most allocated_cpu_bytes by operator, norm:\nE             aten::add  128 B"),
+        ("assert torchprof['encode'].flops < torchprof['decode'].laps[0].flops",
+         "most flops by operator, encode:\nE             aten::addmm  512 FLOP"),
+        ("assert 2 * torchprof['decode'].laps[0].ops < torchprof['decode'].laps[1].ops",
+         "most ops by operator, decode[0]:\nE             aten::as_strided  2"),
+        ("assert torchprof['decode'].laps[1].ops > torchprof['encode'].ops",
+         "ops by operator, encode → decode[1]:\nE             vanished  aten::add  1 → 0"),
+        ("assert 9 * torchprof['decode'].flops < torchprof['encode'].flops",  # little of it differs
+         "most flops by operator, decode:\nE             aten::addmm  1.54 kFLOP"),
+        ("assert torchprof['norm'].moved_bytes == 8",
+         "most moved_bytes by operator, norm:\nE             aten::add  384 B"),
+        ("assert torchprof['decode'].moved_bytes == 2 * torchprof['encode'].moved_bytes",
+         "more      aten::addmm  544 B → 1.59 KiB"),
     ],
 )  # fmt: skip
 def test_a_comparison_that_fails_shows_both_numbers_with_units(

@@ -184,3 +184,23 @@ def test_a_marker_named_like_a_minimum_of_something_else_is_left_alone(
 ) -> None:
     pytester.makepyfile(test_it=ON.format(markers="@pytest.mark.min_torch_version('2.6')"))
     assert 1 == run(pytester, "--torchprof").outcomes["passed"]
+
+
+def test_a_region_over_its_budget_names_the_operators_within(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+
+        @pytest.mark.max_allocated_cpu_bytes(100, region="decode")
+        def test_it(torchprof):
+            x = torch.ones(64)
+            x.cos()
+            with torchprof("decode"):
+                x.sin()
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert "most allocated_cpu_bytes by operator, decode:\n    aten::sin  256 B" in ran.out
+    assert "aten::cos" not in ran.out

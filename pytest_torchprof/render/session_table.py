@@ -15,7 +15,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text_width import shorten, width_of
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -130,7 +130,7 @@ def _cell(record: Record | RegionRecord, column: str) -> str:
     verdict = record.metrics.get(column)
     if verdict is None or isinstance(verdict.value, MissingValue):
         return UNKNOWN
-    number = format_quantity(verdict.value, METRICS[column].unit)
+    number = format_quantity(verdict.value, metric_of(verdict).unit)
     spread = format_spread(_spread(verdict))
     return " ".join(filter(None, (number, spread))) + _MARKS.get(verdict.status, "")
 
@@ -260,7 +260,7 @@ _NOISE = (
 
 def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
-    times = (v for v in record.metrics.values() if METRICS[v.metric].klass == "time")
+    times = (v for v in record.metrics.values() if metric_of(v).klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
     return dict.fromkeys(f"time: {in_words(reason)}" for reason in checked)
 

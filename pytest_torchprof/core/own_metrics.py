@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 #: Attributes of a region's numbers, keys beside times in a baseline, and an argument of markers.
 _RESERVED = frozenset(
-    {"laps", "table", "assert_expected_inline", "machine", "normalised", "metric"}
+    {"laps", "table", "assert_expected_inline", "machine", "normalised", "metric", "own"}
 )
 _LONGEST_UNIT = 20
 #: Beyond this, a baseline holds no number.

@@ -215,7 +215,9 @@ def _beside(verdict: Verdict) -> list[str]:
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
         change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
-        lines.append(f"fastest round / reference kernel: {before} → {now}  ({change})")
+        rate = verdict.own is not None and "/" in verdict.own.unit
+        what = "best rate × time of the" if rate else "fastest round /"
+        lines.append(f"{what} reference kernel: {before} → {now}  ({change})")
     if (sample := verdict.sample) is not None and sample.n > 1:
         unit = metric_of(verdict).unit
         low, high, least = (

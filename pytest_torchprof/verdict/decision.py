@@ -307,10 +307,17 @@ def _of_time(
         why = why or gap
         if not gap and before and profile.normalised:
             multiples = before.values[name], profile.normalised.values[name]
+    elif metric.own is not None and metric.own.recorded:
+        gap = normalised_gap(profile.normalised, before, "wall_ms")
+        now_own = profile.normalised.own if profile.normalised else {}
+        if not gap and before and name in now_own and name in before.own:
+            multiples = before.own[name], now_own[name]
+        why = why or gap
     accepted, now = multiples or (verdict.baseline, verdict.value)
     assert accepted is not None and not isinstance(now, MissingValue)  # noqa: S101, PT018 - by callers
     status = _against(now, accepted, TIME_TOLERANCE, better=metric.better)
-    if policy.time != "gate" or name not in GATED_TIMES:
+    gated = name in GATED_TIMES or (metric.own is not None and multiples is not None)
+    if policy.time != "gate" or not gated:
         why, status = None, "ok" if status == "ok" else "advisory"
     elif why is not None:
         status = "ok" if status == "ok" else "advisory"

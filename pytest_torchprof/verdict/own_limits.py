@@ -115,11 +115,11 @@ def not_in_region(budget: Budget, regions: Mapping[str, Profile], own: Collectio
         return no_such_metric(budget.metric, [*own, *METRICS])
     if named:
         return because(Why.NOT_RECORDED_IN, name=budget.metric, region=budget.region or "")
-    near = tuple(sorted(difflib.get_close_matches(budget.region or "", regions, _MOST_SHOWN)))
-    what = {"scope": "region", "name": budget.region or ""}
+    wanted = budget.region or ""
+    near = tuple(sorted(difflib.get_close_matches(wanted, regions, _MOST_SHOWN)))
     if near:
-        return because(Why.SCOPE_DID_NOT_RUN_NEAR, **what, near=near)
-    return because(Why.SCOPE_DID_NOT_RUN, **what)
+        return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope="region", name=wanted, near=near)
+    return because(Why.SCOPE_DID_NOT_RUN, scope="region", name=wanted)
 
 
 def _not_checked(budget: Budget, why: Reason) -> Verdict:

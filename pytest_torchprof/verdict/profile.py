@@ -166,7 +166,7 @@ def profile_of(measured: Measured) -> Profile:
         },
         scoped=scoped,
         samples=samples_of(trace) | samples_in(recorded.get(None, {})),
-        normalised=normalised_of(trace),
+        normalised=normalised_of(trace, recorded.get(None, {})),
         regions=regions,
         own=own,
     )

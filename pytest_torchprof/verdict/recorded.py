@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 class Recorded(Frozen, frozen=True):
-    """What a test recorded of one metric, over all its runs; a ``sample`` if of timed rounds."""
+    """What a test recorded of one metric, over all its runs; a ``sample`` if of timed rounds.
+
+    ``best``: of the rounds' values, if it is compared as a time.
+    """
 
     metric: OwnMetric
     value: Value
     sample: Sample | None = None
+    best: float | None = None
 
 
 #: By region, None for the whole test, then by metric.

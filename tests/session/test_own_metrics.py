@@ -413,6 +413,45 @@ def test_a_metric_that_is_no_longer_recorded_is_said_until_that_is_accepted(
     assert {"passed": 1} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
 
 
+@pytest.mark.parametrize(
+    ("unit", "better", "now", "status"),
+    [
+        ("tokens/s", "higher", "1", "regressed"),
+        ("tokens/s", "higher", "10000", "improved"),
+        ("ms", "lower", "10000", "regressed"),
+        ("ms", "lower", "1", "improved"),
+        ("1", "lower", "10000", "advisory"),  # nothing is known about its relation to time
+    ],
+)
+def test_a_gate_on_time_compares_times_and_rates_with_the_reference_kernels(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    unit: str,
+    better: str,
+    now: str,
+    status: str,
+) -> None:
+    body(
+        pytester,
+        "X + X",
+        f'torchprof.record("speed", int(NOW), unit="{unit}", better="{better}")',
+    )
+    gate = "--torchprof-time=gate", "--torchprof-rounds=3"
+    accept(pytester, *gate)
+    times = stored(pytester)["times"]
+    has = "own" in times["normalised"]  # type: ignore[index]
+    if not has and unit != "1":
+        pytest.skip("no reference kernel ran")
+    monkeypatch.setenv("NOW", now)
+    ran = run(pytester, "--torchprof", *gate)
+    found = ran.metric("speed", "test_it")
+    if found["status"] == "advisory" and "busy" in found.get("reason", ""):
+        pytest.skip(found["reason"])
+    assert (status, unit != "1") == (found["status"], "normalised" in found)
+    if unit == "tokens/s" and status == "regressed":
+        assert "best rate × time of the reference kernel" in ran.out
+
+
 # -------------------------------------------------------------------- functions of a trace
 
 

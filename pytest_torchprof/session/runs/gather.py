@@ -119,7 +119,8 @@ class Gatherer:
         long = wall_ns > LONG_CALL_NS and not self.rounds and timed
         if brought.kind == "round" or long:
             self.rounds.add(brought.round)
-            self.recordings.first_is_round |= brought.first
+            if brought.first:
+                self.recordings.count_first()
         if brought.first or self.asked.complete:
             self._compilation = self._compiled_so_far()
 

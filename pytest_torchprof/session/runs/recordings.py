@@ -31,6 +31,10 @@ class _OfRun(Frozen, frozen=True):
     first: bool
     values: dict[_Key, list[Number | Reason]]
 
+    def add(self, key: _Key, value: Number | Reason) -> None:
+        """One more value of a metric."""
+        self.values.setdefault(key, []).append(value)
+
     def numbers(self, key: _Key) -> list[Number]:
         """The numbers of one metric, in order."""
         return [value for value in self.values.get(key, ()) if not isinstance(value, Reason)]
@@ -44,8 +48,11 @@ class RunRecordings:
         self._runs: list[_OfRun] = []
         self._now: Run | None = None
         self._outside: set[_Key] = set()
-        #: The first run was so long that it is a timed round, too.
-        self.first_is_round = False
+        self._first_is_round = False
+
+    def count_first(self) -> None:
+        """The first run was so long that it is a timed round, too."""
+        self._first_is_round = True
 
     def note(
         self, run: Run | None, region: str | None, metric: OwnMetric, value: Number | Reason
@@ -59,7 +66,7 @@ class RunRecordings:
         if run is not self._now:
             self._now = run
             self._runs.append(_OfRun(run.kind, run.first, {}))
-        self._runs[-1].values.setdefault(key, []).append(value)
+        self._runs[-1].add(key, value)
 
     def taken(self) -> dict[str | None, dict[str, Recorded]]:
         """By region, None for the whole test, what was recorded of each metric."""
@@ -72,9 +79,16 @@ class RunRecordings:
         if metric.compare in ("time", "never"):
             rounds = [numbers for run in self._rounds if (numbers := run.numbers(key))]
             if rounds:
-                sample = Sample.of(Sample.of(numbers).median for numbers in rounds)
+                values = [Sample.of(numbers).median for numbers in rounds]
+                sample = Sample.of(values)
                 whole = len(rounds) == 1 and len(rounds[0]) == 1
-                return Recorded(metric, rounds[0][0] if whole else sample.median, sample)
+                best = min(values) if metric.better == "lower" else max(values)
+                return Recorded(
+                    metric,
+                    rounds[0][0] if whole else sample.median,
+                    sample,
+                    best if metric.compare == "time" else None,
+                )
             return Recorded(metric, MissingValue(self._gap(key) or _NO_ROUND))
         for run in self._that_count:
             if numbers := run.numbers(key):
@@ -83,7 +97,7 @@ class RunRecordings:
 
     @property
     def _rounds(self) -> Sequence[_OfRun]:
-        return [r for r in self._runs if r.kind == "round" or (r.first and self.first_is_round)]
+        return [r for r in self._runs if r.kind == "round" or (r.first and self._first_is_round)]
 
     @property
     def _that_count(self) -> Sequence[_OfRun]:

@@ -119,6 +119,8 @@ def _plain(value: Any) -> int | float:
     """An int if it is whole by its type, otherwise a float."""
     if hasattr(type(value), "plain"):  # a number of a region
         value = value.plain()
+    elif hasattr(value, "dtype") and hasattr(value, "item"):  # of a tensor or an array
+        value = value.item()
     if isinstance(value, float):
         return float(value)
     try:

@@ -37,8 +37,16 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 
-#: Why a part of a test has no number: nothing of its name ran.
-_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
+#: Why a part of a test has no number: nothing of its name ran, or was recorded there.
+_NOT_RUN = frozenset(
+    {
+        Why.SCOPE_DID_NOT_RUN,
+        Why.SCOPE_DID_NOT_RUN_NEAR,
+        Why.NOT_RECORDED_IN,
+        Why.NO_SUCH_METRIC,
+        Why.NO_SUCH_METRIC_NEAR,
+    }
+)
 
 
 class Policy(Frozen, frozen=True):

@@ -34,6 +34,7 @@ from pytest_torchprof.verdict.decision import (
     status_of,
 )
 from pytest_torchprof.verdict.other_cpu import other_cpu
+from pytest_torchprof.verdict.own_limits import with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, row_of
 from pytest_torchprof.verdict.profile import profile_of
 
@@ -192,12 +193,13 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
 def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = MissingValue(reason)
-    return [
+    verdicts = [
         Verdict(
             b.metric, nothing, "not_measured", limit=b.limit, least=b.least, reason=reason, scope=b
         )
         for b in budgets
     ]
+    return with_own(verdicts, {})
 
 
 def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Policy:

@@ -288,18 +288,45 @@ def test_a_limit_that_cannot_be_checked_names_metrics_that_are_spelled_alike(
 def test_a_limit_of_the_project_is_for_tests_that_record_the_metric(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makeini("[pytest]\ntorchprof_budgets = max_metric = 5, name=n")
+    pytester.makeini(
+        "[pytest]\ntorchprof_budgets =\n  max_metric = 5, name=n\n"
+        "  max_metric = 5, name=n, region=decode"
+    )
     pytester.makepyfile(
         test_it="""
     def test_other(torchprof): pass
+
+    def test_region(torchprof):
+        with torchprof("decode"): pass
 
     def test_it(torchprof):
         torchprof.record("n", 6, compare="exact")
     """
     )
     ran = run(pytester, "--torchprof")
-    assert {"test_other": "new", "test_it": "over_budget"} == ran.statuses
+    expected = {"test_other": "new", "test_region": "new", "test_it": "over_budget"}
+    assert (expected, "not checked" in ran.out) == (ran.statuses, False)
     assert "torchprof_budgets in tox.ini" in ran.out
+
+
+def test_a_limit_on_an_excluded_or_failing_test_is_not_checked(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+    import pytest
+
+    @pytest.mark.torchprof(enabled=False)
+    @pytest.mark.min_metric("n", 5)
+    def test_left_out(): pass
+
+    @pytest.mark.min_metric("n", 5)
+    def test_fails(): assert 0
+    """
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-strict")
+    assert {"failed": 2} == ran.outcomes
+    assert "budget min_metric of n not checked: failed" in ran.out
+    for test in ("test_left_out", "test_fails"):
+        assert ("", "not_measured") == tuple(map(ran.metric("n", test).get, ("unit", "status")))
 
 
 # -------------------------------------------------------------------- baselines

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _MOST_SWAPPED = 4
 
-#: What differs from the accepted value, or has none.
-_CHANGED = frozenset({"new", "regressed", "improved", "advisory"})
+#: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
+_CHANGED = frozenset({"new", "regressed", "improved"})
 
 #: Metrics that operators or rules account for, so that they have source lines.
 _HAS_PLACES = {*COLUMN_OF, "findings"}

@@ -426,6 +426,21 @@ def test_a_metric_that_is_added_to_a_test_can_be_accepted(pytester: pytest.Pytes
     assert 2.5 == stored(pytester)["times"]["t"]  # type: ignore[index]
 
 
+def test_times_that_change_alone_are_not_worth_a_diff(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body(
+        pytester,
+        'torchprof.record("t", int(NOW))',
+        'with torchprof("decode"): torchprof.record("t", int(NOW))',
+    )
+    accept(pytester)
+    before = stored(pytester)
+    monkeypatch.setenv("NOW", "110")
+    accept(pytester)
+    assert before == stored(pytester)
+
+
 def test_a_metric_that_is_no_longer_recorded_is_said_until_that_is_accepted(
     pytester: pytest.Pytester,
 ) -> None:

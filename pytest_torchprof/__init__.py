@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule as Rule
     from pytest_torchprof.rules.engine.rule import Threshold as Threshold
     from pytest_torchprof.rules.engine.rule import rule as rule
+    from pytest_torchprof.verdict.metric import Metric as Metric
+    from pytest_torchprof.verdict.own_metrics import metric as metric
     from pytest_torchprof.work.devices.device import Device as Device
 
 __all__ = [
     "Device",
     "Matches",
+    "Metric",
     "NotMeasured",
     "Rule",
     "SettingsError",
@@ -37,16 +40,19 @@ __all__ = [
     "augment",
     "diff",
     "load_ranks",
+    "metric",
     "rule",
 ]
 #: Modules of the names that are not in `api`.
 _MODULES = {
     "Device": "work.devices.device",
     "Matches": "rules.engine.rule",
+    "Metric": "verdict.metric",
     "Rule": "rules.engine.rule",
     "SettingsError": "core.errors",
     "Threshold": "rules.engine.rule",
     "TraceError": "core.errors",
+    "metric": "verdict.own_metrics",
     "rule": "rules.engine.rule",
 }
 

@@ -75,8 +75,9 @@ def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     session = request.config.pluginmanager.get_plugin("torchprof-session")
     if session is None:
         from pytest_torchprof.session.fixture.handle import Torchprof
+        from pytest_torchprof.session.known_metrics import names_for
 
-        return Torchprof()
+        return Torchprof(defined=names_for(request.node))
     from pytest_torchprof.session.fixture.handles import handle_for
 
     return handle_for(session, request.node)

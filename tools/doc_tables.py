@@ -108,7 +108,8 @@ def markers() -> str:
             continue
         shown = f"`{call})`"
         if name.startswith("max_"):
-            shown = f"`{name}(limit)`, `{name.replace('max_', 'min_', 1)}(limit)`"
+            limit = "name, limit" if name == "max_metric" else "limit"
+            shown = f"`{name}({limit})`, `{name.replace('max_', 'min_', 1)}({limit})`"
             meaning = meaning.partition("; ")[2]
         rows.append([shown.replace("|", "\\|"), meaning])
     return tabulate.tabulate(rows, ["marker", "meaning"], tablefmt="github")

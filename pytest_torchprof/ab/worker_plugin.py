@@ -240,7 +240,7 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     return {
         name: value if isinstance(value, int) else float(value)
         for name, value in values.items()
-        if METRICS[name].stored and not isinstance(value, MissingValue)
+        if name in METRICS and METRICS[name].stored and not isinstance(value, MissingValue)
     }
 
 

@@ -32,12 +32,14 @@ class NumberSections(msgspec.Struct):
     operators: dict[str, dict[str, int | float]] = {}
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
+    own: dict[str, int | float] = {}
 
 
 class RegionSections(NumberSections):
     """The known parts of a named region of a test, entered ``laps`` times."""
 
     laps: int = 1
+    times: dict[str, Any] = {}
 
 
 class Sections(NumberSections):
@@ -194,11 +196,12 @@ def _repeated(text: bytes, data: Any) -> str | None:
 def _numbers(sections: Sections) -> Iterator[int | float]:
     parts: list[NumberSections] = [sections, *sections.regions.values()]
     for part in parts:
-        for section in (part.metrics, part.kernels, part.findings):
+        for section in (part.metrics, part.kernels, part.findings, part.own):
             yield from section.values()
         for counts in part.operators.values():
             yield from counts.values()
-    yield from _within(sections.times)
+    for times in (sections.times, *(region.times for region in sections.regions.values())):
+        yield from _within(times)
 
 
 def _within(value: Any) -> Iterator[int | float]:

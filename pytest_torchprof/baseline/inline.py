@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.baseline.source_files import (
@@ -23,7 +23,10 @@ from pytest_torchprof.baseline.source_files import (
 from pytest_torchprof.core.errors import BaselineError, SettingsError, UnitError
 from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
-from pytest_torchprof.verdict.metrics import METRICS, Metric
+from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.verdict.metric import Metric
 
 #: The metrics for an empty expectation: they identify the work done, on any machine.
 DEFAULT_METRICS = ("flops", "ops")

@@ -16,6 +16,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pytest_torchprof.baseline.changes import (
+    OF_REGION,
+    OWN,
+    REGIONS,
+    SECTIONS,
+    Change,
+    changes,
+    region_changes,
+    same,
+)
 from pytest_torchprof.baseline.document import (
     BASELINE_SCHEMA,
     Document,
@@ -25,16 +35,13 @@ from pytest_torchprof.baseline.document import (
 )
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline, of_rules
+from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline
 from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line. Regions have sections of
 #: their own.
 _OPEN_LEVELS, _MORE_IN_REGIONS = 5, 2
-_CPU, _REGIONS = "cpu_capability", "regions"
-SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
-#: Those of a region.
-_OF_REGION = ("metrics", "operators", "kernels", "findings")
+_CPU = "cpu_capability"
 
 
 class Entry(Frozen, frozen=True):
@@ -45,27 +52,6 @@ class Entry(Frozen, frozen=True):
     baseline: Baseline
     times_changed: bool = False
     dropped: tuple[str, ...] = ()
-
-
-class Change(Frozen, frozen=True):
-    """One accepted number, before and now; None where there is none.
-
-    ``rule`` is the one whose findings the metric counts, where it counts those of one, and
-    ``region`` the named region that it is of.
-    """
-
-    test: str
-    metric: str
-    before: float | None
-    now: float | None
-    rule: str | None = None
-    region: str | None = None
-
-    @property
-    def label(self) -> str:
-        """The metric with its region and rule, as reports name it."""
-        name = self.metric if self.rule is None else of_rules(self.metric, [self.rule])
-        return name if self.region is None else f"{self.region}: {name}"
 
 
 @dataclass
@@ -154,12 +140,13 @@ def entry_of(
     sections = {section: found.get(section, {}) for section in SECTIONS}
     regions = {
         name: Baseline(
-            **{section: region.get(section, {}) for section in _OF_REGION},
+            **{section: region.get(section, {}) for section in OF_REGION},
             laps=region.get("laps", 1),
         )
-        for name, region in found.get(_REGIONS, {}).items()
+        for name, region in found.get(REGIONS, {}).items()
     }
-    return Baseline(**sections, cpu_capability=found.get(_CPU), regions=regions)
+    own = found.get(OWN, {})
+    return Baseline(**sections, cpu_capability=found.get(_CPU), regions=regions, own=own)
 
 
 def _of_cpu(environment: str, cpu_capability: str) -> str:
@@ -221,13 +208,15 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         new: dict[str, Any] = {
             section: dict(getattr(entry.baseline, section)) for section in SECTIONS
         }
+        if entry.baseline.own:
+            new[OWN] = dict(entry.baseline.own)
         if entry.baseline.regions:
-            new[_REGIONS] = {
+            new[REGIONS] = {
                 storable_name(name): _region(region)
                 for name, region in entry.baseline.regions.items()
             }
         key = _key(environments, entry)
-        if key is None and _same(first := environments[entry.environment], new):
+        if key is None and same(first := environments[entry.environment], new):
             # The numbers hold on this CPU, too.
             known = {*_cpus(first), str(entry.baseline.cpu_capability)}
             environments[entry.environment] = {**first, _CPU: CPU_SEPARATOR.join(sorted(known))}
@@ -239,38 +228,38 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         before = (old or {}).get("metrics", {})
         stay = {name: value for name, value in before.items() if name not in entry.dropped}
         new["metrics"] = {**stay, **new["metrics"]}
-        for name, region in new.get(_REGIONS, {}).items():
-            accepted = (old or {}).get(_REGIONS, {}).get(name, {}).get("metrics", {})
+        for name, region in new.get(REGIONS, {}).items():
+            accepted = (old or {}).get(REGIONS, {}).get(name, {}).get("metrics", {})
             region["metrics"] = {**accepted, **region["metrics"]}
         mine = {"project": project} if project else {}
         if entry.baseline.cpu_capability is not None:
             mine[_CPU] = entry.baseline.cpu_capability
         if old is None:
             done.added.append(entry.test)
-        elif not entry.times_changed and _same(old, new):
+        elif not entry.times_changed and same(old, new):
             if mine.keys() - old.keys():
                 environments[key] = {**old, **mine}
                 done.touched = True
             continue
         else:
-            if _same(old, new):  # only times have changed
+            if same(old, new):  # only times have changed
                 mine |= {name: value for name, value in old.items() if name == _CPU}
             else:
                 key = _only_entry(environments, entry, key)
             done.changed[entry.test] = [
                 change
-                for section in (("metrics", "times") if entry.times_changed else ("metrics",))
-                for change in _changes(entry.test, old.get(section, {}), new[section])
+                for section in ("metrics", OWN, *(["times"] if entry.times_changed else []))
+                for change in changes(entry.test, old.get(section, {}), new.get(section, {}))
                 if change.metric != "machine"
             ]
             done.changed[entry.test] += [
                 replace(change, metric="findings", rule=change.metric)
-                for change in _changes(entry.test, old.get("findings", {}), new["findings"])
+                for change in changes(entry.test, old.get("findings", {}), new["findings"])
             ]
-            done.changed[entry.test] += _region_changes(
-                entry.test, old.get(_REGIONS, {}), new.get(_REGIONS, {})
+            done.changed[entry.test] += region_changes(
+                entry.test, old.get(REGIONS, {}), new.get(REGIONS, {})
             )
-        gone = {_CPU, _REGIONS}
+        gone = {_CPU, REGIONS, OWN}
         environments[key] = {
             **{k: v for k, v in (old or {}).items() if k not in gone},
             **new,
@@ -339,35 +328,10 @@ def _device(environment: str) -> str:
     return environment.rpartition(", torch ")[0]
 
 
-def _changes(test: str, old: Mapping[str, float], new: Mapping[str, float]) -> list[Change]:
-    return [
-        Change(test, name, old.get(name), new.get(name))
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
-
-
 def _region(region: Baseline) -> dict[str, Any]:
     """A region as stored: without sections that are empty."""
-    sections = {section: dict(getattr(region, section)) for section in _OF_REGION}
+    sections = {section: dict(getattr(region, section)) for section in OF_REGION}
     return {"laps": region.laps or 1, **{name: part for name, part in sections.items() if part}}
-
-
-def _region_changes(
-    test: str, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
-) -> list[Change]:
-    return [
-        replace(change, region=name)
-        for name in sorted(old.keys() | new.keys())
-        for change in _changes(
-            test, old.get(name, {}).get("metrics", {}), new.get(name, {}).get("metrics", {})
-        )
-    ]
-
-
-def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    sections = [section for section in (*SECTIONS, _REGIONS) if section != "times"]
-    return all(old.get(section, {}) == new.get(section, {}) for section in sections)
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -383,6 +347,6 @@ def _dump(value: object, level: int, levels: int) -> str:
     pad = "  " * (level + 1)
     lines = []
     for key in sorted(value):
-        deeper = _MORE_IN_REGIONS if key == _REGIONS and level == _OPEN_LEVELS - 2 else 0
+        deeper = _MORE_IN_REGIONS if key == REGIONS and level == _OPEN_LEVELS - 2 else 0
         lines.append(f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1, levels + deeper)}")
     return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"

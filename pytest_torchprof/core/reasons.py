@@ -134,6 +134,18 @@ class Why(Enum):
     AUTOCAST_UNSEEN = "autocast_unseen"
     ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"
     PRODUCTS_ON_UNKNOWN_CHIP = "products_on_unknown_chip"
+    # metrics of users' own
+    METRIC_RAISED = "metric_raised"
+    METRIC_IS_NONE = "metric_is_none"
+    NOT_RECORDED = "not_recorded"
+    NOT_RECORDED_IN = "not_recorded_in"
+    NOT_RECORDED_BY_LAP = "not_recorded_by_lap"
+    RECORDED_IN_NO_ROUND = "recorded_in_no_round"
+    RECORDED_OUTSIDE_CALL = "recorded_outside_call"
+    ONLY_IN_REGIONS = "only_in_regions"
+    NO_SUCH_METRIC = "no_such_metric"
+    NO_SUCH_METRIC_NEAR = "no_such_metric_near"
+    LIMIT_IN_OTHER_UNIT = "limit_in_other_unit"
     # parts of a test
     MODULES_OF_ONE_THREAD = "modules_of_one_thread"
     MODULES_RUN_DIFFERS = "modules_run_differs"

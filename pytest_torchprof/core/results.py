@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import field
 from msgspec.structs import replace
 
+from pytest_torchprof.core.own_metrics import OwnMetric  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.reasons import Reason  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.scopes import SCOPES
@@ -69,6 +70,7 @@ class Budget(Frozen, frozen=True):
     regions of this name or glob, or are kernels of it; see `Events.within`. ``rules`` are the rules
     whose findings count, if not all. ``on``: the device, compute capability or device type where
     it is in force, if not everywhere. ``source``: where it stands, if not in a marker.
+    ``unit``: that of the limits of a user's own metric, if they name one; empty for the metric's.
     """
 
     metric: str
@@ -81,6 +83,7 @@ class Budget(Frozen, frozen=True):
     least: Number | None = None
     on: str | None = None
     source: str = ""
+    unit: str = ""
 
     @property
     def part(self) -> tuple[str, str] | None:
@@ -132,7 +135,8 @@ class Verdict(Frozen, frozen=True):
     repeated measurements whose median is the value. ``multiples``: the accepted and the new
     multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
     lower bound, and already over the limit or what was accepted. ``region``: it is of that one.
-    ``source``: where the limit stands, if not in a marker.
+    ``source``: where the limit stands, if not in a marker. ``own``: what is declared of the metric,
+    if it is the user's own.
     """
 
     metric: str
@@ -149,6 +153,7 @@ class Verdict(Frozen, frozen=True):
     least: Number | None = None
     region: str | None = None
     source: str = ""
+    own: OwnMetric | None = None
 
     @property
     def limited(self) -> bool:
@@ -204,7 +209,7 @@ class Profile(Frozen, frozen=True):
     ``found`` counts the matches, possibly 0, of each rule that was checked and that no marker
     allows; ``unchecked`` maps other rules to the reason; ``gated`` maps rules to the metric that
     is compared with the baseline in their place, if any. ``regions`` are the profiles of the test's
-    named regions, each entered ``laps`` times.
+    named regions, each entered ``laps`` times. ``own`` are the metrics that the user has defined.
     """
 
     metrics: Mapping[str, Value]
@@ -219,6 +224,7 @@ class Profile(Frozen, frozen=True):
     normalised: Normalised | None = None
     regions: Mapping[str, Profile] = field(default_factory=dict)
     laps: int | None = None
+    own: Mapping[str, OwnMetric] = field(default_factory=dict)
 
     @property
     def compared(self) -> dict[str, int]:
@@ -234,7 +240,8 @@ class Baseline(Frozen, frozen=True):
     """The accepted numbers of one test in one environment, as stored.
 
     ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it, or several.
-    ``regions`` are those that the test has named, each entered ``laps`` times.
+    ``regions`` are those that the test has named, each entered ``laps`` times. ``own`` are the
+    values of metrics that the user has defined; their times are in ``times``.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -245,3 +252,4 @@ class Baseline(Frozen, frozen=True):
     cpu_capability: str | None = None
     regions: Mapping[str, Baseline] = field(default_factory=dict)
     laps: int | None = None
+    own: Mapping[str, Number] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from msgspec import field
 
 from pytest_torchprof.core.structs import Frozen
 
@@ -63,6 +64,8 @@ class Normalised(Frozen, frozen=True):
 
     ``values`` by metric, from ``n`` rounds; the kernel's own wall time, and the ``conditions``
     that, like the machine, must be equal to compare two. ``page_faults``: the fewest in a round.
+    ``own``: the same of times and rates that the test records; of a rate, the highest times the
+    kernel's time.
     """
 
     values: Mapping[str, float]
@@ -70,10 +73,13 @@ class Normalised(Frozen, frozen=True):
     reference_ms: float
     conditions: str
     page_faults: int = 0
+    own: Mapping[str, float] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
         """As stored in a baseline, on one line."""
-        rounded = {name: round(value, 6) for name, value in self.values.items()}
+        rounded: dict[str, Any] = {name: round(value, 6) for name, value in self.values.items()}
+        if self.own:
+            rounded["own"] = dict(self.own)
         return {
             **rounded,
             "conditions": self.conditions,
@@ -93,7 +99,10 @@ class Normalised(Frozen, frozen=True):
             return None
         faults = stored.get("page_faults")
         faults = faults if isinstance(faults, int) else 0
-        return cls(values, n, float(reference), str(conditions), faults)  # type: ignore[arg-type]
+        own = stored.get("own")
+        own = own if isinstance(own, Mapping) else {}
+        kept = {str(name): value for name, value in own.items() if is_positive(value)}
+        return cls(values, n, float(reference), str(conditions), faults, kept)  # type: ignore[arg-type]
 
 
 def is_positive(value: object) -> bool:

@@ -97,6 +97,12 @@ _WRITTEN = late(
     re.VERBOSE,
 )
 
+#: A number, and a unit that may have digits: ``100 1/s``.
+_SIGNED = late(
+    r"(?P<number>-?(?:[0-9]{1,3}(?:,[0-9]{3}){1,9}|[0-9]{1,30})(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,3})?)"
+    r"(?:\s+(?P<unit>\S{1,20})|(?P<close>[^\s0-9.,+-]\S{0,19}))?"
+)
+
 
 def parse_quantity(value: object, unit: str) -> float:
     """Return `value` as a number in `unit`, or raise a UnitError that says what is accepted.
@@ -121,6 +127,35 @@ def parse_quantity(value: object, unit: str) -> float:
     if quantity > _LARGEST:
         raise _refusal(value, unit, "it is too large")
     return _plain(quantity)
+
+
+def parse_signed(value: object) -> tuple[float, str]:
+    """Return a number and its unit, for a quantity whose unit is not known yet.
+
+    A plain number has an empty unit. Unlike quantities of `SCALES`, it may be negative.
+
+    Raises:
+        UnitError: it is no finite number, or a text that is none with a unit behind it.
+
+    >>> parse_signed("100 tokens/s"), parse_signed("1 MiB"), parse_signed(-0.5)
+    ((100, 'tokens/s'), (1, 'MiB'), (-0.5, ''))
+    """
+    what, write = f"{_shown(value)} is not a limit", 'write a number, or a text such as "100 1/s"'
+    if isinstance(value, str):
+        match = _SIGNED.fullmatch(value.strip())
+        if match is None:
+            raise UnitError(what, "it is not a number with a unit", write)
+        number = Fraction(match["number"].replace(",", ""))
+        unit = match["unit"] or match["close"] or ""
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UnitError(what, f"{type(value).__name__} is not a number or a string", write)
+    elif not math.isfinite(value):
+        raise UnitError(what, "it is not a finite number", write)
+    else:
+        number, unit = _exact(value), ""
+    if abs(number) > _LARGEST:
+        raise UnitError(what, "it is too large", write)
+    return _plain(number), unit
 
 
 def parse_share(value: object, name: str) -> float:
@@ -174,19 +209,25 @@ def says(text: str, value: float, unit: str) -> bool:
 def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """Print with about `digits` significant digits, in a unit that suits the size.
 
+    A unit that is no key of `SCALES`, as metrics of users' own have, is printed as it is.
+
     >>> format_quantity(2_359_296_000, "FLOP"), format_quantity(2**29, "B")
     ('2.36 GFLOP', '512 MiB')
     >>> format_quantity(0.0123, "ms"), format_quantity(12345, "1"), format_quantity(None, "ms")
     ('12.3 us', '12,345', '–')
+    >>> format_quantity(1234.567, "tokens/s"), format_quantity(0.00001234, "loss")
+    ('1,235 tokens/s', '0.0000123 loss')
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if unit == "1" and isinstance(value, int):
         return f"{value:,}"
     if value == 0:
-        return f"0 {unit}" if unit != "1" else "0"
+        return f"0 {unit}".rstrip() if unit != "1" else "0"
     sign = "-" if value < 0 else ""
     amount = abs(_exact(value))
+    if unit not in _PRINTED:
+        return f"{sign}{_decimal(_round(amount, digits))} {unit}".rstrip()
     scale, floors = _PRINTED[unit]
     smallest_name, smallest_size = scale[0]
     if amount < _SMALLEST_SHOWN * smallest_size:
@@ -212,7 +253,7 @@ def format_exact(value: float | None, unit: str) -> str:
     sign = "-" if value < 0 else ""
     tiny = 0 < abs(exact) < Fraction(1, 10**9)
     text = repr(float(value)) if tiny else f"{sign}{_decimal(abs(exact))}"
-    return text if unit == "1" else f"{text} {unit}"
+    return text if unit in ("1", "") else f"{text} {unit}"
 
 
 def format_pair(a: float | None, b: float | None, unit: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text_width import shorten
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -163,7 +163,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
     if not bad or isinstance(bad[0].value, MissingValue):
         return ""
     worst, value = bad[0], bad[0].value
-    unit = METRICS[worst.metric].unit
+    unit = metric_of(worst).unit
     if worst.status == "over_budget":
         now, limit = format_pair(value, worst.least if worst.is_below else worst.limit, unit)
         numbers = f"{now} {'<' if worst.is_below else '>'} {limit}"
@@ -176,7 +176,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
 
 
 def _numbers(verdict: Verdict) -> str:
-    unit = METRICS[verdict.metric].unit
+    unit = metric_of(verdict).unit
     if isinstance(verdict.value, MissingValue):
         return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.is_below:
@@ -215,9 +215,11 @@ def _beside(verdict: Verdict) -> list[str]:
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
         change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
-        lines.append(f"fastest round / reference kernel: {before} → {now}  ({change})")
+        rate = verdict.own is not None and "/" in verdict.own.unit
+        what = "best rate × time of the" if rate else "fastest round /"
+        lines.append(f"{what} reference kernel: {before} → {now}  ({change})")
     if (sample := verdict.sample) is not None and sample.n > 1:
-        unit = METRICS[verdict.metric].unit
+        unit = metric_of(verdict).unit
         low, high, least = (
             format_quantity(part, unit) for part in (sample.low, sample.high, sample.minimum)
         )
@@ -279,7 +281,7 @@ class _Operators:
                 if column is None or verdict.baseline is None:
                     continue
                 found = deltas(before.operators, now.operators, column)
-                title, unit = f"{prefix}{verdict.metric} by operator", METRICS[verdict.metric].unit
+                title, unit = f"{prefix}{verdict.metric} by operator", metric_of(verdict).unit
                 lines += operator_block(title, found, unit, self._called)
             kernels = deltas(_counts(before.kernels), _counts(now.kernels), "calls")
             if any(v.metric in _BY_KERNEL for v in whole):
@@ -298,7 +300,7 @@ class _Operators:
                 if scope.region is None or scope.region not in profile.regions:
                     continue
                 title, part = f"{title}, {scope.region}", profile.regions[scope.region]
-            unit = METRICS[verdict.metric].unit
+            unit = metric_of(verdict).unit
             lines += share_block(title, part.operators, column, unit, self._called)
         return lines
 

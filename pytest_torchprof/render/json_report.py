@@ -14,7 +14,7 @@ from pytest_torchprof.core.files import is_other_file, replacing
 from pytest_torchprof.core.results import MissingValue, Number, Record, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import RegionRecord
@@ -51,12 +51,13 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     """Metrics by name: value, unit, class, what it was compared with, and the result."""
     metrics: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
-        metric = METRICS[verdict.metric]
+        metric = metric_of(verdict)
         measured = not isinstance(verdict.value, MissingValue)
         metrics[verdict.metric if verdict.region else verdict.label] = {
             "value": verdict.value if measured else None,
             "unit": metric.unit,
             "class": metric.klass,
+            **({} if verdict.own is None else {"better": metric.better}),
             "baseline": verdict.baseline,
             "limit": verdict.limit,
             **({} if verdict.least is None else {"least": verdict.least}),

@@ -202,6 +202,20 @@ SENTENCES: Mapping[Why, str] = {
         "attention in its math form: the trace does not say which device it ran on"
     ),
     Why.PRODUCTS_ON_UNKNOWN_CHIP: "products in fp32: the trace does not say which device it ran on",
+    # metrics of users' own
+    Why.METRIC_RAISED: "the function of the metric {name} raised {error}",
+    Why.METRIC_IS_NONE: "the function of the metric {name} found no value",
+    Why.NOT_RECORDED: "the test no longer records it",
+    Why.NOT_RECORDED_IN: "{name} is not recorded in the region {region}",
+    Why.NOT_RECORDED_BY_LAP: "what a test records in a region is of all its laps",
+    Why.RECORDED_IN_NO_ROUND: (
+        "recorded in no timed run, and other runs are slower (rounds=1 asks for one)"
+    ),
+    Why.RECORDED_OUTSIDE_CALL: "recorded in a fixture, outside the test's call phase",
+    Why.ONLY_IN_REGIONS: "{name} is recorded in regions only (region={regions: or })",
+    Why.NO_SUCH_METRIC: "no metric {name}: the test does not record it, and no hook defines it",
+    Why.NO_SUCH_METRIC_NEAR: "no metric {name}; did you mean {near: or }?",
+    Why.LIMIT_IN_OTHER_UNIT: "the limit is in {limit}, and the metric in {unit}",
     # parts of a test
     Why.MODULES_OF_ONE_THREAD: (
         "the test works in several threads, and which modules run is known of one"

@@ -15,7 +15,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text_width import shorten, width_of
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -35,6 +35,8 @@ DEFAULT_COLUMNS = (
 _MARKS = {"regressed": "!", "over_budget": "!", "improved": "*", "advisory": "~"}
 _ORDER = ("over_budget", "regressed", "not_profiled", "improved", "new", "ok")
 _NARROWEST_TEST, _WIDEST_TEST = 36, 60
+#: Columns of users' own metrics, unless ``--torchprof-columns`` asks for more.
+_MOST_OWN = 4
 _MOST_NOTES, _MOST_NAMES = 12, 3
 #: A column is at least this much wider than its heading.
 _PADDING = 2
@@ -50,8 +52,12 @@ def summary_table(
     """Lines of the table, what needs attention first; ``top`` rows, 0 for all."""
     ordered = sorted(records, key=lambda r: _rank(r, sort))
     shown = ordered[:top] if top else ordered
-    asked = list(columns)
-    columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
+    own = _own_columns(shown)
+    asked = [name for c in columns for name in (own if c == "own" else [c])]
+    columns = asked or [
+        *(c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)),
+        *own[:_MOST_OWN],
+    ]
     findings = any(r.findings for r in shown)
     rows: list[tuple[str, Record | RegionRecord]] = []
     for record in shown:
@@ -84,6 +90,19 @@ def summary_table(
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
     return list(map(escape.line, [*lines, *_notes(shown, folder)]))
+
+
+def _own_columns(shown: Sequence[Record]) -> list[str]:
+    """The metrics of users' own that any of these tests or their regions has a value of."""
+    found: dict[str, None] = {}
+    for record in shown:
+        parts: list[Record | RegionRecord] = [record, *record.regions.values()]
+        for part in parts:
+            for name, verdict in part.metrics.items():
+                whole = verdict.own is not None and verdict.scope is None
+                if whole and not isinstance(verdict.value, MissingValue):
+                    found[name if verdict.region is None else verdict.metric] = None
+    return list(found)
 
 
 def session_totals(records: Sequence[Record], runs: int) -> str:
@@ -130,7 +149,7 @@ def _cell(record: Record | RegionRecord, column: str) -> str:
     verdict = record.metrics.get(column)
     if verdict is None or isinstance(verdict.value, MissingValue):
         return UNKNOWN
-    number = format_quantity(verdict.value, METRICS[column].unit)
+    number = format_quantity(verdict.value, metric_of(verdict).unit)
     spread = format_spread(_spread(verdict))
     return " ".join(filter(None, (number, spread))) + _MARKS.get(verdict.status, "")
 
@@ -249,7 +268,10 @@ def _marker(verdict: Verdict) -> str:
     if verdict.scope is not None and verdict.scope.rules:
         return f"no_antipatterns({','.join(verdict.scope.rules)})"
     limits = {"max": verdict.limit, "min": verdict.least}
-    return ", ".join(f"{kind}_{verdict.label}" for kind, n in limits.items() if n is not None)
+    kinds = [kind for kind, n in limits.items() if n is not None]
+    if verdict.own is not None:
+        return ", ".join(f"{kind}_metric of {verdict.label}" for kind in kinds)
+    return ", ".join(f"{kind}_{verdict.label}" for kind in kinds)
 
 
 _NOISE = (
@@ -260,7 +282,7 @@ _NOISE = (
 
 def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
-    times = (v for v in record.metrics.values() if METRICS[v.metric].klass == "time")
+    times = (v for v in record.metrics.values() if metric_of(v).klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
     return dict.fromkeys(f"time: {in_words(reason)}" for reason in checked)
 

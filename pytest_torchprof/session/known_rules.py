@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.session.hook_answers import answers_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.gathering import Rulebook
@@ -32,7 +31,7 @@ def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook
     books = config.stash.setdefault(_BOOKS, {})
     key = tuple(map(id, hooks))
     if key not in books:
-        books[key] = gather([(_source(config, impl), _answer(config, impl)) for impl in hooks])
+        books[key] = gather(answers_of(hooks, "pytest_torchprof_rules", config))
     return books[key]
 
 
@@ -56,24 +55,3 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
     from pytest_torchprof.rules.engine.thresholds import parse_thresholds
 
     return parse_thresholds(text, rules_of(config).rules.values()) if text.strip() else {}
-
-
-def _answer(config: pytest.Config, impl: Any) -> object:
-    """Call one hook implementation by itself, so that an error can name its source."""
-    try:
-        return impl.function(*[{"config": config}[name] for name in impl.argnames])
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        raise SettingsError(
-            f"pytest_torchprof_rules in {_source(config, impl)} raised",
-            f"{type(error).__name__}: {error}",
-        ) from error
-
-
-def _source(config: pytest.Config, impl: Any) -> str:
-    """The conftest file, or the plugin's name."""
-    file = getattr(impl.plugin, "__file__", None)
-    if file and os.path.basename(file) == "conftest.py":  # noqa: PTH119 - a name, not a file
-        return os.path.relpath(file, config.rootpath)
-    return f"the plugin {impl.plugin_name}"

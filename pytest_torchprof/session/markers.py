@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.core.results import Budget, Number
-    from pytest_torchprof.verdict.metrics import Metric
+    from pytest_torchprof.verdict.metric import Metric
 
 
 def add_markers(config: pytest.Config) -> None:
@@ -31,12 +31,20 @@ def add_markers(config: pytest.Config) -> None:
         names = "".join(f", {name}=None" for name in _arguments_of(metric))
         lines.append(f"max_{metric.name}(limit{names}): fail above this; {metric.help}")
         lines.append(f"min_{metric.name}(limit{names}): fail below this; {metric.help}")
+    scopes = "".join(f", {name}=None" for name in (*SCOPES, "on"))
+    for kind, side in {"max": "above", "min": "below"}.items():
+        lines.append(
+            f"{kind}_metric(name, limit{scopes}): fail {side} this; any metric, also one that the "
+            "test records, or that a hook defines"
+        )
     for line in lines:
         config.addinivalue_line("markers", line)
 
 
 #: The prefixes of a metric's markers, and which limit of a budget each sets.
 _KINDS: Final = {"max_": "limit", "min_": "least"}
+#: The name in ``max_metric`` and ``min_metric``, whose first argument names the metric.
+_ANY: Final = "metric"
 
 
 def budgets_of(item: pytest.Item) -> list[Budget]:
@@ -45,16 +53,21 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
     Raises:
         SettingsError: an invalid limit, an unknown metric, or two limits for one metric.
     """
+    from pytest_torchprof.session.known_metrics import metrics_of
     from pytest_torchprof.verdict.metrics import METRICS
 
     found: dict[tuple[str, str | None], Budget] = {}
     for mark in item.iter_markers():
         if not mark.name.startswith(tuple(_KINDS)):
             continue
-        if mark.name[4:] not in METRICS:
+        if mark.name[4:] == _ANY:
+            known = metrics_of(item.config, item)
+            budget = named_budget(mark.name, mark.args, mark.kwargs, known)
+        elif mark.name[4:] in METRICS:
+            budget = make_budget(mark.name, mark.args, mark.kwargs)
+        else:
             _check_other(mark.name, item.config)
             continue
-        budget = make_budget(mark.name, mark.args, mark.kwargs)
         key = budget.label, budget.on
         found[key] = _both(mark.name, found[key], budget) if key in found else budget
     return list(found.values())
@@ -72,7 +85,7 @@ def _check_other(name: str, config: pytest.Config) -> None:
     lines: list[str] = config.getini("markers")
     if name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
         return
-    ours = [f"{name[:4]}{metric}" for metric in METRICS]
+    ours = [f"{name[:4]}{metric}" for metric in (*METRICS, _ANY)]
     if name.startswith("max_") or get_close_matches(name, ours, 1):
         raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
 
@@ -116,6 +129,8 @@ def limits_of_excluded(
         if place is not None and node is not place:
             break
         close.add(mark.name)
+        if mark.name[4:] == _ANY and mark.args:
+            close.add(f"{mark.name[:4]}{mark.args[0]}")
         if mark.name == "torchprof" and "enabled" in mark.kwargs:
             place = node
     return tuple(
@@ -148,17 +163,10 @@ def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object])
     from pytest_torchprof.work.devices.targets import check_target
 
     kind, metric = name[:4], METRICS[name[4:]]
-    _check_arguments(name, kwargs, _arguments_of(metric))
     if len(args) != 1:
         found = f"{len(args)} limits" if args else "none"
         raise SettingsError(f"{name} takes one limit, got {found}: {name}(5)")
-    scopes = [f"{one}=" for one in kwargs if one in SCOPES]
-    if scopes[1:]:
-        raise SettingsError(f"{name} takes {' or '.join(scopes)}, not both")
-    for scope, what in kwargs.items():
-        if not isinstance(what, str) or not what:
-            raise SettingsError(f"{name}: {scope}= takes a name, got {what!r}")
-    given: dict[str, Any] = dict(kwargs)
+    given = _scope_of(name, kwargs, _arguments_of(metric))
     try:
         if "on" in given:
             check_target(given["on"])
@@ -166,6 +174,57 @@ def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object])
     except TorchprofError as error:
         raise SettingsError(f"{name}: {error}") from None
     return Budget(metric.name, **given)
+
+
+def named_budget(
+    kind: str,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    known: Mapping[str, Metric],
+) -> Budget:
+    """The budget of ``max_metric`` or ``min_metric``, on a metric of the table or the user's own.
+
+    ``known`` are those that hooks define.
+
+    Raises:
+        SettingsError: an argument is invalid. Whether there is such a metric, only a run tells.
+    """
+    from pytest_torchprof.core.results import Budget
+    from pytest_torchprof.core.units import parse_signed
+    from pytest_torchprof.verdict.metrics import METRICS
+    from pytest_torchprof.work.devices.targets import check_target
+
+    if len(args) != 2 or not isinstance(args[0], str) or not args[0].isidentifier():
+        raise SettingsError(f'{kind} takes a name and a limit: {kind}("tokens_per_s", 100)')
+    name, limit = args[0], args[1]
+    if name in METRICS:
+        return make_budget(f"{kind[:4]}{name}", [limit], kwargs)
+    row = known.get(name)
+    arguments = ("region", "on") if row is None else _arguments_of(row)
+    given = _scope_of(f"{kind} of {name}", kwargs, arguments)
+    try:
+        if "on" in given:
+            check_target(given["on"])
+        given[_KINDS[kind[:4]]], given["unit"] = parse_signed(limit)
+    except TorchprofError as error:
+        raise SettingsError(f"{kind} of {name}: {error}") from None
+    return Budget(name, **given)
+
+
+def _scope_of(name: str, kwargs: Mapping[str, object], known: Sequence[str]) -> dict[str, Any]:
+    """The scope and the device that the arguments name.
+
+    Raises:
+        SettingsError: an unknown argument, two scopes, or what is no name.
+    """
+    _check_arguments(name, kwargs, known)
+    scopes = [f"{one}=" for one in kwargs if one in SCOPES]
+    if scopes[1:]:
+        raise SettingsError(f"{name} takes {' or '.join(scopes)}, not both")
+    for scope, what in kwargs.items():
+        if not isinstance(what, str) or not what:
+            raise SettingsError(f"{name}: {scope}= takes a name, got {what!r}")
+    return dict(kwargs)
 
 
 def _check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:

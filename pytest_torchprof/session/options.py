@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
 ACCEPT = "--accept"
+#: In the columns of the table, this stands for all metrics of users' own.
+OWN_COLUMNS = "own"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
@@ -115,7 +117,7 @@ def _words(text: str) -> list[str]:
 
 
 def _metrics(text: str) -> tuple[str, ...]:
-    return tuple(_metric(word) for word in _words(text))
+    return tuple(word if word == OWN_COLUMNS else _metric(word) for word in _words(text))
 
 
 def _codes(text: str) -> frozenset[str]:
@@ -140,7 +142,8 @@ OPTIONS = (
     Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz per test"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "which tests to keep traces of", ini=False),
-    Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
+    Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table; "
+           "'own' stands for those that tests record and hooks define"),
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
     Option("ignore", "", _codes, "RULE,…", "anti-pattern rules to switch off"),

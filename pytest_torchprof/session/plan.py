@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.session.known_metrics import metrics_of
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
     antipatterns_of,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.verdict.metric import Metric
 
 RunKind = Literal[
     "warmup", "round", "pairs", "profile", "modules", "threads", "numbers", "tensors", "lines"
@@ -41,7 +43,7 @@ class Plan(Frozen, frozen=True):
     reason, and ``ignored`` are switched off. Rounds repeat for ``min_time_s`` or, if no number of
     rounds was given, ``gate_time_s``. ``time`` is what to do about a time difference; with
     ``shares_laps``, the reference kernel's laps of the test before may be used. ``compares``:
-    callables that the test compares get a run of their own.
+    callables that the test compares get a run of their own. ``metrics`` are the user's own.
     """
 
     warmup: int
@@ -57,6 +59,7 @@ class Plan(Frozen, frozen=True):
     time: Literal["advisory", "gate", "off"] = "advisory"
     shares_laps: bool = False
     compares: bool = True
+    metrics: tuple[Metric, ...] = ()
     #: Excluded from profiling, but with limits, which are then not checked.
     left_out: bool = False
 
@@ -138,5 +141,6 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         gate_time_s=s.gate_time_s,
         time=s.time,
         shares_laps=s.time == "advisory" and not s.accept,
+        metrics=tuple(metrics_of(item.config, item).values()),
     )
     return base.with_counts(**overrides)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.session.markers import make_budget
+from pytest_torchprof.session.known_metrics import metrics_of
+from pytest_torchprof.session.markers import make_budget, named_budget
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -64,22 +65,26 @@ def _parsed(config: pytest.Config) -> Iterable[ProjectBudget]:
     file = config.inipath.name if config.inipath is not None else "the ini file"
     for line in config.getini("torchprof_budgets"):
         try:
-            glob, budget = _read(line)
+            glob, budget = _read(line, config)
         except SettingsError as error:
             raise SettingsError(f"torchprof_budgets in {file}: {line!r}: {error}") from None
         yield ProjectBudget(glob, replace(budget, source=f"torchprof_budgets in {file}"))
 
 
-def _read(line: str) -> ProjectBudget:
+def _read(line: str, config: pytest.Config) -> ProjectBudget:
     found = _LINE.fullmatch(line.strip())
     if found is None:
         raise SettingsError("it is no budget", next_step=_EXAMPLE)
     name = found["name"]
     ours = [f"{kind}_{metric}" for kind in ("max", "min") for metric in METRICS]
-    if name not in ours:
-        raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
     value, *others = _ARGUMENT.split(found["rest"])
     arguments = {key: text.strip() for key, text in zip(others[::2], others[1::2], strict=True)}
+    if name in ("max_metric", "min_metric"):
+        named = arguments.pop("name", "")
+        budget = named_budget(name, [named, _number(value)], arguments, metrics_of(config))
+        return ProjectBudget(found["glob"] or "*", budget)
+    if name not in ours:
+        raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
     return ProjectBudget(found["glob"] or "*", make_budget(name, [_number(value)], arguments))
 
 

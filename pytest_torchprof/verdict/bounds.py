@@ -10,7 +10,7 @@ from pytest_torchprof.core.results import MissingValue, Value
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.metrics import Metric
+    from pytest_torchprof.verdict.metric import Metric
 
 
 def of_whole(metric: Metric, value: Value, trace: Events) -> Value:
@@ -36,7 +36,7 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
         return value
     if (gap := trace.whole.once(work_elsewhere)) is None:
         return value
-    if is_by_chance(gap):
+    if is_by_chance(gap) or metric.own is not None:  # a function's value may be no count
         return MissingValue(gap)
     at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
     return MissingValue(gap, at_hand, at_least=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.core.results import MissingValue, Verdict
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -66,6 +67,7 @@ def failures(
             Cause("metric_unchecked", v.label, v.reason)
             for v in unmeasured
             if not v.limited and v.baseline is not None and _is_owed(v, policy)
+            if not (accept and v.reason is not None and v.reason.why is Why.NOT_RECORDED)
         ]
         causes += [
             Cause("metric_new", v.label)
@@ -73,7 +75,7 @@ def failures(
             if v.status == "new"
             and has_baseline
             and not accept
-            and METRICS[v.metric].stored
+            and metric_of(v).stored
             and _is_owed(v, policy)
         ]
         causes += [
@@ -91,7 +93,7 @@ def failures(
 
 def _is_owed(verdict: Verdict, policy: Policy) -> bool:
     """Whether a missing value, measured or accepted, counts as missing under strict mode."""
-    metric = METRICS[verdict.metric]
+    metric = metric_of(verdict)
     if verdict.metric == "findings" and isinstance(verdict.value, MissingValue):
         return False  # it depends on the order of the tests
     if metric.klass == "time" and policy.time != "gate":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -23,17 +23,30 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.verdict.metrics import METRICS, Metric
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
+from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
+from pytest_torchprof.verdict.own_metrics import row_of
 from pytest_torchprof.verdict.vacuous import not_vacuous
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.own_metrics import Better
+    from pytest_torchprof.verdict.metric import Metric
 
 #: Stored times allow no tighter tolerance: at 5 %, many comparisons of identical code fail, while
 #: 25 % still catches nearly every slowdown of 50 %. Source: measured, see docs/time-in-ci.md.
 TIME_TOLERANCE = 0.25
 
 
-#: Why a part of a test has no number: nothing of its name ran.
-_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
+#: Why a part of a test has no number: nothing of its name ran, or was recorded there.
+_NOT_RUN = frozenset(
+    {
+        Why.SCOPE_DID_NOT_RUN,
+        Why.SCOPE_DID_NOT_RUN_NEAR,
+        Why.NOT_RECORDED_IN,
+        Why.NO_SUCH_METRIC,
+        Why.NO_SUCH_METRIC_NEAR,
+    }
+)
 
 
 class Policy(Frozen, frozen=True):
@@ -53,9 +66,12 @@ def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
 ) -> list[Verdict]:
     """Return a verdict per metric, in the table's order, then one per scoped budget."""
+    budgets, refused = in_units(budgets, profile.own)
     whole = {b.metric: b for b in budgets if not b.scoped}
     verdicts = [
-        _verdict(METRICS[name], profile, baseline, whole.get(name, Budget(name)), policy)
+        _verdict(
+            row_of(name, profile.own), profile, baseline, whole.get(name, Budget(name)), policy
+        )
         for name in profile.metrics
     ]
     samples = profile.samples
@@ -81,13 +97,15 @@ def compare(
             else v
             for v in verdicts
         ]
+    verdicts += without_value(profile, baseline, whole)
     for budget in budgets:
         if not budget.scoped:
             continue
         value = profile.scoped.get(budget.label, MissingValue(because(Why.WAS_NOT_MEASURED)))
         if budget.source and isinstance(value, MissingValue) and value.reason.why in _NOT_RUN:
             continue  # a limit of the project is for the tests in which that part runs
-        verdicts.append(_scoped(budget, value))
+        verdicts.append(_scoped(row_of(budget.metric, profile.own), budget, value))
+    verdicts = with_own([*verdicts, *refused], profile.own)
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
 
@@ -96,9 +114,10 @@ def compare_regions(
 ) -> dict[str, list[Verdict]]:
     """For each named region, a verdict per metric, compared like a test.
 
-    Times are not: that of a small part of a test varies too much to be stored.
+    Times only advise: that of a small part of a test varies too much to gate.
     """
-    policy = replace(policy, time="off")
+    if policy.time == "gate":
+        policy = replace(policy, time="advisory")
     return {
         name: [
             replace(verdict, region=name)
@@ -189,9 +208,9 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
 
-def _scoped(budget: Budget, value: Value) -> Verdict:
+def _scoped(metric: Metric, budget: Budget, value: Value) -> Verdict:
     if isinstance(value, MissingValue):
-        return replace(_unmeasured(METRICS[budget.metric], value, None, budget), scope=budget)
+        return replace(_unmeasured(metric, value, None, budget), scope=budget)
     verdict = _limited(budget, value, None)
     return replace(verdict, scope=budget)
 
@@ -277,8 +296,9 @@ def _against_accepted(
         gated = policy.time == "gate" and metric.name in GATED_TIMES
         return Verdict(metric.name, value, "new", reason=policy.time_note if gated else None)
     if metric.klass == "time":
-        return _of_time(Verdict(metric.name, value, "ok", accepted), profile, baseline, policy)
-    status = _against(value, accepted, metric.tolerance)
+        verdict = Verdict(metric.name, value, "ok", accepted)
+        return _of_time(metric, verdict, profile, baseline, policy)
+    status = _against(value, accepted, metric.tolerance, better=metric.better)
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
         status = "advisory"
@@ -286,20 +306,31 @@ def _against_accepted(
 
 
 def _of_time(
-    verdict: Verdict, profile: Profile, baseline: Baseline | None, policy: Policy
+    metric: Metric,
+    verdict: Verdict,
+    profile: Profile,
+    baseline: Baseline | None,
+    policy: Policy,
 ) -> Verdict:
     """Compare times of rounds as multiples of the reference kernel's, if both have them."""
-    name, why, multiples = verdict.metric, policy.time_note, None
+    name, why, multiples = metric.name, policy.time_note, None
     before = Normalised.read(baseline.times.get("normalised")) if baseline else None
     if name in NORMALISED:
         gap = normalised_gap(profile.normalised, before, name)
         why = why or gap
         if not gap and before and profile.normalised:
             multiples = before.values[name], profile.normalised.values[name]
+    elif metric.own is not None and metric.own.recorded:
+        gap = normalised_gap(profile.normalised, before, "wall_ms")
+        now_own = profile.normalised.own if profile.normalised else {}
+        if not gap and before and name in now_own and name in before.own:
+            multiples = before.own[name], now_own[name]
+        why = why or gap
     accepted, now = multiples or (verdict.baseline, verdict.value)
     assert accepted is not None and not isinstance(now, MissingValue)  # noqa: S101, PT018 - by callers
-    status = _against(now, accepted, TIME_TOLERANCE)
-    if policy.time != "gate" or name not in GATED_TIMES:
+    status = _against(now, accepted, TIME_TOLERANCE, better=metric.better)
+    gated = name in GATED_TIMES or (metric.own is not None and multiples is not None)
+    if policy.time != "gate" or not gated:
         why, status = None, "ok" if status == "ok" else "advisory"
     elif why is not None:
         status = "ok" if status == "ok" else "advisory"
@@ -344,15 +375,18 @@ GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
 def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
     if baseline is None or not metric.compared:
         return None
-    source: Mapping[str, Number] = baseline.metrics if metric.stored else baseline.times
+    kept = baseline.metrics if metric.own is None else baseline.own
+    source: Mapping[str, Number] = kept if metric.stored else baseline.times
     value = source.get(metric.name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         return None
     return value
 
 
-def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
-    """Less is better for every metric; a change of exactly the tolerance is ok."""
+def _against(
+    value: Number, accepted: Number, tolerance: float, *, better: Better = "lower"
+) -> MetricStatus:
+    """The status of a change; one of exactly the tolerance is ok."""
     if value == accepted:
         return "ok"
     # As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.
@@ -360,7 +394,7 @@ def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
     change, margin = _exact(value) - before, abs(before) * _exact(tolerance)
     if abs(change) <= margin:
         return "ok"
-    return "regressed" if change > 0 else "improved"
+    return "regressed" if (change > 0) == (better == "lower") else "improved"
 
 
 def _exact(number: Number) -> Fraction:

@@ -17,6 +17,7 @@ from pytest_torchprof.core.results import (
     Budget,
     Finding,
     MissingValue,
+    Number,
     Profile,
     TestStatus,
     Verdict,
@@ -32,8 +33,9 @@ from pytest_torchprof.verdict.decision import (
     new_findings,
     status_of,
 )
-from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.other_cpu import other_cpu
+from pytest_torchprof.verdict.own_limits import with_own
+from pytest_torchprof.verdict.own_metrics import metric_of, row_of
 from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
 _MOST_SWAPPED = 4
+
+#: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
+_CHANGED = frozenset({"new", "regressed", "improved"})
 
 #: Metrics that operators or rules account for, so that they have source lines.
 _HAS_PLACES = {*COLUMN_OF, "findings"}
@@ -188,12 +193,13 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
 def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = MissingValue(reason)
-    return [
+    verdicts = [
         Verdict(
             b.metric, nothing, "not_measured", limit=b.limit, least=b.least, reason=reason, scope=b
         )
         for b in budgets
     ]
+    return with_own(verdicts, {})
 
 
 def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Policy:
@@ -235,7 +241,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     times: dict[str, Any] = {
         key: round(value, 6)
         for key, value in profile.metrics.items()
-        if METRICS[key].klass == "time" and not isinstance(value, MissingValue)
+        if row_of(key, profile.own).klass == "time" and not isinstance(value, MissingValue)
     }
     times["machine"] = measured.host
     if quiet and profile.normalised is not None:
@@ -252,6 +258,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
                 _numbers(region, found.regions[name]),
                 findings={rule: n for rule, n in sorted(region.compared.items()) if n},
                 laps=region.laps,
+                times=_own_times(region),
             )
             for name, region in profile.regions.items()
             if not all(isinstance(value, MissingValue) for value in region.metrics.values())
@@ -259,7 +266,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     )
 
 
-def _numbers(profile: Profile, verdicts: Iterable[Verdict]) -> Baseline:
+def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
     """The metrics, operators and kernels to accept; a value within its tolerance stays."""
     within = {
         v.metric: v.baseline
@@ -269,15 +276,38 @@ def _numbers(profile: Profile, verdicts: Iterable[Verdict]) -> Baseline:
     metrics = {
         key: within.get(key, value)
         for key, value in profile.metrics.items()
-        if METRICS[key].stored and not isinstance(value, MissingValue)
+        if row_of(key, profile.own).stored and not isinstance(value, MissingValue)
+    }
+    own = {key: metrics.pop(key) for key in profile.own if key in metrics}
+    # What is still declared and was not measured this time stays.
+    own |= {
+        v.metric: v.baseline
+        for v in verdicts
+        if v.status == "not_measured" and v.metric in profile.own and v.baseline is not None
+        if v.scope is None and metric_of(v).stored
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
     operators = {name: dict(row) for name, row in profile.operators.items()}
-    return Baseline(metrics, operators, dict(profile.kernels))
+    return Baseline(metrics, operators, dict(profile.kernels), own=own)
 
 
-def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:
+def _own_times(region: Profile) -> dict[str, Number]:
+    """Times that the test records in a region, which only advise."""
+    return {
+        key: round(value, 6)
+        for key, value in region.metrics.items()
+        if key in region.own and row_of(key, region.own).klass == "time"
+        if not isinstance(value, MissingValue)
+    }
+
+
+def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
+    if any(
+        v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time"
+        for v in verdicts
+    ):
+        return True
     return any(
         v.metric in GATED_TIMES
         # With a reason, the accepted time is not fit for gating.
@@ -300,7 +330,7 @@ def _not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
 
 
 def _only_advises(verdict: Verdict) -> bool:
-    return verdict.status == "advisory" and METRICS[verdict.metric].stored
+    return verdict.status == "advisory" and metric_of(verdict).stored
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.verdict.recorded import Recordings
 
 
 class Measured(Frozen, frozen=True):
@@ -27,6 +31,8 @@ class Measured(Frozen, frozen=True):
     compares but that were not measured, and ``region_gaps`` why numbers of named regions are
     unknown; ``mismatch`` is a failed inline expectation, metric →
     expected text. ``pairs_gap`` says why callables that the test compares were not compared.
+    ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
+    test itself records.
     """
 
     checked: Checked
@@ -47,6 +53,8 @@ class Measured(Frozen, frozen=True):
     unmeasured: tuple[str, ...] = ()
     region_gaps: Mapping[str, Reason] = {}
     pairs_gap: Reason | None = None
+    own: tuple[Metric, ...] = ()
+    recorded: Recordings = msgspec.field(default_factory=dict)
 
     @property
     def trace(self) -> Events:

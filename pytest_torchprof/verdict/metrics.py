@@ -7,71 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_torchprof.verdict.metric import Klass, Metric, MetricNeed
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import MissingValue, Value
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
-
-Klass = Literal["exact", "near", "time"]
-Unit = Literal["ms", "1", "FLOP", "B"]
-MetricNeed = Literal[
-    "rounds", "shapes", "memory", "device", "device_memory", "calls", "operators", "host"
-]
-
-
-class Metric(NamedTuple):
-    """One row of the table. (A plain pytest run loads it for the markers, so it is a light type.)
-
-    Attributes:
-        name: report key, baseline key, column; the marker is ``max_<name>``.
-        unit: canonical unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``.
-        klass: ``exact`` must equal the baseline, ``near`` within ``tolerance``, ``time`` follows
-            ``--torchprof-time``.
-        needs: what the capture must hold; without it, the metric is not measured.
-        extract: the value from a trace; pure.
-        help: one line for tables and ``--markers``.
-        tolerance: relative, of a ``near`` metric.
-        scopable: whether a limit may name an operator or a module.
-        depends_on_order: whether it has a value depends on what ran earlier in the process.
-        adds_up: whether more work can only increase it, so that a part of the work gives a lower
-            bound. A peak does not: a free lowers it. Nor self time: a nested call lowers it.
-        largest: whether the value of a region entered repeatedly is its largest lap's, not the sum.
-        compared: whether it is compared with a baseline. Not if something outside the test decides
-            it: a cache on disk, or what other tests have left in memory.
-        timed_by_region: whether rounds measure it in the named regions of a test, too.
-    """
-
-    name: str
-    unit: Unit
-    klass: Klass
-    needs: frozenset[MetricNeed]
-    extract: Callable[[Events], Value]
-    help: str
-    tolerance: float = 0.0
-    scopable: bool = True
-    depends_on_order: bool = False
-    adds_up: bool = False
-    largest: bool = False
-    compared: bool = True
-    timed_by_region: bool = False
-
-    @property
-    def stored(self) -> bool:
-        """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
-        return self.compared and self.klass != "time"
-
-    @property
-    def of_region(self) -> bool:
-        """Whether it comes from the profiled run's events, not from rounds or the first run."""
-        return "rounds" not in self.needs and not self.depends_on_order
-
-    @property
-    def of_device(self) -> bool:
-        """Whether it measures an accelerator, or waiting for one."""
-        return not self.needs.isdisjoint({"device", "device_memory", "calls"})
 
 
 def measure(metric: Metric, trace: Events) -> Value:
@@ -288,14 +232,14 @@ def _findings(trace: Events) -> Value:
 
 def _row(
     name: str,
-    unit: Unit,
+    unit: str,
     klass: Klass,
     needs: str,
     extract: Callable[[Events], Value],
     help_: str,
     *,
     tolerance: float = 0.0,
-    **traits: bool,
+    **traits: Any,
 ) -> Metric:
     wanted: frozenset[MetricNeed] = frozenset(needs.split())  # type: ignore[arg-type]
     return Metric(name, unit, klass, wanted, extract, help_, tolerance, **traits)

@@ -13,7 +13,7 @@ from pytest_torchprof.work.counting import has_shapes
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.metrics import MetricNeed
+    from pytest_torchprof.verdict.metric import MetricNeed
 
 
 def lacking(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:

@@ -12,7 +12,7 @@ from pytest_torchprof.core.results import CPU_SEPARATOR
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline
     from pytest_torchprof.verdict.measured import Measured
-    from pytest_torchprof.verdict.metrics import Metric
+    from pytest_torchprof.verdict.metric import Metric
 
 #: Of these, one CPU needs more than another, to change the layout of a tensor. Source: 1,468
 #: examples of torch 2.13 with oneDNN's instructions up to AVX2 and SSE41, and models on AVX-512.

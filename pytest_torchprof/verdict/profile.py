@@ -16,18 +16,20 @@ from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
+from pytest_torchprof.verdict.own_limits import not_in_region, value_within
+from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
 from pytest_torchprof.verdict.regions import RegionValues, region_time, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured
-    from pytest_torchprof.verdict.metrics import Metric
+    from pytest_torchprof.verdict.metric import Metric
 
 _COLUMNS = (
     "calls",
@@ -75,21 +77,23 @@ def _operators(trace: Events) -> int:
     return int((found & ~trace.names_where(_OF_DYNAMO.match)).sum())
 
 
-def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
-    """Every metric of the trace; findings without those of ``allowed`` rules."""
+def values_of(
+    checked: Checked, allowed: Collection[str], own: Iterable[Metric] = ()
+) -> dict[str, Value]:
+    """Every metric of the trace, the user's ``own``, too; findings without ``allowed`` rules'."""
     found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
     why = checked.unsettled
     # An unchecked rule may have more findings, so no limit is certain to hold.
     value = found if why is None else MissingValue(why, found or None)
     trace = checked.trace
-    return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+    values = measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+    return values | {metric.name: measure(metric, trace) for metric in own}
 
 
-def _within(source: Events, budget: Budget, *, unseen: bool) -> Value:
+def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> Value:
     """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
     assert budget.part is not None  # noqa: S101 - by callers
     how, what = budget.part
-    metric = METRICS[budget.metric]
     if metric.timed_by_region:
         return _time_within(source, metric, what)
     view = source.within(**{how: what})
@@ -121,9 +125,20 @@ def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:
 
 def profile_of(measured: Measured) -> Profile:
     """Metrics, operators, kernels and scoped values of what was measured."""
-    trace, allowed = measured.trace, measured.allowed
+    trace, allowed, recorded = measured.trace, measured.allowed, measured.recorded
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
+    functions = {metric.name: metric for metric in measured.own}
+    own = {name: metric.own for name, metric in functions.items() if metric.own is not None}
+    own |= declared_in(recorded)
+    regions = {
+        name: _region(measured, name, laps)
+        for name, laps in {
+            **dict.fromkeys(name for name in recorded if name is not None),
+            **dict.fromkeys(measured.region_gaps, 0),
+            **named_regions(trace),
+        }.items()
+    }
     for budget in measured.budgets:
         if not budget.scoped:
             continue
@@ -133,6 +148,13 @@ def profile_of(measured: Measured) -> Profile:
             )
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
+        metric = METRICS.get(budget.metric) or functions.get(budget.metric)
+        if metric is None:
+            value = value_within(budget, regions)
+            scoped[budget.label] = (
+                MissingValue(not_in_region(budget, regions, own)) if value is None else value
+            )
+            continue
         source = trace if budget.module is None else _with_modules(measured)
         if isinstance(source, MissingValue):
             scoped[budget.label] = source
@@ -141,9 +163,10 @@ def profile_of(measured: Measured) -> Profile:
         unseen = module is not None and any(
             is_of_name(module, name) for name in measured.unseen_modules
         )
-        scoped[budget.label] = _within(source, budget, unseen=unseen)
+        scoped[budget.label] = _within(source, budget, metric, unseen=unseen)
     return Profile(
-        metrics=values_of(measured.checked, allowed),
+        metrics=values_of(measured.checked, allowed, measured.own)
+        | values_in(recorded.get(None, {})),
         operators=operator_counts(trace),
         kernels=_kernel_counts(trace),
         found=found,
@@ -154,32 +177,35 @@ def profile_of(measured: Measured) -> Profile:
             if rule.gated_by is not None or rule.timed
         },
         scoped=scoped,
-        samples=samples_of(trace),
-        normalised=normalised_of(trace),
-        regions={
-            name: _region(measured, name, laps)
-            for name, laps in {
-                **dict.fromkeys(measured.region_gaps, 0),
-                **named_regions(trace),
-            }.items()
-        },
+        samples=samples_of(trace) | samples_in(recorded.get(None, {})),
+        normalised=normalised_of(trace, recorded.get(None, {})),
+        regions=regions,
+        own=own,
     )
 
 
-def _region(measured: Measured, name: str, laps: int) -> Profile:
+def _region(measured: Measured, name: str, laps: int | None) -> Profile:
     """The profile of a region, as far as a part of a test has one."""
     gap = measured.region_gaps.get(name)
     view, checked = view_of(measured.trace, name), measured.checked
-    values = RegionValues(checked, measured.allowed, name, gap=gap)
-    if gap is not None:
-        return Profile(metrics=dict(values), laps=laps)
+    recorded = measured.recorded.get(name, {})
+    values = RegionValues(
+        checked, measured.allowed, name, gap=gap, own=measured.own, recorded=recorded
+    )
+    own = {one.name: one.own for one in measured.own if one.own is not None}
+    own |= declared_in({name: recorded})
+    if gap is not None or not laps:
+        samples = samples_in(recorded)
+        return Profile(metrics=dict(values), laps=laps or 0, samples=samples, own=own)
     found, _ = found_in(checked, measured.rules, measured.allowed)
     return Profile(
         metrics=dict(values),
         operators=operator_counts(view),
         kernels=_kernel_counts(view),
         found={rule: values.counts.get(rule, 0) for rule in found},
+        samples=samples_in(recorded),
         laps=laps,
+        own=own,
     )
 
 

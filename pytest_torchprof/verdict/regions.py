@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.cached import cached
@@ -13,17 +14,19 @@ from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
-    from pytest_torchprof.verdict.metrics import Metric
+    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.verdict.recorded import Recorded
 
 _NOT_TIMED = because(Why.REGION_NOT_TIMED)
 _OF_TEST = because(Why.ONLY_OF_TEST)
+_NOT_OF_LAPS = because(Why.NOT_RECORDED_BY_LAP)
 #: The order of a lap's times in `RegionTimes.laps`.
 _LAP_FIELDS = ("wall_ms", "cpu_ms")
 
@@ -58,7 +61,8 @@ def region_time(trace: Events, metric: Metric, name: str, lap: int | None = None
 class RegionValues(Mapping[str, "Value"]):
     """Every metric within a region: the sum over its laps, or the largest; or those of one lap.
 
-    ``gap``: why they are unknown.
+    ``gap``: why they are unknown. ``own`` are the user's own functions of a trace, and ``recorded``
+    is what the test records there.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class RegionValues(Mapping[str, "Value"]):
         name: str,
         lap: int | None = None,
         gap: Reason | None = None,
+        own: Iterable[Metric] = (),
+        recorded: Mapping[str, Recorded] | None = None,
     ) -> None:
         self._checked, self._allowed = checked, allowed
         self._name, self._lap = name, lap
@@ -75,16 +81,21 @@ class RegionValues(Mapping[str, "Value"]):
         if gap is None and not laps:
             gap = because(Why.SCOPE_DID_NOT_RUN, scope="region", name=name)
         self._gap, self._laps = gap, laps
+        self._recorded = recorded or {}
+        self._rows = {**METRICS, **{one.name: one for one in own}}
 
     def __iter__(self) -> Iterator[str]:
-        return iter(METRICS)
+        return chain(self._rows, self._recorded)
 
     def __len__(self) -> int:
-        return len(METRICS)
+        return len(self._rows) + len(self._recorded)
 
     def __getitem__(self, name: str) -> Value:
         """The metric's value, or why there is none."""
-        metric = METRICS[name]
+        if name in self._recorded:
+            whole = self._lap is None
+            return self._recorded[name].value if whole else MissingValue(_NOT_OF_LAPS)
+        metric = self._rows[name]
         if self._gap is not None:
             return MissingValue(self._gap)
         if "rounds" in metric.needs:

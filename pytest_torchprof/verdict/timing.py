@@ -11,9 +11,12 @@ from pytest_torchprof.core.samples import NORMALISED, Normalised, is_positive
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
+    from pytest_torchprof.verdict.recorded import Recorded
 
 
 def samples_of(trace: Events) -> dict[str, Sample]:
@@ -26,8 +29,13 @@ def samples_of(trace: Events) -> dict[str, Sample]:
     return {name: s for name, one in noted.items() if one is not None and (s := one.sample)}
 
 
-def normalised_of(trace: Events) -> Normalised | None:
-    """The normalized times of a trace; None if the reference kernel did not run."""
+def normalised_of(
+    trace: Events, recorded: Mapping[str, Recorded] | None = None
+) -> Normalised | None:
+    """The normalized times of a trace, and those that the test has recorded.
+
+    None if the reference kernel did not run.
+    """
     reference, samples = trace.facts.reference, samples_of(trace)
     if reference is None or "wall_ms" not in samples:
         return None
@@ -43,5 +51,28 @@ def normalised_of(trace: Events) -> Normalised | None:
             "reference_ms": reference.wall_ms,
             "conditions": reference.conditions,
             "page_faults": reference.page_faults,
+            "own": {
+                name: multiple
+                for name, one in (recorded or {}).items()
+                if (multiple := _multiple(one, reference.wall_ms)) is not None
+            },
         }
     )
+
+
+#: Units of times that a test may record.
+_TIMES = frozenset({"ns", "us", "µs", "ms", "s", "min"})
+
+
+def _multiple(one: Recorded, reference_ms: float | None) -> float | None:
+    """The best round of a time or a rate, relative to the reference kernel's time in ms.
+
+    None of another quantity, of which it is not known how the machine's speed changes it.
+    """
+    if one.best is None or not is_positive(one.best) or not is_positive(reference_ms):
+        return None
+    assert reference_ms is not None  # noqa: S101 - it is positive
+    what, _, per = one.metric.unit.rpartition("/")
+    if what and per in _TIMES:
+        return one.best * reference_ms
+    return one.best / reference_ms if one.metric.unit in _TIMES else None

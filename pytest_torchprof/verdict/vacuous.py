@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.verdict.metrics import METRICS, Metric
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Profile, Verdict
+    from pytest_torchprof.verdict.metric import Metric
 
 NOTHING = because(Why.NOTHING_RAN)
 NOTHING_ON_DEVICE = because(Why.NOTHING_ON_DEVICE)
@@ -25,7 +27,7 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
 
     The value stays a true zero. A baseline of zero shows that it is intended.
     """
-    metric = METRICS[verdict.metric]
+    metric = metric_of(verdict)
     why = _nothing(metric, profile, baseline)
     if why is None and metric.name == "flops" and verdict.value == 0:
         why = None if baseline is not None and baseline.metrics.get("flops") == 0 else NO_PRODUCT

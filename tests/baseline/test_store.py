@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_torchprof.baseline.changes import SECTIONS, Change
 from pytest_torchprof.baseline.document import BASELINE_SCHEMA
 from pytest_torchprof.baseline.store import (
-    SECTIONS,
-    Change,
     Entry,
     entry_of,
     load,

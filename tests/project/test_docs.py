@@ -127,7 +127,7 @@ def test_examples_of_the_readme_run(pytester: pytest.Pytester) -> None:
     for number, code in enumerate(list(blocks(README, "python"))[1:]):
         imports = "import pytest\nimport torch\nfrom torch import nn\n\n"
         (pytester.path / f"test_{number}.py").write_text(imports + code, "utf-8")
-    assert {"passed": 2} == run(pytester, "--torchprof").outcomes
+    assert {"passed": 3} == run(pytester, "--torchprof").outcomes
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from support.handmade_rows import EVERY, Fake
 from support.sessions import read_baseline, run
 
 from pytest_torchprof.cli import main
+from pytest_torchprof.core.own_metrics import Better, Compare
 from pytest_torchprof.core.results import MetricStatus, TestStatus
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -62,6 +63,14 @@ TESTS = """
     @pytest.mark.max_flops(10**9)
     def test_has_a_lower_bound(): torch.fft.fft(X)
 
+    @pytest.mark.max_metric("unheard_of", 1)
+    def test_records(torchprof):
+        torchprof.record("n", 1, compare="exact")
+        with torchprof("part"):
+            torchprof.record("s", 1.5, unit="s", better="higher")
+            torchprof.record("shown", 1.5, compare="never")
+            X + X
+
     def test_profiles_itself():
         with torch.profiler.profile():
             pass
@@ -91,7 +100,9 @@ def test_the_words_of_the_schema_are_those_of_the_code() -> None:
     test, metric = defs["test"]["properties"], defs["metric"]["properties"]
     assert set(test["status"]["enum"]) == set(get_args(TestStatus))
     assert set(metric["status"]["enum"]) == set(get_args(MetricStatus))
-    assert set(metric["class"]["enum"]) == {metric.klass for metric in METRICS.values()}
+    assert set(metric["class"]["enum"]) == {*get_args(Compare)}
+    assert {metric.klass for metric in METRICS.values()} < {*get_args(Compare)}
+    assert {*metric["better"]["enum"]} == {*get_args(Better)}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -103,6 +103,7 @@ class Judge:
                 verdict.times_changed,
                 tuple(edits),
                 tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
+                tuple(compared.profile.own.values()),
             )
         record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
         return Judgement(record, offer, message, (*faults, *kept.faults))

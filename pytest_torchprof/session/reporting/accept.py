@@ -50,7 +50,8 @@ def accept(
         except BaselineError as error:
             errors.append(str(error))
         else:
-            done += _lines(written, root)
+            units = {one.name: one.unit for offer in offers for one in offer.own}
+            done += _lines(written, root, {**units, **{m.name: m.unit for m in METRICS.values()}})
     edits = [edit for offer in offers for edit in offer.edits]
     rewritten, problems = inline.apply(edits)
     done += [_rewritten(edit, root) for edit in sorted(rewritten, key=_place)]
@@ -59,7 +60,7 @@ def accept(
     return done, errors
 
 
-def _lines(written: store.Written, root: Path) -> list[str]:
+def _lines(written: store.Written, root: Path, units: Mapping[str, str]) -> list[str]:
     """What an accept changed, as old → new, for the terminal."""
     where = shown(str(written.path), root)
     lines = []
@@ -67,9 +68,9 @@ def _lines(written: store.Written, root: Path) -> list[str]:
         lines.append(f"{where}: {plural(len(written.added), 'new test')}")
     for test, changes in written.changed.items():
         parts = [
-            f"{c.label} {' → '.join(format_pair(c.before, c.now, METRICS[c.metric].unit))}"
+            f"{c.label} {' → '.join(format_pair(c.before, c.now, units[c.metric]))}"
             for c in changes
-            if c.metric in METRICS
+            if c.metric in units
         ]
         lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
     lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]

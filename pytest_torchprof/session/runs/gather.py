@@ -17,17 +17,20 @@ from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.runs.captures import Captures
 from pytest_torchprof.session.runs.fixture_requests import Asked
+from pytest_torchprof.session.runs.recordings import RunRecordings
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
+from pytest_torchprof.verdict.recorded import declared_in, values_in
 from pytest_torchprof.verdict.regions import RegionValues
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.core.own_metrics import OwnMetric
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.trace.events import Events
@@ -69,6 +72,8 @@ class Gatherer:
         self._faults: list[str] = []
         #: What the test itself asks of the fixture.
         self.asked = Asked()
+        #: What the test records itself.
+        self.recordings = RunRecordings()
         self._captures = Captures()
         self._checked: Checked | None = None
         self.longest_ns = 0
@@ -114,6 +119,8 @@ class Gatherer:
         long = wall_ns > LONG_CALL_NS and not self.rounds and timed
         if brought.kind == "round" or long:
             self.rounds.add(brought.round)
+            if brought.first:
+                self.recordings.count_first()
         if brought.first or self.asked.complete:
             self._compilation = self._compiled_so_far()
 
@@ -204,14 +211,28 @@ class Gatherer:
         return self._checked
 
     def values(self) -> dict[str, Value]:
-        """Every metric of the trace."""
-        return values_of(self.checked, self.plan.allowed)
+        """Every metric of the trace, and what the test has recorded so far."""
+        values = values_of(self.checked, self.plan.allowed, self.plan.metrics)
+        return values | values_in(self.recordings.taken().get(None, {}))
 
     def region_values(self, name: str, lap: int | None = None) -> Mapping[str, Value]:
         """Every metric of a named region, or of one lap of it; computed when looked up."""
         return RegionValues(
-            self.checked, self.plan.allowed, name, lap, self.asked.region_gaps.get(name)
+            self.checked,
+            self.plan.allowed,
+            name,
+            lap,
+            self.asked.region_gaps.get(name),
+            self.plan.metrics,
+            self.recordings.taken().get(name, {}),
         )
+
+    def own(self, name: str) -> OwnMetric | None:
+        """What is declared of a metric of the user's own; None if there is none of this name."""
+        for metric in self.plan.metrics:
+            if metric.name == name:
+                return metric.own
+        return declared_in(self.recordings.taken()).get(name)
 
     def laps_of(self, name: str) -> int:
         """How often the profiled run entered a named region."""
@@ -242,6 +263,8 @@ class Gatherer:
             ),
             region_gaps=self.asked.region_gaps,
             pairs_gap=self.asked.pairs_gap,
+            own=plan.metrics,
+            recorded=self.recordings.taken(),
         )
 
     def result(self) -> Measured | Unmeasured:

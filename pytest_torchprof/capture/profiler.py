@@ -54,6 +54,7 @@ OWN_PROFILER = because(Why.OWN_PROFILER)
 OTHER_THREADS = because(Why.THREADS_WORK)
 FIRST_OF_POOL = because(Why.POOL_WORK)
 THREAD_LEFT = because(Why.THREAD_LEFT)
+_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
@@ -70,6 +71,12 @@ def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], u
             PATCH_GUARD.show_test(where, name, old)
 
     undo.callback(back)
+
+
+def _called_by_compiler() -> bool:
+    """Whether torch's compiler calls our caller: a number of threads becomes part of its code."""
+    name = REAL.frame(2).f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith(_COMPILERS)
 
 
 class Capture:
@@ -182,13 +189,17 @@ class Capture:
     def _set_threads(self, undo: Undo) -> None:
         """Set the requested intra-op threads; a test that sets others keeps its own."""
         t, wanted = real_torch(), self._threads
-        needless = wanted is None or wanted == t.get_threads()
+        own = t.get_threads()
+        needless = wanted is None or wanted == own
         give_back = lend_threads(wanted, undo)
         if needless or not self._first:
             return
 
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:
             def answer(*args: Any) -> Any:
+                # Within dynamo's trace, which must end with as many threads as it began.
+                if not args and t.get_threads() == wanted and _called_by_compiler():
+                    return own
                 give_back()
                 self.aside = self.aside or because(Why.READS_THREADS)
                 return original(*args)

@@ -23,6 +23,7 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
@@ -114,17 +115,24 @@ def compare_regions(
 ) -> dict[str, list[Verdict]]:
     """For each named region, a verdict per metric, compared like a test.
 
-    Times only advise: that of a small part of a test varies too much to gate.
+    Its times are not stored, and those that the test records only advise: that of a small part
+    varies too much to gate.
     """
     if policy.time == "gate":
         policy = replace(policy, time="advisory")
-    return {
-        name: [
-            replace(verdict, region=name)
-            for verdict in compare(region, baseline and baseline.regions.get(name), (), policy)
+    found: dict[str, list[Verdict]] = {}
+    for name, region in profile.regions.items():
+        before = baseline and baseline.regions.get(name)
+        found[name] = [
+            replace(v, region=name, status="ok" if before and _is_unstored(v) else v.status)
+            for v in compare(region, before, (), policy)
         ]
-        for name, region in profile.regions.items()
-    }
+    return found
+
+
+def _is_unstored(verdict: Verdict) -> bool:
+    is_time = verdict.own is None and METRICS[verdict.metric].klass == "time"
+    return is_time and verdict.status == "new"
 
 
 def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:

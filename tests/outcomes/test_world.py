@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
@@ -568,3 +569,53 @@ def test_memory_grows_as_it_does_under_the_bare_profiler(pytester: pytest.Pytest
     ).stdout.str()
     grown = [float(text.split("grown ")[1].split()[0]) for text in (bare, ours)]
     assert grown[1] < 3 * grown[0] + 20, grown
+
+
+COMPILING = """
+import types
+import pytest
+import torch
+
+torch.set_num_threads(3)
+compiler = types.ModuleType("torch._inductor.some_part")
+exec("import torch\\ndef threads(): return torch.get_num_threads()", vars(compiler))
+
+@pytest.mark.torchprof(warmup=0, rounds=0)
+def test_a_compiler_asks():
+    real = torch._C.get_num_threads()
+    assert 3 == compiler.threads()
+    torch.ones(2)
+    assert real == torch._C.get_num_threads()
+
+@pytest.mark.torchprof(warmup=0, rounds=0)
+def test_a_compiler_asks_after_the_test():
+    torch.set_num_threads(2)
+    assert 2 == compiler.threads()
+    torch.set_num_threads(3)
+"""
+
+
+def test_the_compiler_sees_the_tests_threads_and_none_are_changed_under_it(
+    pytester: pytest.Pytester,
+) -> None:
+    seen = same(pytester, COMPILING)
+    assert "new" == seen.statuses["test_a_compiler_asks"]
+    assert "number of threads" in seen.statuses["test_a_compiler_asks_after_the_test"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_compiles_in_the_only_run_with_several_threads(pytester: pytest.Pytester) -> None:
+    source = """
+        import pytest
+        import torch
+
+        torch.set_num_threads(2)
+
+        @pytest.mark.torchprof(warmup=0, rounds=0)
+        @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+        def test_it():
+            product = torch.nn.Linear(16, 16).requires_grad_(False)
+            torch.compile(product)(torch.ones(2, 16))
+        """
+    assert {"new"} == set(same(pytester, source, subprocess=True).statuses.values())

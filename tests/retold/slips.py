@@ -95,6 +95,13 @@ SLIPS = {
         "test_the_server_is_as_fast_as_its_decoder",
         ("b is serve", "slower by more than 25 %"),
     ),
+    "sglang: a request waits in the queue": Slip(
+        "test_sglang.py",
+        "        self.waiting.append(ids)",
+        "        time.sleep(0.1)\n        self.waiting.append(ids)",
+        "test_tokens_per_second",
+        ("tokens_per_s", "serve", "100 1/s"),
+    ),
     "sglang: old tokens are projected again": Slip(
         "test_sglang.py",
         "            new, cache = decoder.attend(new, cache)\n    for lap",

@@ -42,7 +42,7 @@ def test_each_source_is_retold() -> None:
 def test_the_project_is_green(pytester: pytest.Pytester) -> None:
     ran = run(pytester, "--torchprof", "-k", "not warm_start and not slower and not as_fast")
     skipped = 0 if torch.cuda.is_available() else 3
-    assert {"passed": 14 - skipped, "skipped": skipped, "deselected": 3} == ran.outcomes, ran.out
+    assert {"passed": 15 - skipped, "skipped": skipped, "deselected": 3} == ran.outcomes, ran.out
     if skipped:
         reasons = {t["reason"] for t in ran.tests.values() if t["status"] == "not_profiled"}
         assert {"skipped"} == reasons
@@ -78,4 +78,4 @@ def test_the_whole_project_is_green_twice(
     for command in ("--accept", "--torchprof"):
         ran = run(pytester, command, *options, needs=needs, subprocess=True)
         outcomes = {key: ran.outcomes.get(key, 0) for key in ("passed", "skipped", "failed")}
-        assert {"passed": 17 - skipped, "skipped": skipped, "failed": 0} == outcomes, ran.out
+        assert {"passed": 18 - skipped, "skipped": skipped, "failed": 0} == outcomes, ran.out

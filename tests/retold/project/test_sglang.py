@@ -1,5 +1,7 @@
 """Retold from sglang: decoding does not get slower; its throughput has a lower limit."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -76,3 +78,12 @@ def test_the_server_is_as_fast_as_its_decoder(torchprof, prompt):
     decoder = Decoder()
     result = torchprof.ab(Decoder.generate, serve, args=(decoder, prompt))
     result.assert_not_slower(by="25 %")
+
+
+@pytest.mark.min_metric("tokens_per_s", 100, region="serve")
+def test_tokens_per_second(torchprof, prompt):
+    with torchprof("serve"):
+        began = time.perf_counter()
+        serve(Decoder(), prompt)
+        rate = len(prompt) * (1 + NEW) / (time.perf_counter() - began)
+        torchprof.record("tokens_per_s", rate, unit="1/s", better="higher")

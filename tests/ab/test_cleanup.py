@@ -180,6 +180,7 @@ def test_a_controller_that_ends_has_cleaned_up(start: Start, repo: Path, scratch
     assert nothing_left(repo, scratch, *groups)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kill", ["-9 ", "-2 ", "-2 -"])
 def test_a_controller_killed_in_the_middle_of_a_checkout_leaves_nothing(
     start: Start, repo: Path, scratch: Path, kill: str

@@ -300,6 +300,7 @@ def test_code_that_only_one_tree_has_is_not_there_in_the_other(world: World) -> 
     assert {"foo": "No module named 'foo'"} == result["errors"]
 
 
+@pytest.mark.thorough
 def test_pytest_starts_after_the_redirection(world: World) -> None:
     """With conftest and tests of each side; that our package is loaded already is no warning."""
     world.both("src/foo")

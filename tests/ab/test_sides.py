@@ -104,6 +104,7 @@ def both(asked: Request) -> tuple[Side, Side]:
     return a, b
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ref", ["v1", "HEAD~1", "main^", "refs/tags/v1"])
 def test_a_is_the_revision_and_b_the_working_tree(repo: Path, ref: str) -> None:
     sha = git(repo, "rev-parse", "--short", "v1")
@@ -123,6 +124,7 @@ def test_a_sha_is_its_own_label(repo: Path) -> None:
     assert git(repo, "rev-parse", "--short", "v1") == a.label
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", ["modified", "untracked", "staged"])
 def test_uncommitted_changes_are_part_of_b(repo: Path, change: str) -> None:
     write(repo, **{"more" if change == "untracked" else "code": "N = 3"})
@@ -386,6 +388,7 @@ def test_a_folder_against_the_working_tree(repo: Path, tmp_path: Path) -> None:
     assert (a.label, a.root, b.root) == (str(tmp_path / "a"), tmp_path / "a", repo)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("given", "shown"),
     [

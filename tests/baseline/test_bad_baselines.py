@@ -224,6 +224,7 @@ def refuse_replace(source: Any, target: Any, **rest: Any) -> None:
     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "fake", "why"),
     [

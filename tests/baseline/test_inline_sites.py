@@ -127,6 +127,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_literal_of_the_call_is_rewritten_and_nothing_else(

@@ -114,6 +114,7 @@ def test_the_layout_is_sorted_with_one_metric_a_line_and_a_trailing_newline() ->
 """ == render(data)
 
 
+@pytest.mark.thorough
 @given(files)
 def test_what_is_rendered_reads_back_equal(data: dict[str, Any]) -> None:
     assert data == json.loads(render(data))
@@ -153,6 +154,7 @@ def test_what_is_written_is_read(
     assert baseline == entry_of(load(path), test, environment)
 
 
+@pytest.mark.thorough
 @fresh
 @given(files, texts, baselines)
 def test_an_update_of_one_test_leaves_everything_else_as_it_was(

@@ -65,6 +65,7 @@ def test_they_are_the_median_over_rounds(
     assert ("near", "new") == (found["class"], found["status"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("counter", "reason"),
     [

@@ -35,6 +35,7 @@ def half(self: Any, path: str) -> None:
     Path(path).write_text(text, "utf-8")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "fake", "why"),
     [

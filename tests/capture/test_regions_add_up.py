@@ -309,6 +309,7 @@ def test_work_in_threads_belongs_to_the_region_that_waits_for_it(program: list[P
 ALONE = st.tuples(PROGRAMS, st.lists(st.sampled_from(sorted(WORK)), min_size=1, max_size=4))
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(ALONE)
 def test_a_region_has_the_numbers_that_its_code_has_as_a_test(

@@ -436,6 +436,7 @@ def test_the_diff_names_both_sides_and_their_totals(say: Say, tmp_path: Path) ->
 # -------------------------------------------------------------------- formats and ranks
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", ["summary", "ops", "kernels", "memory", "lint"])
 def test_every_format_says_the_same(say: Say, trace: Path, command: str) -> None:
     printed = {f: say(command, trace, "--format", f) for f in ("table", "json", "csv", "markdown")}
@@ -485,6 +486,7 @@ def test_sort_and_limit_report_how_many_rows_were_left_out(say: Say, trace: Path
 # -------------------------------------------------------------------- bad input
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("command", [c.name for c in COMMANDS if not c.rest])
 @pytest.mark.parametrize(
     "content",

@@ -204,6 +204,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "content", "fails"),
     [(name, content, fails) for name, all_of in BESIDE.items() for content, fails in all_of],

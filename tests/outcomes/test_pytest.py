@@ -282,6 +282,7 @@ FIXTURES = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "args",
     [

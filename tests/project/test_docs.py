@@ -99,6 +99,7 @@ def test_examples_are_python(page: Path) -> None:
         ast.parse(code)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.stem not in ELSEWHERE and files_of(page)],

@@ -16,6 +16,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_are_true(name: str) -> None:
     found = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))

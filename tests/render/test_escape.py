@@ -293,6 +293,7 @@ def test_any_row_is_harmless_in_every_format(text: str) -> None:
     assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", [EVERY, HOSTILE[0], HOSTILE[4], HOSTILE[-1]])
 def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str) -> None:
     text = text.replace("\0", "")
@@ -310,6 +311,7 @@ def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str)
 # -------------------------------------------------------------------- torchprof ab
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", [EVERY, *HOSTILE])
 def test_ab_is_fit_for_a_terminal_and_for_a_comment(
     say: Any, monkeypatch: pytest.MonkeyPatch, text: str

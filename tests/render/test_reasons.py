@@ -69,6 +69,7 @@ def test_every_reason_is_given_the_fields_of_its_sentence() -> None:
     assert CHOSEN == {name: "".join(fields_of(Why[name])) for name in CHOSEN}
 
 
+@pytest.mark.thorough
 def test_every_reason_is_given_somewhere() -> None:
     made = {member for member, *_ in given()} | CHOSEN.keys()
     code = "".join(
@@ -113,6 +114,7 @@ def test_sentences(reason: Reason, expected: str) -> None:
     assert expected == in_words(reason)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("why", Why)
 @pytest.mark.parametrize("value", [None, "text", 0.5, -1, ("a",), because(Why.FAILED)])
 def test_a_reason_from_a_file_may_have_any_data(why: Why, value: object) -> None:

@@ -56,6 +56,7 @@ def test_a_limit_is_inclusive(pytester: pytest.Pytester, name: str, value: int) 
         assert {"failed": 1} == profiled(pytester, f"max_{name}({value - 1})").outcomes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "value"), LIVE.items())
 def test_a_generous_limit_on_what_varies_holds(
     pytester: pytest.Pytester, name: str, value: int
@@ -68,6 +69,7 @@ def test_a_tiny_limit_on_time_fails(pytester: pytest.Pytester, name: str) -> Non
     assert {"failed": 1} == profiled(pytester, f'max_{name}("0.001 us")').outcomes
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize(
     ("now", "limit", "expected"),
@@ -231,6 +233,7 @@ MODULES = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marker", "label", "value", "passes"),
     [

@@ -92,6 +92,7 @@ QUOTED = r"""
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     torch.__version__.startswith("2.6"), reason="graph_break() of torch 2.6 takes no message"
 )
@@ -128,6 +129,7 @@ OFF = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("variable", "setup", "how"),
     [
@@ -388,6 +390,7 @@ def test_the_variable_counts_only_until_the_compiler_has_read_it(
     assert (None if loaded else "TORCH_COMPILE_DISABLE=1") == switched_off()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("threads", ["1", "2", "keep"])
 def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
     pytester: pytest.Pytester, threads: str
@@ -571,6 +574,7 @@ def test_without_a_budget_such_code_is_compared_with_nothing(pytester: pytest.Py
     assert {"passed": 1} == alone.outcomes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "breaks"),
     [

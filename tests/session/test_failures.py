@@ -364,6 +364,7 @@ def test_a_rerun_plugin_runs_it_again(regressed: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- functional failures
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("args", [("--torchprof",), ("--accept",), ("--torchprof", "-x")])
 def test_a_functional_failure_is_never_masked_and_never_compared(
     pytester: pytest.Pytester, args: tuple[str, ...]

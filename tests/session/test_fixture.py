@@ -160,6 +160,7 @@ def test_stats_list_the_metrics_for_completion(pytester: pytest.Pytester) -> Non
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "body",
     [
@@ -183,6 +184,7 @@ def test_a_region_that_is_not_reached_leaves_nothing_measured(
     assert {} == {name: m for name, m in test["metrics"].items() if m["value"] is not None}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "test",
     [
@@ -215,6 +217,7 @@ def test_a_block_in_another_fixtures_hands_is_measured(pytester: pytest.Pytester
     assert 1 == values["ops"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "second",
     ["with torchprof: X + X", "torchprof(lambda: X + X)"],
@@ -558,6 +561,7 @@ def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
     assert {"passed": 1} == run(pytester).outcomes  # off, it does nothing
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "what",
     [

@@ -443,6 +443,7 @@ def test_a_finding_names_its_module(
 # -------------------------------------------------------------------- when
 
 
+@pytest.mark.thorough
 def test_only_a_test_with_something_to_say_is_run_once_more(pytester: pytest.Pytester) -> None:
     source = """
         import pytest, torch
@@ -618,6 +619,7 @@ def test_places_as_text(places: list[tuple[str, str | None, int]], text: str) ->
 # -------------------------------------------------------------------- nobody's matter but ours
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "last",
     [
@@ -743,6 +745,7 @@ def test_a_tracer_is_taken_away_and_given_back_at_one_depth(
     assert depths[0] == depths[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["settrace", "gettrace", "_getframe"])
 def test_a_test_that_patches_what_tracing_needs_leaves_no_tracer_behind(
     pytester: pytest.Pytester, name: str
@@ -909,6 +912,7 @@ PLAIN_CALLS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", PLAIN_CALLS.values(), ids=PLAIN_CALLS)
 def test_lines_are_located_after_many_plain_calls(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, code: str

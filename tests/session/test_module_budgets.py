@@ -51,6 +51,7 @@ def values(pytester: pytest.Pytester, tests: str, *args: str) -> dict[str, objec
     return {n: row["reason"] if row["value"] is None else row["value"] for n, row in rows.items()}
 
 
+@pytest.mark.thorough
 def test_a_module_runs_while_it_is_called_or_its_forward_is(pytester: pytest.Pytester) -> None:
     found = values(
         pytester,
@@ -238,6 +239,7 @@ ODD = """
 """
 
 
+@pytest.mark.thorough
 def test_a_module_counts_whatever_its_attributes_do(pytester: pytest.Pytester) -> None:
     found = values(pytester, ODD, "-Wignore")
     assert dict.fromkeys(found, 2 * 4**3) == found

@@ -82,6 +82,7 @@ def a_file(pytester: pytest.Pytester, option: str, where: str, name: str, *args:
     return error
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", ["--torchprof", "--accept"])
 @pytest.mark.parametrize("where", ["command line", "ini"])
 @pytest.mark.parametrize("absolute", [True, False])

@@ -149,6 +149,7 @@ def test_an_interrupted_session_leaves_a_report(pytester: pytest.Pytester, end: 
     assert ran.report["interrupted"]
 
 
+@pytest.mark.thorough
 def test_a_session_that_dies_leaves_no_report_of_an_earlier_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_reads(): print(open('report.json').read())")
     (pytester.path / "report.json").write_text(

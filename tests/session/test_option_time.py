@@ -269,6 +269,7 @@ def test_counts_gate_whatever_becomes_of_time(pytester: pytest.Pytester) -> None
         assert ({"failed": 1}, "regressed") == (ran.outcomes, ran.metric("ops")["status"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["advisory", "gate", "off"])
 def test_a_budget_on_time_gates_in_every_mode(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile(

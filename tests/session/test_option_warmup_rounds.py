@@ -167,6 +167,7 @@ def test_the_terminal_says_how_many_runs_there_were(pytester: pytest.Pytester) -
     assert "2 tests profiled in 14 runs: 2 new" in out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("option", ["warmup", "rounds"])
 @pytest.mark.parametrize("text", ["-1", "1.5", "many", ""])
 @pytest.mark.parametrize("where", ["command line", "ini"])
@@ -182,6 +183,7 @@ def test_a_count_is_a_whole_number_of_0_or_more(
     assert f"ERROR: {source}: {text!r} is not a whole number of 0 or more" == message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marker", "shown"),
     [

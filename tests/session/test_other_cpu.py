@@ -131,6 +131,7 @@ def test_more_than_the_cpu_decides_still_fails(
     assert "aten::abs" in ran.out
 
 
+@pytest.mark.thorough
 def test_where_the_numbers_are_the_same_one_entry_is_for_both(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -608,6 +608,7 @@ def test_the_table_and_stats_have_them(pytester: pytest.Pytester) -> None:
     assert {"passed": 1} == run(pytester).outcomes
 
 
+@pytest.mark.thorough
 def test_workers_send_them(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     body(pytester, 'torchprof.record("n", 1, "tokens", compare="exact", better="higher")')

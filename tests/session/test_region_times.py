@@ -86,6 +86,7 @@ def test_the_times_of_nested_regions_include_each_other(pytester: pytest.Pyteste
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marker", "outcome", "said"),
     [
@@ -122,6 +123,7 @@ def test_no_other_time_has_limits_in_parts(
     assert (4, True) == (ran.ret, said in ran.result.stderr.str())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gate", [(), ("--torchprof-time=gate",)])
 def test_baselines_do_not_have_it(pytester: pytest.Pytester, gate: tuple[str, ...]) -> None:
     body = """

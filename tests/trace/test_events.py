@@ -155,6 +155,7 @@ def test_any_intervals_give_a_tree(intervals: list[Interval]) -> None:
     assert (trace.self_ns >= 0).all()
 
 
+@pytest.mark.thorough
 @given(nested_intervals(), st.integers(0, 3))
 def test_a_nanosecond_of_rounding_changes_no_parent(intervals: list[Interval], seed: int) -> None:
     """Calls of a microsecond and more, whose ends are off by a nanosecond, nest as before."""

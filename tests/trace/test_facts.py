@@ -202,6 +202,7 @@ def test_a_reason_of_another_version_in_place_of_a_sample(noted: object) -> None
     assert (None, None) == (wall_ms.median, wall_ms.sample)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", Facts.__struct_fields__)
 @pytest.mark.parametrize(
     "junk", [[{"odd": 1}], [[]], 10**400, -1.5, True, "", {}, {"a": 1}], ids=str

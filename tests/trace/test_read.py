@@ -228,6 +228,7 @@ def test_gzip_by_content(tmp_path: Path) -> None:
         assert same(read_trace(path), PLAIN)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("style", ["plain", "compact", "bare_list", "schema_2021", "string_ids"])
 @pytest.mark.parametrize("size", [1, 200, 1000, 5000, 10**6])
 def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +473,7 @@ NONE = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("data", NONE, ids=range(len(NONE)))
 def test_a_file_that_is_not_a_trace_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "foreign.json"

@@ -523,6 +523,7 @@ def raw_count(path: Path) -> dict[str, Decimal | int]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces_equal_a_plain_count(name: str) -> None:
     path = real(name)

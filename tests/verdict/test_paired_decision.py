@@ -273,6 +273,7 @@ def test_what_is_slower_by_a_share_is_slower_by_any_smaller_one(
         assert "faster" != found.verdict
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1, "same")])
 def test_a_precise_answer_has_a_narrow_interval(ratio: float, verdict: str) -> None:
     def found(comparison: Comparison) -> Decision:

@@ -180,6 +180,7 @@ def test_no_two_rows_have_one_name() -> None:
     assert len(BY_NAME) == len(DEVICES)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 def test_a_narrower_type_is_never_slower(device: Device) -> None:
     peaks = device.peaks
@@ -189,6 +190,7 @@ def test_a_narrower_type_is_never_slower(device: Device) -> None:
     assert peaks["fp16"] >= 1.9 * peaks["fp32"]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 def test_peaks_follow_from_the_chip(device: Device) -> None:
     """Multiprocessors × clock × FLOP a clock: a sparse figure would be twice as high."""
@@ -215,6 +217,7 @@ def test_known_figures_are_the_dense_ones() -> None:
 # -------------------------------------------------------------------------------------- by name
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -405,6 +408,7 @@ def test_other_names_are_unknown(name: str) -> None:
     assert named(name) is None
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 def test_every_name_of_a_row_finds_it_with_all_its_facts(device: Device) -> None:
     capability = device.capability or match.hip_capability(device.architecture or "") or (0, 0)
@@ -462,6 +466,7 @@ def test_a_slice_of_a_device_is_unknown(other: dict[str, Any]) -> None:
 NAMELESS = ["", "NVIDIA Graphics Device", "AMD Radeon Graphics", None, 7]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", NAMELESS)
 @pytest.mark.parametrize(
     ("known", "expected"),

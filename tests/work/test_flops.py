@@ -383,6 +383,7 @@ def test_junk_has_no_flops(name: str, dims: Any, types: Any, concrete: Any) -> N
     assert count is None or 0 <= count < 2**63
 
 
+@pytest.mark.thorough
 @given(JUNK)
 def test_a_junk_name_has_no_flops(name: Any) -> None:
     """A name that is not a string has no formula."""
@@ -650,6 +651,7 @@ PARITY = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("make", PARITY)
 def test_real_profiles_agree_with_torch(make: Callable[[], Any], counted: Count) -> None:
     """What is counted from a profile is what FCM counts in the running program."""

@@ -78,7 +78,7 @@ def _usage(trace: Events, on_device: bool) -> Usage:
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
     _, block, size = _changes(memory, selected(trace, memory), on_device)
-    owner = np.append(_owners(trace, memory.event), -2)[block]  # block -1 is the last one, -2
+    owner = trace.whole.once(_owner_of_block, on_device)[block]
     peak, until_peak = _peak(size)
     allocation = size > 0
     return Usage(
@@ -89,6 +89,11 @@ def _usage(trace: Events, on_device: bool) -> Usage:
         peak_by=_by_owner(trace, owner[until_peak], size[until_peak]),
         leaked_by=_by_owner(trace, owner, size),
     )
+
+
+def _owner_of_block(whole: Events, on_device: bool) -> Ints:
+    """The owner of each block; that of block -1, the last one, is -2."""
+    return np.append(_owners(whole, whole.memory.device(on_device).event), -2)
 
 
 def _peak(size: Ints) -> tuple[int, slice]:

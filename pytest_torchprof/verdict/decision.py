@@ -23,7 +23,6 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
@@ -108,31 +107,6 @@ def compare(
         verdicts.append(_scoped(row_of(budget.metric, profile.own), budget, value))
     verdicts = with_own([*verdicts, *refused], profile.own)
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
-
-
-def compare_regions(
-    profile: Profile, baseline: Baseline | None, policy: Policy
-) -> dict[str, list[Verdict]]:
-    """For each named region, a verdict per metric, compared like a test.
-
-    Its times are not stored, and those that the test records only advise: that of a small part
-    varies too much to gate.
-    """
-    if policy.time == "gate":
-        policy = replace(policy, time="advisory")
-    found: dict[str, list[Verdict]] = {}
-    for name, region in profile.regions.items():
-        before = baseline and baseline.regions.get(name)
-        found[name] = [
-            replace(v, region=name, status="ok" if before and _is_unstored(v) else v.status)
-            for v in compare(region, before, (), policy)
-        ]
-    return found
-
-
-def _is_unstored(verdict: Verdict) -> bool:
-    is_time = verdict.own is None and METRICS[verdict.metric].klass == "time"
-    return is_time and verdict.status == "new"
 
 
 def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:

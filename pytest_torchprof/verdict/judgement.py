@@ -29,7 +29,6 @@ from pytest_torchprof.verdict.decision import (
     GATED_TIMES,
     Policy,
     compare,
-    compare_regions,
     new_findings,
     status_of,
 )
@@ -121,6 +120,31 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     return Compared(measured.trace, profile, baseline, policy, verdicts, regions)
+
+
+def compare_regions(
+    profile: Profile, baseline: Baseline | None, policy: Policy
+) -> dict[str, list[Verdict]]:
+    """For each named region, a verdict per metric, compared like a test.
+
+    Its times are not stored, and those that the test records only advise: that of a small part
+    varies too much to gate.
+    """
+    if policy.time == "gate":
+        policy = replace(policy, time="advisory")
+    found: dict[str, list[Verdict]] = {}
+    for name, region in profile.regions.items():
+        before = baseline and baseline.regions.get(name)
+        found[name] = [
+            replace(v, region=name, status="ok" if before and _is_unstored(v) else v.status)
+            for v in compare(region, before, (), policy)
+        ]
+    return found
+
+
+def _is_unstored(verdict: Verdict) -> bool:
+    is_time = verdict.own is None and metric_of(verdict).klass == "time"
+    return is_time and verdict.status == "new"
 
 
 def judged(

@@ -240,9 +240,14 @@ def _skip_code() -> Callable[[CodeType], object]:
     return lambda code: set_strategy(code, strategy)
 
 
+def uses_accelerator() -> bool:
+    """Whether there is an accelerator, and this process has begun to use it."""
+    return accelerator() is not None and bool(real_torch().initialized())
+
+
 def synchronize() -> None:
     """Wait for the accelerator, if there is one."""
-    if accelerator() is not None and real_torch().initialized():
+    if uses_accelerator():
         real_torch().synchronize()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.machine import lend_threads, synchronize
+from pytest_torchprof.capture.machine import lend_threads, synchronize, uses_accelerator
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.unpatched import REAL, muted, no_collection
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _NO_INSTRUCTIONS = 2**64 - 1
 NO_COUNTER = because(Why.NO_COUNTER)
 COUNTER_LOST = because(Why.COUNTER_STOPPED)
+REGION_ON_DEVICE = because(Why.REGION_ON_DEVICE)
 
 
 class LapTime(Frozen, frozen=True):
@@ -36,34 +37,43 @@ class Round(Frozen, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
     ``page_faults``: how often memory was requested from the system, 0 if unknown. ``laps``: those
-    of each named region, in the order in which they ended.
+    of each named region in order, or why the time of one is unknown.
     """
 
     wall_ns: int
     cpu_ns: int
     instructions: int | Reason
     page_faults: int = 0
-    laps: Mapping[str, tuple[LapTime, ...]] = {}
+    laps: Mapping[str, tuple[LapTime | Reason, ...]] = {}
 
 
 class LapWatch:
-    """Times a lap of a region, including device work, and appends it to ``laps``."""
+    """Times a lap of a region, the next one of ``laps``.
 
-    def __init__(self, laps: list[LapTime]) -> None:
-        self._laps = laps
+    A device is not synchronized for it: that would change the test's own time, and is an error
+    while a graph is captured. So beside work on a device, the time is unknown.
+    """
+
+    def __init__(self, region: str, laps: list[LapTime | Reason]) -> None:
+        self._region, self._laps = region, laps
 
     def __enter__(self) -> Self:
-        """Start, with the device idle."""
-        synchronize()
+        """Start."""
+        self._number = len(self._laps)
+        self._laps.append(because(Why.REGION_OPEN, name=self._region))
         self._cpu = REAL.cpu_clock()
         self._wall = REAL.clock()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        """Stop, once the device is idle again."""
-        synchronize()
-        now = REAL.clock()
-        self._laps.append(LapTime(now - self._wall, REAL.cpu_clock() - self._cpu))
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Stop, maybe with an error, which leaves the time of a part."""
+        wall, cpu = REAL.clock() - self._wall, REAL.cpu_clock() - self._cpu
+        lap: LapTime | Reason = LapTime(wall, cpu)
+        if kind is not None:
+            lap = because(Why.REGION_RAISED, name=self._region, error=kind.__name__)
+        elif uses_accelerator():
+            lap = REGION_ON_DEVICE
+        self._laps[self._number] = lap
 
 
 class Stopwatch:
@@ -78,7 +88,7 @@ class Stopwatch:
     def __init__(self, *, first: bool = False, threads: int | None = None) -> None:
         self._first = first
         self._threads = None if first else threads
-        self._laps: dict[str, list[LapTime]] = {}
+        self._laps: dict[str, list[LapTime | Reason]] = {}
 
     def __enter__(self) -> Self:
         """Start the clocks, with the device idle and the collector off."""
@@ -103,7 +113,7 @@ class Stopwatch:
 
     def lap(self, region: str) -> LapWatch:
         """A context that times a lap of a named region."""
-        return LapWatch(self._laps.setdefault(region, []))
+        return LapWatch(region, self._laps.setdefault(region, []))
 
     def __exit__(self, *exc: object) -> None:
         """Stop the clocks if they still run, and restore the settings."""

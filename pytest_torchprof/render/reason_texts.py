@@ -230,8 +230,16 @@ SENTENCES: Mapping[Why, str] = {
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     ),
     Why.REGION_NOT_TIMED: "measured for whole tests only",
-    Why.LAPS_NOT_TIMED: (
-        "laps of region {name} are timed one by one if all runs have equally many, up to 1,000"
+    Why.LAPS_NOT_TIMED: "of region {name}, the first 1,000 laps are timed one by one",
+    Why.LAPS_DIFFER: "region {name} was not entered equally often in each run",
+    Why.LABEL_NOT_TIMED: (
+        "{name} is a record_function label, and only regions named by the test are timed"
+    ),
+    Why.TIMES_OVERLAP: "regions {names:, } overlap, so their times do not add up; name one of them",
+    Why.REGION_OPEN: "region {name} was still open when the run ended",
+    Why.REGION_ON_DEVICE: (
+        "a device may work on when a region ends; its time there is self_cuda_ms, or measure the "
+        "part alone, using `with torchprof:`"
     ),
     Why.ONLY_OF_TEST: "known for whole tests only",
     Why.REGION_ELSEWHERE: "region {name} was entered in another thread",

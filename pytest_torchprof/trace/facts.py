@@ -76,12 +76,13 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 class RegionTimes(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     """Times of a named region over the timed rounds, in ms; a round's is the sum over its laps.
 
-    ``laps``: the median wall and CPU time of each lap; empty if the rounds had not equally many, or
-    very many.
+    ``count``: the laps of each round. ``laps``: the median wall and CPU time of each lap, as far as
+    they are stored.
     """
 
     wall_ms: Quantity | None = None
     cpu_ms: Quantity | None = None
+    count: int | None = None
     laps: tuple[tuple[float, float], ...] = ()
 
 

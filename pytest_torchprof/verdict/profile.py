@@ -18,12 +18,12 @@ from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.own_limits import not_in_region, value_within
 from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
-from pytest_torchprof.verdict.regions import RegionValues, region_time, view_of
+from pytest_torchprof.verdict.regions import RegionValues, time_within, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.rules.engine.check import Checked
@@ -95,7 +95,7 @@ def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> 
     assert budget.part is not None  # noqa: S101 - by callers
     how, what = budget.part
     if metric.timed_by_region:
-        return _time_within(source, metric, what)
+        return time_within(source, metric, budget)
     view = source.within(**{how: what})
     if unseen:
         return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
@@ -105,14 +105,11 @@ def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> 
     return measure(metric, view)
 
 
-def _time_within(source: Events, metric: Metric, what: str) -> Value:
-    """The time of the named regions of this name or glob, added up."""
-    names = [name for name in named_regions(source) if is_of_name(what, name)]
-    values = [region_time(source, metric, name) for name in names]
-    missing = next((value for value in values if isinstance(value, MissingValue)), None)
-    if not values or missing is not None:
-        return missing or MissingValue(did_not_run(source, "region", what))
-    return sum(values)  # type: ignore[arg-type]
+def _gap_of(budget: Budget, gaps: Mapping[str, Reason]) -> MissingValue | None:
+    """Why a limit on a named region cannot be checked, if its numbers are unknown."""
+    found = (gap for name, gap in gaps.items() if is_of_name(budget.region or "", name))
+    gap = next(found, None)
+    return None if gap is None or budget.region is None else MissingValue(gap)
 
 
 def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:
@@ -163,7 +160,8 @@ def profile_of(measured: Measured) -> Profile:
         unseen = module is not None and any(
             is_of_name(module, name) for name in measured.unseen_modules
         )
-        scoped[budget.label] = _within(source, budget, metric, unseen=unseen)
+        gap = _gap_of(budget, measured.region_gaps)
+        scoped[budget.label] = gap or _within(source, budget, metric, unseen=unseen)
     return Profile(
         metrics=values_of(measured.checked, allowed, measured.own)
         | values_in(recorded.get(None, {})),

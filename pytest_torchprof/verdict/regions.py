@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace.known_names import REGION_MARK
-from pytest_torchprof.trace.regions import named_regions
+from pytest_torchprof.trace.regions import laps_of, named_regions
 from pytest_torchprof.verdict.metrics import METRICS, measure
+from pytest_torchprof.verdict.scopes import did_not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.core.results import Value
+    from pytest_torchprof.core.results import Budget, Value
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
@@ -45,17 +49,44 @@ def region_time(trace: Events, metric: Metric, name: str, lap: int | None = None
     """A metric of the timed rounds in a named region or a lap of it: medians over the rounds."""
     if not metric.timed_by_region:
         return MissingValue(_NOT_TIMED)
-    if (times := (trace.facts.regions or {}).get(name)) is None:
-        whole = getattr(trace.facts, metric.name)
+    whole: Quantity | None = getattr(trace.facts, metric.name)
+    if whole is None or whole.median is None:
         return MissingValue((whole and whole.reason) or because(Why.ONLY_LIVE))
-    if lap is not None:
-        if lap >= len(times.laps):
-            return MissingValue(because(Why.LAPS_NOT_TIMED, name=name))
-        return times.laps[lap][_LAP_FIELDS.index(metric.name)]
-    noted: Quantity | None = getattr(times, metric.name)
-    if noted is None or noted.median is None:
-        return MissingValue((noted and noted.reason) or because(Why.ONLY_LIVE))
-    return noted.median
+    times = (trace.facts.regions or {}).get(name)
+    noted: Quantity | None = getattr(times, metric.name, None)
+    if noted is not None and noted.reason is not None:
+        return MissingValue(noted.reason)
+    if times is None or noted is None or times.count != named_regions(trace).get(name):
+        return MissingValue(because(Why.LAPS_DIFFER, name=name))
+    if noted.median is None:
+        return MissingValue(because(Why.ONLY_LIVE))
+    if lap is None:
+        return noted.median
+    if lap >= len(times.laps):
+        return MissingValue(because(Why.LAPS_NOT_TIMED, name=name))
+    return times.laps[lap][_LAP_FIELDS.index(metric.name)]
+
+
+def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
+    """The time of the named regions of the budget's name or glob, added up."""
+    what = budget.region or ""
+    names = [name for name in named_regions(trace) if is_of_name(what, name)]
+    if not names and trace.within(region=what).selection.any():
+        return MissingValue(because(Why.LABEL_NOT_TIMED, name=what))
+    if not names:  # then 0 is known, but a wrong name must not make a limit hold
+        known = budget.limit == 0 or budget.least is not None
+        return 0.0 if known else MissingValue(did_not_run(trace, "region", what))
+    total = 0.0
+    for name in names:
+        value = region_time(trace, metric, name)
+        if isinstance(value, MissingValue):
+            return value
+        total += value
+    laps = np.concatenate([laps_of(trace, f"{REGION_MARK}{name}") for name in names])
+    laps = laps[np.argsort(trace.ts[laps], kind="stable")]
+    if (trace.ts[laps[1:]] < (trace.ts[laps] + trace.dur[laps])[:-1]).any():
+        return MissingValue(because(Why.TIMES_OVERLAP, names=tuple(sorted(names))))
+    return total
 
 
 class RegionValues(Mapping[str, "Value"]):

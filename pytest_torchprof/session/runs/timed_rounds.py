@@ -155,11 +155,11 @@ class Rounds:
         )
 
     def _regions(self) -> dict[str, RegionTimes]:
-        rounds: dict[str, list[tuple[LapTime, ...]]] = {}
-        for one in self.timed:
-            for name, laps in one.laps.items():
-                rounds.setdefault(name, []).append(laps)
-        return {name: _region_times(laps) for name, laps in rounds.items()}
+        names = dict.fromkeys(name for one in self.timed for name in one.laps)
+        return {
+            name: _region_times(name, [one.laps.get(name, ()) for one in self.timed])
+            for name in names
+        }
 
     def _reference(self) -> ReferenceNote:
         return ReferenceNote(
@@ -171,18 +171,22 @@ class Rounds:
         )
 
 
-def _region_times(rounds: Sequence[tuple[LapTime, ...]]) -> RegionTimes:
-    """Times of a region from its laps in each round."""
-    alike = len({len(laps) for laps in rounds}) == 1 and len(rounds[0]) <= MOST_LAPS
+def _region_times(name: str, rounds: Sequence[Sequence[LapTime | Reason]]) -> RegionTimes:
+    """Times of a region from its laps in each round, or why there is none."""
+    times = [[lap for lap in laps if not isinstance(lap, Reason)] for laps in rounds]
+    gap = next((lap for laps in rounds for lap in laps if isinstance(lap, Reason)), None)
+    if len({len(laps) for laps in rounds}) > 1:
+        gap = because(Why.LAPS_DIFFER, name=name)
+    if gap is not None:
+        return RegionTimes(wall_ms=Quantity.of(gap), cpu_ms=Quantity.of(gap))
     return RegionTimes(
-        wall_ms=_quantity([sum(lap.wall_ns for lap in laps) / 1e6 for laps in rounds]),
-        cpu_ms=_quantity([sum(lap.cpu_ns for lap in laps) / 1e6 for laps in rounds]),
+        wall_ms=_quantity([sum(lap.wall_ns for lap in laps) / 1e6 for laps in times]),
+        cpu_ms=_quantity([sum(lap.cpu_ns for lap in laps) / 1e6 for laps in times]),
+        count=len(times[0]),
         laps=tuple(
             (median(lap.wall_ns for lap in same) / 1e6, median(lap.cpu_ns for lap in same) / 1e6)
-            for same in zip(*rounds, strict=True)
-        )
-        if alike
-        else (),
+            for same in zip(*times, strict=True)
+        )[:MOST_LAPS],
     )
 
 

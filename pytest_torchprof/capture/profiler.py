@@ -43,7 +43,7 @@ from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
-from pytest_torchprof.trace.known_names import REGION, REGION_MARK
+from pytest_torchprof.trace.known_names import REGION, region_mark
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Capture:
         """A context that marks a region of this name; None in another thread, or after the end."""
         if not self._in_region or REAL.current_thread() != self._thread:
             return None
-        marked: AbstractContextManager[object] = real_torch().mark(f"{REGION_MARK}{name}")
+        marked: AbstractContextManager[object] = real_torch().mark(region_mark(name))
         return marked
 
     # ---------------------------------------------------------------- the end

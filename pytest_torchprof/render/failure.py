@@ -107,7 +107,10 @@ def failure_message(
     says = _Operators(where)
     operators = says.limited(bad)
     if baseline is not None:
-        operators += says.explain(bad, profile, baseline)
+        changed = says.explain(bad, profile, baseline)
+        over = [v for v in bad if v.status == "over_budget"]
+        part = [v for v in over if v.scope is not None]
+        operators += changed + says.largest(part if changed else over, profile)
     else:
         operators += says.largest(bad, profile)
     behind += operators[:room]

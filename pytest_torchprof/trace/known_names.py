@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from urllib.parse import unquote
 
 from pytest_torchprof.core.lazy_regex import late
 
@@ -28,6 +29,8 @@ H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; grouped, torch writes it with a star.
 STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
+#: Printable, but special within JSON or in the encoding of names.
+_ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
 
 
@@ -43,4 +46,23 @@ def region_name(name: str) -> str:
     >>> region_name("torchprof::region:decode"), region_name("forward")
     ('decode', 'forward')
     """
-    return name.removeprefix(REGION_MARK)
+    return unquote(name.removeprefix(REGION_MARK)) if name.startswith(REGION_MARK) else name
+
+
+def region_mark(name: str) -> str:
+    """The name of the annotation of a region that a test has named.
+
+    torch drops or replaces other characters than plain ASCII in names, so they are encoded.
+
+    >>> region_mark("größe"), region_name(region_mark("größe"))
+    ('torchprof::region:gr%C3%B6%C3%9Fe', 'größe')
+    """
+    if name.isascii() and name.isprintable() and _ODD.isdisjoint(name):
+        return REGION_MARK + name
+    return REGION_MARK + "".join(map(_encoded, name))
+
+
+def _encoded(character: str) -> str:
+    if character.isascii() and character.isprintable() and character not in _ODD:
+        return character
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))

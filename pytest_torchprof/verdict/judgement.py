@@ -343,8 +343,11 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
 def _not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
     """Why comparisons that the test makes itself could not be checked, if there are such."""
     by_reason: dict[Reason, list[str]] = {}
+    values = dict(profile.metrics)
+    for region, part in profile.regions.items():
+        values |= {f"{region}: {name}": value for name, value in part.metrics.items()}
     for name in dict.fromkeys(metrics):
-        if isinstance(value := profile.metrics.get(name), MissingValue):
+        if isinstance(value := values.get(name), MissingValue):
             by_reason.setdefault(value.reason, []).append(name)
     gaps = [
         because(Why.COMPARED_UNMEASURED, metrics=tuple(names), why=why)

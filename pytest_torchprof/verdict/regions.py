@@ -12,7 +12,7 @@ from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.scopes import is_of_name
-from pytest_torchprof.trace.known_names import REGION_MARK
+from pytest_torchprof.trace.known_names import region_mark
 from pytest_torchprof.trace.regions import laps_of, named_regions
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.verdict.scopes import did_not_run
@@ -41,7 +41,7 @@ def view_of(trace: Events, name: str, lap: int | None = None) -> Events:
 
 
 def _view(trace: Events, name: str, lap: int | None) -> Events:
-    region = f"{REGION_MARK}{name}"
+    region = region_mark(name)
     return trace.within(region=region) if lap is None else trace.lap(region, lap)
 
 
@@ -82,7 +82,7 @@ def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
         if isinstance(value, MissingValue):
             return value
         total += value
-    laps = np.concatenate([laps_of(trace, f"{REGION_MARK}{name}") for name in names])
+    laps = np.concatenate([laps_of(trace, region_mark(name)) for name in names])
     laps = laps[np.argsort(trace.ts[laps], kind="stable")]
     if (trace.ts[laps[1:]] < (trace.ts[laps] + trace.dur[laps])[:-1]).any():
         return MissingValue(because(Why.TIMES_OVERLAP, names=tuple(sorted(names))))

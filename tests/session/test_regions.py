@@ -316,3 +316,28 @@ def test_misuse_is_a_clear_error_with_and_without_profiling(
     pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(torchprof):\n        {body}\n")
     ran = run(pytester, *options)
     assert ({"failed": 1}, True) == (ran.outcomes, shown in ran.out), ran.out
+
+
+def test_a_test_that_enters_none_of_its_regions_is_measured(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+
+        @pytest.mark.max_flops(10)
+        def test_it(torchprof):
+            if not torch:
+                with torchprof("y"): pass
+                with torchprof(f"y{1}"): pass
+                torchprof["y"].ops
+            torch.ones(8, 8) @ torch.ones(8, 8)
+
+        def test_part(torchprof):
+            if not torch:
+                with torchprof: pass
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1, "passed": 1} == ran.outcomes
+    assert "flops 1.02 kFLOP > 10 FLOP" in ran.out
+    assert "never reached it (test_it.py::test_part)" in ran.out

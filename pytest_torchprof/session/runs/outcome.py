@@ -69,7 +69,7 @@ def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
 def may_measure_part(item: pytest.Item) -> bool:
     """Whether the test function itself enters, calls or hands on its argument ``torchprof``.
 
-    Reading an attribute of it measures nothing.
+    Reading an attribute of it measures nothing, and a named region belongs to the whole test.
     """
     function = getattr(item, "function", None)
     function = inspect.unwrap(function) if function is not None else None
@@ -85,6 +85,15 @@ def may_measure_part(item: pytest.Item) -> bool:
     except (OSError, SyntaxError):  # generated, or changed since
         return False
     nodes = list(ast.walk(tree))
-    read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute | ast.Subscript)}
+    read |= {id(node.func) for node in nodes if isinstance(node, ast.Call) and _names(node)}
     named = (node for node in nodes if isinstance(node, ast.Name) and node.id == _FIXTURE)
     return any(id(name) not in read for name in named)
+
+
+def _names(call: ast.Call) -> bool:
+    """Whether the first argument is a text: ``torchprof("decode")``."""
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.JoinedStr) or (
+        isinstance(first, ast.Constant) and isinstance(first.value, str)
+    )

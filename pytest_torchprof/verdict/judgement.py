@@ -39,7 +39,6 @@ from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
-    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
 _MOST_SWAPPED = 4
@@ -64,14 +63,23 @@ class Terms(Frozen, frozen=True):
 
 
 class Compared(Frozen, frozen=True):
-    """A trace's profile, its baseline, and their comparison."""
+    """What was measured so far, its profile, its baseline, and their comparison."""
 
-    trace: Events
+    measured: Measured
     profile: Profile
     baseline: Baseline | None
     policy: Policy
     verdicts: list[Verdict]
     regions: Mapping[str, Sequence[Verdict]] = {}
+
+    def holds_for(self, measured: Measured) -> bool:
+        """Whether it is the comparison of this, too: a test may record more after its trace."""
+        ours = self.measured
+        return (
+            ours.trace is measured.trace
+            and ours.recorded == measured.recorded
+            and ours.region_gaps == measured.region_gaps
+        )
 
     @property
     def all_verdicts(self) -> list[Verdict]:
@@ -119,7 +127,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     profile = profile_of(measured)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
-    return Compared(measured.trace, profile, baseline, policy, verdicts, regions)
+    return Compared(measured, profile, baseline, policy, verdicts, regions)
 
 
 def compare_regions(

@@ -132,8 +132,8 @@ class Judge:
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
-        """Computed once per trace."""
-        if self._compared is None or self._compared.trace is not measured.trace:
+        """Computed once per trace and what is recorded beside it."""
+        if self._compared is None or not self._compared.holds_for(measured):
             baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
             self._compared = compared(measured, baseline, self._terms)
         return self._compared

@@ -12,7 +12,7 @@ from pytest_torchprof.core.own_metrics import OwnMetric
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Budget, MissingValue, Number, Value, Verdict
 from pytest_torchprof.core.scopes import is_of_name
-from pytest_torchprof.core.units import SCALES
+from pytest_torchprof.core.units import converted
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -24,36 +24,34 @@ _MOST_SHOWN = 3
 def in_units(
     budgets: Iterable[Budget], own: Mapping[str, OwnMetric]
 ) -> tuple[list[Budget], list[Verdict]]:
-    """The budgets with limits in their metrics' units; for those in another unit, a verdict."""
-    fitting, refused = list[Budget](), list[Verdict]()
+    """The budgets with limits in their metrics' units; for those in another unit, a verdict.
+
+    Of several of one metric and scope, which stood in different units, the tightest limits.
+    """
+    fitting, refused = dict[tuple[str, str, str | None], Budget](), list[Verdict]()
     for budget in budgets:
         unit = own[budget.metric].unit if budget.metric in own else budget.unit
-        if budget.unit in ("", unit):
-            fitting.append(budget)
-            continue
-        factor = _factor(budget.unit, unit)
-        if factor is None:
+        within = _converted(budget, unit)
+        if within is None:
             why = because(Why.LIMIT_IN_OTHER_UNIT, limit=budget.unit, unit=unit)
             refused.append(_not_checked(budget, why))
             continue
-        limits = {
-            name: None if value is None else value * factor
-            for name, value in {"limit": budget.limit, "least": budget.least}.items()
-        }
-        fitting.append(replace(budget, unit=unit, **limits))
-    return fitting, refused
+        key = within.label, unit, within.on
+        fitting[key] = fitting[key].tightened(within) if key in fitting else within
+    return list(fitting.values()), refused
 
 
-def _factor(unit: str, wanted: str) -> float | None:
-    """How much of the wanted unit is in one of the other; None if they measure different things.
-
-    >>> _factor("s", "ms"), _factor("KiB", "B"), _factor("ms", "1/s")
-    (1000.0, 1024.0, None)
-    """
-    for scale in SCALES.values():
-        if unit in scale and wanted in scale:
-            return float(scale[unit] / scale[wanted])
-    return None
+def _converted(budget: Budget, unit: str) -> Budget | None:
+    """The budget with its limits in this unit; None if they measure something else."""
+    if budget.unit in ("", unit):
+        return replace(budget, unit=unit)
+    given = {"limit": budget.limit, "least": budget.least}
+    limits = {
+        name: converted(value, budget.unit, unit)
+        for name, value in given.items()
+        if value is not None
+    }
+    return None if None in limits.values() else replace(budget, unit=unit, **limits)
 
 
 def without_value(

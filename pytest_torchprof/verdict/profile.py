@@ -16,7 +16,7 @@ from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
-from pytest_torchprof.verdict.own_limits import not_in_region, value_within
+from pytest_torchprof.verdict.own_limits import in_units, not_in_region, value_within
 from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
 from pytest_torchprof.verdict.regions import RegionValues, region_time, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
@@ -139,7 +139,7 @@ def profile_of(measured: Measured) -> Profile:
             **named_regions(trace),
         }.items()
     }
-    for budget in measured.budgets:
+    for budget in in_units(measured.budgets, own)[0]:
         if not budget.scoped:
             continue
         if budget.rules:

@@ -53,3 +53,129 @@ def test_a_time_recorded_beside_a_measured_callable_says_where_to_record_it(
     assert "not_measured" == found["status"]
     assert "outside the callable" in str(found["reason"])
     assert "rounds=1" not in str(found["reason"])
+
+
+@pytest.mark.parametrize(
+    ("marks", "value", "status"),
+    [
+        ('max_metric("n", "2 ms"), min_metric("n", "0.001 s")', 1500, "over_budget"),
+        ('max_metric("n", "1 s"), min_metric("n", "500 ms")', 700, "new"),
+        ('max_metric("n", "1 s"), min_metric("n", "500 ms")', 400, "over_budget"),
+        ('max_metric("n", "1 s"), min_metric("n", 500)', 700, "new"),
+        ('max_metric("n", "1 s"), min_metric("n", 500)', 1001, "over_budget"),
+        ('max_metric("n", "1 s"), min_metric("n", 500)', 499, "over_budget"),
+        ('max_metric("n", "2 ms"), max_metric("n", "1 s", on="cpu")', 500, "over_budget"),
+        ('max_metric("n", 2), max_metric("n", "1 s", on="cpu")', 500, "over_budget"),
+        ('max_metric("n", "1 s"), max_metric("n", 2, on="cpu")', 500, "over_budget"),
+        ('max_metric("n", "1 s"), max_metric("n", "2 ms", on="H100")', 500, "new"),
+        ('max_metric("n", "0.009 s"), min_metric("n", "0.009 s")', 9, "new"),
+    ],
+)
+def test_limits_in_several_units_of_a_quantity_all_count(
+    pytester: pytest.Pytester, marks: str, value: float, status: str
+) -> None:
+    above = "\n    ".join(f"@pytest.mark.{mark})" for mark in marks.removesuffix(")").split("), "))
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    {above}
+    def test_it(torchprof):
+        torchprof.record("n", {value}, unit="ms", compare="exact")
+    """
+    )
+    assert {"test_it": status} == run(pytester, "--torchprof").statuses
+
+
+@pytest.mark.parametrize(
+    ("least", "limit", "status"),
+    [
+        ('"0.01 s"', '"1 s"', "over_budget"),
+        ("10", '"1 s"', "over_budget"),
+        ('"0.001 s"', '"1 s"', "ok"),
+        ("1", '"0.05 s"', "over_budget"),
+    ],
+)
+def test_limits_of_several_regions_are_compared_in_the_metrics_unit(
+    pytester: pytest.Pytester, least: str, limit: str, status: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.max_metric("n", {limit}, region="*")
+    @pytest.mark.min_metric("n", {least}, region="*")
+    def test_it(torchprof):
+        for name, value in {{"a": 100, "b": 1}}.items():
+            with torchprof(name):
+                torchprof.record("n", value, unit="ms", compare="exact")
+    """
+    )
+    ran = run(pytester, "--torchprof")
+    assert status == ran.metric("n[region=*]", "test_it")["status"]
+
+
+def test_a_least_and_a_most_in_two_units_that_exclude_each_other_are_an_error(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.max_metric("n", "2 ms")
+    @pytest.mark.min_metric("n", "1 s")
+    def test_it(torchprof): pass
+    """
+    )
+    assert "at least 1000 and at most 2" in run(pytester, "--torchprof").usage_error()
+
+
+def test_a_limit_that_is_given_twice_is_an_error_in_any_units(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.max_metric("n", "2 ms")
+    @pytest.mark.max_metric("n", 3)
+    def test_it(torchprof): pass
+    """
+    )
+    assert "is given twice for n" in run(pytester, "--torchprof").usage_error()
+
+
+@pytest.mark.parametrize(("value", "status"), [(500, "new"), (1001, "over_budget")])
+def test_a_limit_of_the_project_in_another_unit_gives_way_to_a_marker(
+    pytester: pytest.Pytester, value: float, status: str
+) -> None:
+    pytester.makeini("[pytest]\ntorchprof_budgets =\n  max_metric = 2 ms, name=n")
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.max_metric("n", "1 s")
+    def test_it(torchprof):
+        torchprof.record("n", {value}, unit="ms", compare="exact")
+    """
+    )
+    assert {"test_it": status} == run(pytester, "--torchprof").statuses
+
+
+@pytest.mark.parametrize(
+    ("marks", "status"),
+    [
+        ('min_metric("n", 5, region="typo")', "over_budget"),
+        ('min_metric("n", 5, region="empty")', "over_budget"),
+        ('min_metric("n", 0, region="typo")', "over_budget"),
+        ('min_metric("typo", 5, region="part")', "not_measured"),
+        ('max_metric("n", 5, region="typo")', "not_measured"),
+        ('max_metric("n", 0, region="typo")', "ok"),
+        ('min_wall_ms(5, region="typo")', "over_budget"),
+        ('max_wall_ms(5, region="typo")', "not_measured"),
+        ('max_wall_ms(0, region="typo")', "ok"),
+    ],
+)
+def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
+    pytester: pytest.Pytester, marks: str, status: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.{marks}
+    def test_it(torchprof):
+        with torchprof("part"):
+            torchprof.record("n", 9, compare="exact")
+        with torchprof("empty"): pass
+    """
+    )
+    ran = run(pytester, "--torchprof")
+    (found,) = (one for name, one in ran.tests["test_it"]["metrics"].items() if "[" in name)
+    assert status == found["status"], found

@@ -163,9 +163,12 @@ class Verdict(Frozen, frozen=True):
 
     @property
     def is_below(self) -> bool:
-        """Whether the value is below the lower limit."""
-        known = not isinstance(self.value, MissingValue)
-        return self.least is not None and known and self.value < self.least  # type: ignore[operator]
+        """Whether the value is below the lower limit, or what has the limit did not run."""
+        if self.least is None:
+            return False
+        if isinstance(self.value, MissingValue):
+            return self.status == "over_budget"
+        return self.value < self.least
 
     @property
     def label(self) -> str:

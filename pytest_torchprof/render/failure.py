@@ -178,6 +178,9 @@ def _headline(bad: Sequence[Verdict]) -> str:
 def _numbers(verdict: Verdict) -> str:
     unit = metric_of(verdict).unit
     if isinstance(verdict.value, MissingValue):
+        if verdict.is_below:
+            least = format_quantity(verdict.least, unit)
+            return f"must be at least {least}, but {in_words(verdict.value.reason)}"
         return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.is_below:
         now, least = format_pair(verdict.value, verdict.least, unit)

@@ -100,7 +100,8 @@ def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> 
     if unseen:
         return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
     # A limit on something that did not run holds by mistake, unless it is 0: a name may be wrong.
-    if not view.selection.any() and budget.limit != 0 and budget.least is None:
+    counted = metric.own is None and (budget.limit == 0 or budget.least is not None)
+    if not view.selection.any() and not counted:
         return MissingValue(did_not_run(source, how, what))
     return measure(metric, view)
 

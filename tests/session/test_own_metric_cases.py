@@ -154,11 +154,13 @@ def test_a_limit_of_the_project_in_another_unit_gives_way_to_a_marker(
     ("marks", "status"),
     [
         ('min_metric("n", 5, region="typo")', "over_budget"),
-        ('min_metric("n", 5, region="empty")', "over_budget"),
+        ('min_metric("n", 5, region="empty")', "not_measured"),
         ('min_metric("n", 0, region="typo")', "over_budget"),
         ('min_metric("typo", 5, region="part")', "not_measured"),
         ('max_metric("n", 5, region="typo")', "not_measured"),
         ('max_metric("n", 0, region="typo")', "ok"),
+        ('min_metric("hook", 5, region="typo")', "over_budget"),
+        ('max_metric("hook", 0, region="typo")', "ok"),
         ('min_wall_ms(5, region="typo")', "over_budget"),
         ('max_wall_ms(5, region="typo")', "not_measured"),
         ('max_wall_ms(0, region="typo")', "ok"),
@@ -167,11 +169,22 @@ def test_a_limit_of_the_project_in_another_unit_gives_way_to_a_marker(
 def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
     pytester: pytest.Pytester, marks: str, status: str
 ) -> None:
+    pytester.makeconftest(
+        """
+    import pytest_torchprof
+
+    @pytest_torchprof.metric("hook")
+    def hook(trace): return 7 if trace.selection.any() else None
+
+    def pytest_torchprof_metrics(): return [hook]
+    """
+    )
     pytester.makepyfile(
         test_it=f"""{HEAD}
     @pytest.mark.{marks}
     def test_it(torchprof):
         with torchprof("part"):
+            X + X
             torchprof.record("n", 9, compare="exact")
         with torchprof("empty"): pass
     """
@@ -179,3 +192,6 @@ def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
     ran = run(pytester, "--torchprof")
     (found,) = (one for name, one in ran.tests["test_it"]["metrics"].items() if "[" in name)
     assert status == found["status"], found
+    if status == "over_budget":
+        assert {"failed": 1} == ran.outcomes
+        assert ", but region typo did not run" in ran.out.replace("\n", " ")

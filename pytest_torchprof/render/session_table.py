@@ -244,7 +244,8 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
             reasons.setdefault(_NOISE, []).append(f"{name} {format_spread(spread)}")
-        for verdict in record.metrics.values():
+        of_regions = (v for one in record.regions.values() for v in one.metrics.values() if v.own)
+        for verdict in (*record.metrics.values(), *of_regions):
             if verdict.status != "not_measured":
                 continue
             if verdict.limited:

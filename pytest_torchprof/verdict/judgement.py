@@ -33,7 +33,7 @@ from pytest_torchprof.verdict.decision import (
     status_of,
 )
 from pytest_torchprof.verdict.other_cpu import other_cpu
-from pytest_torchprof.verdict.own_limits import with_own
+from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, row_of
 from pytest_torchprof.verdict.profile import profile_of
 
@@ -147,7 +147,7 @@ def compare_regions(
             replace(v, region=name, status="ok" if before and _is_unstored(v) else v.status)
             for v in compare(region, before, (), policy)
         ]
-    return found
+    return found | {name: lost for name, lost in of_lost_regions(profile, baseline) if lost}
 
 
 def _is_unstored(verdict: Verdict) -> bool:
@@ -336,7 +336,8 @@ def _own_times(region: Profile) -> dict[str, Number]:
 
 def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     if any(
-        v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time"
+        (v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time")
+        or (v.reason is not None and v.reason.why is Why.NOT_RECORDED)
         for v in verdicts
     ):
         return True

@@ -10,13 +10,20 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.own_metrics import OwnMetric
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import Budget, MissingValue, Number, Value, Verdict
+from pytest_torchprof.core.results import (
+    Budget,
+    MissingValue,
+    Number,
+    Profile,
+    Value,
+    Verdict,
+)
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.units import converted
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Baseline, Profile
+    from pytest_torchprof.core.results import Baseline
 
 _MOST_SHOWN = 3
 
@@ -58,7 +65,7 @@ def without_value(
     profile: Profile, baseline: Baseline | None, limits: Mapping[str, Budget]
 ) -> Iterator[Verdict]:
     """A verdict for each metric that has a limit or was accepted, and that this run lacks."""
-    accepted = {} if baseline is None else baseline.own
+    accepted = {} if baseline is None else {**baseline.own, **_own_times(baseline)}
     for name, budget in limits.items():
         if name in profile.metrics:
             continue
@@ -68,6 +75,28 @@ def without_value(
         if name not in profile.metrics and name not in limits:
             missing = MissingValue(because(Why.NOT_RECORDED))
             yield Verdict(name, missing, "not_measured", value, reason=missing.reason)
+
+
+def _own_times(baseline: Baseline) -> dict[str, Number]:
+    """The accepted times of metrics that are not of the table."""
+    return {
+        name: value
+        for name, value in baseline.times.items()
+        if name not in METRICS and isinstance(value, int | float)
+    }
+
+
+def of_lost_regions(
+    profile: Profile, baseline: Baseline | None
+) -> Iterator[tuple[str, list[Verdict]]]:
+    """By region that the test no longer enters, a verdict for each value that was recorded there.
+
+    Only for those: what ran there is part of the test's own numbers.
+    """
+    for name, before in ({} if baseline is None else baseline.regions).items():
+        if name not in profile.regions:
+            found = with_own(without_value(Profile({}), before, {}), {})
+            yield name, [replace(verdict, region=name) for verdict in found]
 
 
 def nowhere(name: str, profile: Profile) -> Reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.sessions import run
+from support.sessions import accept, run
 
 HEAD = """
     import os
@@ -195,3 +195,43 @@ def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
     if status == "over_budget":
         assert {"failed": 1} == ran.outcomes
         assert ", but region typo did not run" in ran.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("options", [("--torchprof-time=gate",), ("--torchprof-strict",)])
+@pytest.mark.parametrize("compare", ["time", "exact"])
+def test_an_accepted_value_that_is_no_longer_recorded_is_said(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    compare: str,
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        X + X
+        if not NOW:
+            torchprof.record("n", 100, compare="{compare}")
+        with torchprof("part"):
+            if not NOW:
+                torchprof.record("m", 100, compare="{compare}")
+        if not NOW:
+            with torchprof("gone"):
+                torchprof.record("p", 100, compare="{compare}")
+    """
+    )
+    accept(pytester, *options)
+    assert {"passed": 1} == run(pytester, "--torchprof", *options).outcomes
+    monkeypatch.setenv("NOW", "1")
+    ran = run(pytester, "--torchprof", *options)
+    found = ran.tests["test_it"]
+    shown = [
+        found["metrics"]["n"],
+        found["regions"]["part"]["metrics"]["m"],
+    ]
+    assert [("not_measured", 100)] * 2 == [(one["status"], one["baseline"]) for one in shown]
+    if compare == "exact":
+        assert "baseline gone: p not compared" in ran.out
+        strict = options == ("--torchprof-strict",)
+        assert {"failed" if strict else "passed": 1} == ran.outcomes
+    accept(pytester, *options)
+    assert "not compared" not in run(pytester, "--torchprof", *options).out

@@ -232,9 +232,9 @@ def _unmeasured(
         if over or reached or not value.at_least:
             return replace(found, reason=why, at_least=value.at_least)
     # Memory is left out: what else ran may have freed some of it.
-    counts = metric.klass == "exact" and metric.unit != "B"
+    counts = metric.klass == "exact" and metric.unit != "B" and metric.own is None
     if counts and value.at_least and known is not None and accepted is not None:
-        status = _against(known, accepted, metric.tolerance)
+        status = _against(known, accepted, metric.tolerance, better=metric.better)
         if status == "regressed":
             return Verdict(
                 name,

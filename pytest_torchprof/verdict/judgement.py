@@ -34,7 +34,7 @@ from pytest_torchprof.verdict.decision import (
 )
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
-from pytest_torchprof.verdict.own_metrics import metric_of, row_of
+from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
 from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     """
     profile = found.profile
     times: dict[str, Any] = {
-        key: round(value, 6)
+        key: rounded(value) if key in profile.own else round(value, 6)
         for key, value in profile.metrics.items()
         if row_of(key, profile.own).klass == "time" and not isinstance(value, MissingValue)
     }
@@ -327,7 +327,7 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
 def _own_times(region: Profile) -> dict[str, Number]:
     """Times that the test records in a region, which only advise."""
     return {
-        key: round(value, 6)
+        key: rounded(value)
         for key, value in region.metrics.items()
         if key in region.own and row_of(key, region.own).klass == "time"
         if not isinstance(value, MissingValue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline
 
 _MOST_SHOWN = 3
+#: What a baseline keeps beside its times.
+_BESIDE_TIMES = frozenset({"machine", "normalised"})
 
 
 def in_units(
@@ -82,7 +85,8 @@ def _own_times(baseline: Baseline) -> dict[str, Number]:
     return {
         name: value
         for name, value in baseline.times.items()
-        if name not in METRICS and isinstance(value, int | float)
+        if name not in METRICS and name not in _BESIDE_TIMES
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 

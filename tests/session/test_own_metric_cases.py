@@ -235,3 +235,38 @@ def test_an_accepted_value_that_is_no_longer_recorded_is_said(
         assert {"failed" if strict else "passed": 1} == ran.outcomes
     accept(pytester, *options)
     assert "not compared" not in run(pytester, "--torchprof", *options).out
+
+
+def test_stats_call_a_users_function_once_a_trace(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+    import pytest_torchprof
+
+    CALLS = []
+
+    @pytest_torchprof.metric("hook")
+    def hook(trace):
+        CALLS.append(1)
+        return 7
+
+    def pytest_torchprof_metrics(): return [hook]
+    """
+    )
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    import conftest
+
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.record("n", 1, compare="exact")
+        torchprof.stats.hook
+        before = len(conftest.CALLS)
+        for _ in range(5):
+            assert torchprof.stats.hook == 7
+            assert torchprof.stats.n == 1
+        with open("calls", "a") as file:
+            file.write(f"{{len(conftest.CALLS) - before}} ")
+    """
+    )
+    run(pytester, "--torchprof")
+    assert {"0"} == set((pytester.path / "calls").read_text().split())

@@ -141,6 +141,7 @@ class Why(Enum):
     NOT_RECORDED_IN = "not_recorded_in"
     NOT_RECORDED_BY_LAP = "not_recorded_by_lap"
     RECORDED_IN_NO_ROUND = "recorded_in_no_round"
+    RECORDED_BESIDE_CALLABLE = "recorded_beside_callable"
     RECORDED_OUTSIDE_CALL = "recorded_outside_call"
     ONLY_IN_REGIONS = "only_in_regions"
     NO_SUCH_METRIC = "no_such_metric"

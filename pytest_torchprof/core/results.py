@@ -70,7 +70,8 @@ class Budget(Frozen, frozen=True):
     regions of this name or glob, or are kernels of it; see `Events.within`. ``rules`` are the rules
     whose findings count, if not all. ``on``: the device, compute capability or device type where
     it is in force, if not everywhere. ``source``: where it stands, if not in a marker.
-    ``unit``: that of the limits of a user's own metric, if they name one; empty for the metric's.
+    ``unit``: that of the limits of a user's own metric, if they name one, canonical if it has a
+    scale (`core.units.SCALES`); empty for the metric's.
     """
 
     metric: str
@@ -162,9 +163,12 @@ class Verdict(Frozen, frozen=True):
 
     @property
     def is_below(self) -> bool:
-        """Whether the value is below the lower limit."""
-        known = not isinstance(self.value, MissingValue)
-        return self.least is not None and known and self.value < self.least  # type: ignore[operator]
+        """Whether the value is below the lower limit, or what has the limit did not run."""
+        if self.least is None:
+            return False
+        if isinstance(self.value, MissingValue):
+            return self.status == "over_budget"
+        return self.value < self.least
 
     @property
     def label(self) -> str:

@@ -132,13 +132,14 @@ def parse_quantity(value: object, unit: str) -> float:
 def parse_signed(value: object) -> tuple[float, str]:
     """Return a number and its unit, for a quantity whose unit is not known yet.
 
-    A plain number has an empty unit. Unlike quantities of `SCALES`, it may be negative.
+    A unit of `SCALES` becomes the canonical one, so that numbers of one scale compare; others stay,
+    and a plain number has an empty one. Unlike quantities of `SCALES`, it may be negative.
 
     Raises:
         UnitError: it is no finite number, or a text that is none with a unit behind it.
 
     >>> parse_signed("100 tokens/s"), parse_signed("1 MiB"), parse_signed(-0.5)
-    ((100, 'tokens/s'), (1, 'MiB'), (-0.5, ''))
+    ((100, 'tokens/s'), (1048576, 'B'), (-0.5, ''))
     """
     what, write = f"{_shown(value)} is not a limit", 'write a number, or a text such as "100 1/s"'
     if isinstance(value, str):
@@ -147,6 +148,10 @@ def parse_signed(value: object) -> tuple[float, str]:
             raise UnitError(what, "it is not a number with a unit", write)
         number = Fraction(match["number"].replace(",", ""))
         unit = match["unit"] or match["close"] or ""
+        for canonical, units in SCALES.items():
+            if unit and unit in units:
+                number, unit = number * units[unit], canonical
+                break
     elif isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UnitError(what, f"{type(value).__name__} is not a number or a string", write)
     elif not math.isfinite(value):
@@ -156,6 +161,20 @@ def parse_signed(value: object) -> tuple[float, str]:
     if abs(number) > _LARGEST:
         raise UnitError(what, "it is too large", write)
     return _plain(number), unit
+
+
+def converted(value: float, unit: str, wanted: str) -> float | None:
+    """A number in another unit, exactly; None if the two units measure different things.
+
+    >>> converted(9, "ms", "s"), converted(2, "KiB", "B"), converted(1, "ms", "1/s")
+    (0.009, 2048, None)
+    """
+    if unit == wanted:
+        return value
+    for scale in SCALES.values():
+        if unit in scale and wanted in scale:
+            return _plain(_exact(value) * scale[unit] / scale[wanted])
+    return None
 
 
 def parse_share(value: object, name: str) -> float:

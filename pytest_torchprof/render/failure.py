@@ -14,6 +14,7 @@ from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.own_metrics import metric_of
+from pytest_torchprof.verdict.timing import is_rate
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -181,6 +182,9 @@ def _headline(bad: Sequence[Verdict]) -> str:
 def _numbers(verdict: Verdict) -> str:
     unit = metric_of(verdict).unit
     if isinstance(verdict.value, MissingValue):
+        if verdict.is_below:
+            least = format_quantity(verdict.least, unit)
+            return f"must be at least {least}, but {in_words(verdict.value.reason)}"
         return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.is_below:
         now, least = format_pair(verdict.value, verdict.least, unit)
@@ -218,7 +222,7 @@ def _beside(verdict: Verdict) -> list[str]:
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
         change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
-        rate = verdict.own is not None and "/" in verdict.own.unit
+        rate = verdict.own is not None and is_rate(verdict.own.unit)
         what = "best rate × time of the" if rate else "fastest round /"
         lines.append(f"{what} reference kernel: {before} → {now}  ({change})")
     if (sample := verdict.sample) is not None and sample.n > 1:

@@ -211,6 +211,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.RECORDED_IN_NO_ROUND: (
         "recorded in no timed run, and other runs are slower (rounds=1 asks for one)"
     ),
+    Why.RECORDED_BESIDE_CALLABLE: (
+        "recorded outside the callable that is measured, and so in no timed call of it; record it "
+        'within, or with compare="exact"'
+    ),
     Why.RECORDED_OUTSIDE_CALL: "recorded in a fixture, outside the test's call phase",
     Why.ONLY_IN_REGIONS: "{name} is recorded in regions only (region={regions: or })",
     Why.NO_SUCH_METRIC: "no metric {name}: the test does not record it, and no hook defines it",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.columns import OWN_COLUMNS
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.core.results import MissingValue, Record, RegionRecord
 from pytest_torchprof.core.samples import NOISY
@@ -53,7 +54,7 @@ def summary_table(
     ordered = sorted(records, key=lambda r: _rank(r, sort))
     shown = ordered[:top] if top else ordered
     own = _own_columns(shown)
-    asked = [name for c in columns for name in (own if c == "own" else [c])]
+    asked = [name for c in columns for name in (own if c == OWN_COLUMNS else [c])]
     columns = asked or [
         *(c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)),
         *own[:_MOST_OWN],
@@ -244,7 +245,8 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
             reasons.setdefault(_NOISE, []).append(f"{name} {format_spread(spread)}")
-        for verdict in record.metrics.values():
+        of_regions = (v for one in record.regions.values() for v in one.metrics.values() if v.own)
+        for verdict in (*record.metrics.values(), *of_regions):
             if verdict.status != "not_measured":
                 continue
             if verdict.limited:

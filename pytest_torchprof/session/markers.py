@@ -56,7 +56,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
     from pytest_torchprof.session.known_metrics import metrics_of
     from pytest_torchprof.verdict.metrics import METRICS
 
-    found: dict[tuple[str, str | None], Budget] = {}
+    found: dict[tuple[str, str | None, str], Budget] = {}
     for mark in item.iter_markers():
         if not mark.name.startswith(tuple(_KINDS)):
             continue
@@ -68,7 +68,10 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         else:
             _check_other(mark.name, item.config)
             continue
-        key = budget.label, budget.on
+        for other in found.values():
+            if (other.label, other.on) == (budget.label, budget.on):
+                _check_once(mark.name, other, budget)
+        key = budget.label, budget.on, budget.unit
         found[key] = _both(mark.name, found[key], budget) if key in found else budget
     return list(found.values())
 
@@ -90,11 +93,11 @@ def _check_other(name: str, config: pytest.Config) -> None:
         raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
 
 
-def _both(name: str, one: Budget, other: Budget) -> Budget:
-    """The two limits of one metric as one budget.
+def _check_once(name: str, one: Budget, other: Budget) -> None:
+    """Reject two upper limits of one metric and scope, or two lower ones.
 
     Raises:
-        SettingsError: both are upper limits, or lower ones, or nothing is within both.
+        SettingsError: they are.
     """
     for limit in _KINDS.values():
         pair = getattr(one, limit), getattr(other, limit)
@@ -102,6 +105,14 @@ def _both(name: str, one: Budget, other: Budget) -> Budget:
             raise SettingsError(
                 f"{name} is given twice for {one.label}: {pair[0]} and {pair[1]}. Keep one."
             )
+
+
+def _both(name: str, one: Budget, other: Budget) -> Budget:
+    """The two limits of one metric, in one unit, as one budget.
+
+    Raises:
+        SettingsError: nothing is within both.
+    """
     from msgspec.structs import replace
 
     both = replace(one, limit=_given(one.limit, other.limit), least=_given(one.least, other.least))

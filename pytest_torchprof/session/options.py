@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from pytest_torchprof.core.columns import OWN_COLUMNS
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
 ACCEPT = "--accept"
-#: In the columns of the table, this stands for all metrics of users' own.
-OWN_COLUMNS = "own"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.

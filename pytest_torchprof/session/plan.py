@@ -81,19 +81,23 @@ class Plan(Frozen, frozen=True):
         )
 
     def on(self, machine: Machine) -> Plan:
-        """The plan with the limits that are in force on this machine; of several, the tightest."""
+        """The plan with the limits that are in force on this machine; of several, the tightest.
+
+        Limits in units that do not compare stay apart: only a run tells their metric's unit.
+        """
         if all(budget.on is None and not budget.source for budget in self.budgets):
             return self
         from pytest_torchprof.capture.machine import capability
         from pytest_torchprof.work.devices.targets import is_on
 
-        kept: dict[str, Budget] = {}
+        kept: dict[tuple[str, str], Budget] = {}
         for one in self.budgets:
             if one.on and not is_on(one.on, machine.device_type, machine.accelerator, capability):
                 continue
             budget = msgspec.structs.replace(one, on=None)
-            known = kept.get(one.label)
-            kept[one.label] = budget if known is None else known.tightened(budget)
+            key = one.label, one.unit
+            known = kept.get(key)
+            kept[key] = budget if known is None else known.tightened(budget)
         return msgspec.structs.replace(self, budgets=tuple(kept.values()))
 
     @property

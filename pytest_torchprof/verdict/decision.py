@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 
-#: Why a part of a test has no number: nothing of its name ran, or was recorded there.
-_NOT_RUN = frozenset(
+#: Why a part of a test has no number: nothing of its name ran.
+_DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
+#: The same, or nothing was recorded there.
+_NOT_RUN = _DID_NOT_RUN | frozenset(
     {
-        Why.SCOPE_DID_NOT_RUN,
-        Why.SCOPE_DID_NOT_RUN_NEAR,
         Why.NOT_RECORDED_IN,
         Why.NO_SUCH_METRIC,
         Why.NO_SUCH_METRIC_NEAR,
@@ -192,7 +192,11 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 def _scoped(metric: Metric, budget: Budget, value: Value) -> Verdict:
     if isinstance(value, MissingValue):
-        return replace(_unmeasured(metric, value, None, budget), scope=budget)
+        verdict = _unmeasured(metric, value, None, budget)
+        if value.reason.why in _DID_NOT_RUN and (budget.least is not None or budget.limit == 0):
+            # What did not run has reached nothing, and exceeded nothing.
+            verdict = replace(verdict, status="ok" if budget.least is None else "over_budget")
+        return replace(verdict, scope=budget)
     verdict = _limited(budget, value, None)
     return replace(verdict, scope=budget)
 
@@ -228,9 +232,9 @@ def _unmeasured(
         if over or reached or not value.at_least:
             return replace(found, reason=why, at_least=value.at_least)
     # Memory is left out: what else ran may have freed some of it.
-    counts = metric.klass == "exact" and metric.unit != "B"
+    counts = metric.klass == "exact" and metric.unit != "B" and metric.own is None
     if counts and value.at_least and known is not None and accepted is not None:
-        status = _against(known, accepted, metric.tolerance)
+        status = _against(known, accepted, metric.tolerance, better=metric.better)
         if status == "regressed":
             return Verdict(
                 name,

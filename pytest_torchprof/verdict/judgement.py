@@ -33,13 +33,12 @@ from pytest_torchprof.verdict.decision import (
     status_of,
 )
 from pytest_torchprof.verdict.other_cpu import other_cpu
-from pytest_torchprof.verdict.own_limits import with_own
-from pytest_torchprof.verdict.own_metrics import metric_of, row_of
+from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
+from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
 from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
-    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
 _MOST_SWAPPED = 4
@@ -64,14 +63,23 @@ class Terms(Frozen, frozen=True):
 
 
 class Compared(Frozen, frozen=True):
-    """A trace's profile, its baseline, and their comparison."""
+    """What was measured so far, its profile, its baseline, and their comparison."""
 
-    trace: Events
+    measured: Measured
     profile: Profile
     baseline: Baseline | None
     policy: Policy
     verdicts: list[Verdict]
     regions: Mapping[str, Sequence[Verdict]] = {}
+
+    def holds_for(self, measured: Measured) -> bool:
+        """Whether it is the comparison of this, too: a test may record more after its trace."""
+        ours = self.measured
+        return (
+            ours.trace is measured.trace
+            and ours.recorded == measured.recorded
+            and ours.region_gaps == measured.region_gaps
+        )
 
     @property
     def all_verdicts(self) -> list[Verdict]:
@@ -119,7 +127,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     profile = profile_of(measured)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
-    return Compared(measured.trace, profile, baseline, policy, verdicts, regions)
+    return Compared(measured, profile, baseline, policy, verdicts, regions)
 
 
 def compare_regions(
@@ -139,7 +147,7 @@ def compare_regions(
             replace(v, region=name, status="ok" if before and _is_unstored(v) else v.status)
             for v in compare(region, before, (), policy)
         ]
-    return found
+    return found | {name: lost for name, lost in of_lost_regions(profile, baseline) if lost}
 
 
 def _is_unstored(verdict: Verdict) -> bool:
@@ -263,7 +271,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     """
     profile = found.profile
     times: dict[str, Any] = {
-        key: round(value, 6)
+        key: rounded(value) if key in profile.own else round(value, 6)
         for key, value in profile.metrics.items()
         if row_of(key, profile.own).klass == "time" and not isinstance(value, MissingValue)
     }
@@ -319,7 +327,7 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
 def _own_times(region: Profile) -> dict[str, Number]:
     """Times that the test records in a region, which only advise."""
     return {
-        key: round(value, 6)
+        key: rounded(value)
         for key, value in region.metrics.items()
         if key in region.own and row_of(key, region.own).klass == "time"
         if not isinstance(value, MissingValue)
@@ -328,7 +336,8 @@ def _own_times(region: Profile) -> dict[str, Number]:
 
 def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     if any(
-        v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time"
+        (v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time")
+        or (v.reason is not None and v.reason.why is Why.NOT_RECORDED)
         for v in verdicts
     ):
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,57 +11,64 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.own_metrics import OwnMetric
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import Budget, MissingValue, Number, Value, Verdict
+from pytest_torchprof.core.results import (
+    Budget,
+    MissingValue,
+    Number,
+    Profile,
+    Value,
+    Verdict,
+)
 from pytest_torchprof.core.scopes import is_of_name
-from pytest_torchprof.core.units import SCALES
+from pytest_torchprof.core.units import converted
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Baseline, Profile
+    from pytest_torchprof.core.results import Baseline
 
 _MOST_SHOWN = 3
+#: What a baseline keeps beside its times.
+_BESIDE_TIMES = frozenset({"machine", "normalised"})
 
 
 def in_units(
     budgets: Iterable[Budget], own: Mapping[str, OwnMetric]
 ) -> tuple[list[Budget], list[Verdict]]:
-    """The budgets with limits in their metrics' units; for those in another unit, a verdict."""
-    fitting, refused = list[Budget](), list[Verdict]()
+    """The budgets with limits in their metrics' units; for those in another unit, a verdict.
+
+    Of several of one metric and scope, which stood in different units, the tightest limits.
+    """
+    fitting, refused = dict[tuple[str, str, str | None], Budget](), list[Verdict]()
     for budget in budgets:
         unit = own[budget.metric].unit if budget.metric in own else budget.unit
-        if budget.unit in ("", unit):
-            fitting.append(budget)
-            continue
-        factor = _factor(budget.unit, unit)
-        if factor is None:
+        within = _converted(budget, unit)
+        if within is None:
             why = because(Why.LIMIT_IN_OTHER_UNIT, limit=budget.unit, unit=unit)
             refused.append(_not_checked(budget, why))
             continue
-        limits = {
-            name: None if value is None else value * factor
-            for name, value in {"limit": budget.limit, "least": budget.least}.items()
-        }
-        fitting.append(replace(budget, unit=unit, **limits))
-    return fitting, refused
+        key = within.label, unit, within.on
+        fitting[key] = fitting[key].tightened(within) if key in fitting else within
+    return list(fitting.values()), refused
 
 
-def _factor(unit: str, wanted: str) -> float | None:
-    """How much of the wanted unit is in one of the other; None if they measure different things.
-
-    >>> _factor("s", "ms"), _factor("KiB", "B"), _factor("ms", "1/s")
-    (1000.0, 1024.0, None)
-    """
-    for scale in SCALES.values():
-        if unit in scale and wanted in scale:
-            return float(scale[unit] / scale[wanted])
-    return None
+def _converted(budget: Budget, unit: str) -> Budget | None:
+    """The budget with its limits in this unit; None if they measure something else."""
+    if budget.unit in ("", unit):
+        return replace(budget, unit=unit)
+    given = {"limit": budget.limit, "least": budget.least}
+    limits = {
+        name: converted(value, budget.unit, unit)
+        for name, value in given.items()
+        if value is not None
+    }
+    return None if None in limits.values() else replace(budget, unit=unit, **limits)
 
 
 def without_value(
     profile: Profile, baseline: Baseline | None, limits: Mapping[str, Budget]
 ) -> Iterator[Verdict]:
     """A verdict for each metric that has a limit or was accepted, and that this run lacks."""
-    accepted = {} if baseline is None else baseline.own
+    accepted = {} if baseline is None else {**baseline.own, **_own_times(baseline)}
     for name, budget in limits.items():
         if name in profile.metrics:
             continue
@@ -70,6 +78,29 @@ def without_value(
         if name not in profile.metrics and name not in limits:
             missing = MissingValue(because(Why.NOT_RECORDED))
             yield Verdict(name, missing, "not_measured", value, reason=missing.reason)
+
+
+def _own_times(baseline: Baseline) -> dict[str, Number]:
+    """The accepted times of metrics that are not of the table."""
+    return {
+        name: value
+        for name, value in baseline.times.items()
+        if name not in METRICS and name not in _BESIDE_TIMES
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def of_lost_regions(
+    profile: Profile, baseline: Baseline | None
+) -> Iterator[tuple[str, list[Verdict]]]:
+    """By region that the test no longer enters, a verdict for each value that was recorded there.
+
+    Only for those: what ran there is part of the test's own numbers.
+    """
+    for name, before in ({} if baseline is None else baseline.regions).items():
+        if name not in profile.regions:
+            found = with_own(without_value(Profile({}), before, {}), {})
+            yield name, [replace(verdict, region=name) for verdict in found]
 
 
 def nowhere(name: str, profile: Profile) -> Reason:

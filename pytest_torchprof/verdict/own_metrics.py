@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,20 @@ def metric_of(verdict: Verdict) -> Metric:
     """The row of the metric that the verdict is about."""
     known = METRICS.get(verdict.metric)
     return known or _row(verdict.own or OwnMetric(verdict.metric, unit=""))
+
+
+def rounded(value: float) -> float:
+    """A recorded time to keep: to six significant digits, but never within the integer part.
+
+    >>> rounded(0.000000412345678), rounded(12345678.9)
+    (4.12346e-07, 12345679.0)
+    """
+    return value if isinstance(value, int) else round(value, max(0, 6 - _magnitude(value)))
+
+
+def _magnitude(value: float) -> int:
+    """Digits before the point; of a number below 0.1, minus the zeros after it."""
+    return math.floor(math.log10(abs(value))) + 1 if value else 0
 
 
 def _not_found(_: Events) -> MissingValue:

@@ -16,7 +16,7 @@ from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
-from pytest_torchprof.verdict.own_limits import not_in_region, value_within
+from pytest_torchprof.verdict.own_limits import in_units, not_in_region, value_within
 from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
 from pytest_torchprof.verdict.regions import RegionValues, time_within, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
@@ -100,7 +100,8 @@ def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> 
     if unseen:
         return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
     # A limit on something that did not run holds by mistake, unless it is 0: a name may be wrong.
-    if not view.selection.any() and budget.limit != 0 and budget.least is None:
+    counted = metric.own is None and (budget.limit == 0 or budget.least is not None)
+    if not view.selection.any() and not counted:
         return MissingValue(did_not_run(source, how, what))
     return measure(metric, view)
 
@@ -136,7 +137,7 @@ def profile_of(measured: Measured) -> Profile:
             **named_regions(trace),
         }.items()
     }
-    for budget in measured.budgets:
+    for budget in in_units(measured.budgets, own)[0]:
         if not budget.scoped:
             continue
         if budget.rules:

@@ -64,6 +64,16 @@ def normalised_of(
 _TIMES = frozenset({"ns", "us", "µs", "ms", "s", "min"})
 
 
+def is_rate(unit: str) -> bool:
+    """Whether a unit is of something per time.
+
+    >>> is_rate("tokens/s"), is_rate("ms"), is_rate("tokens/batch")
+    (True, False, False)
+    """
+    what, _, per = unit.rpartition("/")
+    return bool(what) and per in _TIMES
+
+
 def _multiple(one: Recorded, reference_ms: float | None) -> float | None:
     """The best round of a time or a rate, relative to the reference kernel's time in ms.
 
@@ -72,7 +82,6 @@ def _multiple(one: Recorded, reference_ms: float | None) -> float | None:
     if one.best is None or not is_positive(one.best) or not is_positive(reference_ms):
         return None
     assert reference_ms is not None  # noqa: S101 - it is positive
-    what, _, per = one.metric.unit.rpartition("/")
-    if what and per in _TIMES:
+    if is_rate(one.metric.unit):
         return one.best * reference_ms
     return one.best / reference_ms if one.metric.unit in _TIMES else None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
 from pytest_torchprof.core.own_metrics import OwnMetric
-from pytest_torchprof.core.reasons import Why
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Number, Profile
 from pytest_torchprof.verdict.decision import Policy, compare
+from pytest_torchprof.verdict.metrics import measure
 from pytest_torchprof.verdict.own_limits import value_within
+from pytest_torchprof.verdict.own_metrics import metric, rounded
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
 
 
 def profile(value: Number, unit: str = "s", better: str = "lower", how: str = "exact") -> Profile:
@@ -92,3 +99,36 @@ def test_a_time_advises(better: str, now: float, status: str) -> None:
     accepted = Baseline(times={"n": 100})
     (found,) = compare(profile(now, "s", better, "time"), accepted, (), Policy())
     assert status == found.status
+
+
+def test_a_lower_bound_of_a_users_metric_is_no_regression() -> None:
+    own = {"n": OwnMetric("n", "1", "higher", "exact")}
+    partial = MissingValue(because(Why.WAS_NOT_MEASURED), 12, at_least=True)
+    (found,) = compare(Profile({"n": partial}, own=own), Baseline(own={"n": 10}), (), Policy())
+    assert "not_measured" == found.status
+
+
+def test_a_users_function_counts_nothing_in_a_partial_capture() -> None:
+    @metric("n", needs="device")
+    def count(trace: Events) -> int:
+        return 12
+
+    class Partial:
+        whole: Partial
+
+        def once(self, question: object, *more: object) -> object:
+            name = getattr(question, "__name__", "")
+            return because(Why.WAS_NOT_MEASURED) if name == "partial_gap" else None
+
+    trace = Partial()
+    trace.whole = trace
+    found = measure(count, cast("Events", trace))
+    assert isinstance(found, MissingValue)
+    assert found.at_hand is None
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(4.123456789e-7, 4.12346e-7), (1.5, 1.5), (7, 7), (12345678.9, 12345679.0)]
+)
+def test_a_recorded_time_is_kept_to_six_digits_in_any_unit(value: float, kept: float) -> None:
+    assert kept == rounded(value)

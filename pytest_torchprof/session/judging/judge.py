@@ -34,7 +34,7 @@ from pytest_torchprof.verdict.regions import view_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
-    from pytest_torchprof.core.results import Baseline, Finding
+    from pytest_torchprof.core.results import Baseline, Finding, Profile
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.session.judging.kept_traces import Export
@@ -132,8 +132,8 @@ class Judge:
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
-        """Computed once per trace."""
-        if self._compared is None or self._compared.trace is not measured.trace:
+        """Computed once per trace and what is recorded beside it."""
+        if self._compared is None or not self._compared.holds_for(measured):
             baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
             self._compared = compared(measured, baseline, self._terms)
         return self._compared
@@ -208,6 +208,8 @@ def _record(
     subject: Subject, verdict: Judged, trace: str | None, note: Reason | None = None
 ) -> Record:
     profile = verdict.profile
+    regions: dict[str, Profile | None] = {v.region: None for v in verdict.verdicts if v.region}
+    regions |= profile.regions if profile is not None else {}
     return Record(
         subject.nodeid,
         verdict.status,
@@ -219,10 +221,10 @@ def _record(
         strict=verdict.strict,
         regions={
             name: RegionRecord(
-                region.laps or 0,
+                region.laps or 0 if region is not None else 0,
                 {v.metric: v for v in verdict.verdicts if v.region == name},
-                region.findings,
+                region.findings if region is not None else (),
             )
-            for name, region in (profile.regions if profile is not None else {}).items()
+            for name, region in regions.items()
         },
     )

@@ -76,6 +76,7 @@ class Gatherer:
         self.recordings = RunRecordings()
         self._captures = Captures()
         self._checked: Checked | None = None
+        self._values: tuple[Checked, dict[str, Value]] | None = None
         self.longest_ns = 0
         if machine.accelerator is not None:
             CUDA_GRAPHS.watch()
@@ -211,9 +212,12 @@ class Gatherer:
         return self._checked
 
     def values(self) -> dict[str, Value]:
-        """Every metric of the trace, and what the test has recorded so far."""
-        values = values_of(self.checked, self.plan.allowed, self.plan.metrics)
-        return values | values_in(self.recordings.taken().get(None, {}))
+        """Every metric of the trace, computed once, and what the test has recorded so far."""
+        checked = self.checked
+        if self._values is None or self._values[0] is not checked:
+            values = values_of(checked, self.plan.allowed, self.plan.metrics)
+            self._values = checked, values
+        return self._values[1] | values_in(self.recordings.taken().get(None, {}))
 
     def region_values(self, name: str, lap: int | None = None) -> Mapping[str, Value]:
         """Every metric of a named region, or of one lap of it; computed when looked up."""
@@ -281,7 +285,7 @@ class Gatherer:
 
     def forget(self) -> None:
         """Release memory and files, once the test is fully reported."""
-        self._checked = None
+        self._checked = self._values = None
         self._captures.forget()
         CUDA_GRAPHS.stop()
 

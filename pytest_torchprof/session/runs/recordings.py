@@ -49,6 +49,8 @@ class RunRecordings:
         self._now: Run | None = None
         self._outside: set[_Key] = set()
         self._first_is_round = False
+        #: The timed runs are calls of a callable.
+        self.are_calls = False
 
     def count_first(self) -> None:
         """The first run was so long that it is a timed round, too."""
@@ -89,7 +91,8 @@ class RunRecordings:
                     sample,
                     best if metric.compare == "time" else None,
                 )
-            return Recorded(metric, MissingValue(self._gap(key) or _NO_ROUND))
+            no_round = because(Why.RECORDED_BESIDE_CALLABLE) if self.are_calls else _NO_ROUND
+            return Recorded(metric, MissingValue(self._gap(key) or no_round))
         for run in self._that_count:
             if numbers := run.numbers(key):
                 return Recorded(metric, numbers[-1])

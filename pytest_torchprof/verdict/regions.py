@@ -73,9 +73,8 @@ def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
     names = [name for name in named_regions(trace) if is_of_name(what, name)]
     if not names and trace.within(region=what).selection.any():
         return MissingValue(because(Why.LABEL_NOT_TIMED, name=what))
-    if not names:  # then 0 is known, but a wrong name must not make a limit hold
-        known = budget.limit == 0 or budget.least is not None
-        return 0.0 if known else MissingValue(did_not_run(trace, "region", what))
+    if not names:
+        return MissingValue(did_not_run(trace, "region", what))
     total = 0.0
     for name in names:
         value = region_time(trace, metric, name)

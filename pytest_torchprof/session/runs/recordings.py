@@ -49,12 +49,15 @@ class RunRecordings:
         self._now: Run | None = None
         self._outside: set[_Key] = set()
         self._first_is_round = False
-        #: The timed runs are calls of a callable.
-        self.are_calls = False
+        self._are_calls = False
 
     def count_first(self) -> None:
         """The first run was so long that it is a timed round, too."""
         self._first_is_round = True
+
+    def count_calls(self) -> None:
+        """The timed runs are calls of a callable, within which nothing is recorded."""
+        self._are_calls = True
 
     def note(
         self, run: Run | None, region: str | None, metric: OwnMetric, value: Number | Reason
@@ -91,7 +94,7 @@ class RunRecordings:
                     sample,
                     best if metric.compare == "time" else None,
                 )
-            no_round = because(Why.RECORDED_BESIDE_CALLABLE) if self.are_calls else _NO_ROUND
+            no_round = because(Why.RECORDED_BESIDE_CALLABLE) if self._are_calls else _NO_ROUND
             return Recorded(metric, MissingValue(self._gap(key) or no_round))
         for run in self._that_count:
             if numbers := run.numbers(key):

@@ -194,7 +194,7 @@ def reasons(pytester: pytest.Pytester, marker: str, body: str, *args: str) -> tu
     ran = run(pytester, "--torchprof", *args)
     (test,) = ran.report["tests"]
     ((_, limit),) = [(k, v) for k, v in test["metrics"].items() if "[" in k]
-    return next(iter(ran.outcomes)), limit.get("reason") or limit["status"]
+    return next(iter(ran.outcomes)), f"{limit['status']}: {limit.get('reason')}"
 
 
 OPEN = """
@@ -271,8 +271,8 @@ OPEN = """
             "passed",
             "record_function label",
         ),
-        ("min_wall_ms(5, region='typo')", BODY, "failed", "over_budget"),
-        ("max_wall_ms(0, region='typo')", BODY, "passed", "ok"),
+        ("min_wall_ms(5, region='typo')", BODY, "failed", "over_budget: "),
+        ("max_wall_ms(0, region='typo')", BODY, "passed", "ok: "),
         ("max_wall_ms(5, region='typo')", BODY, "passed", "did not run"),
     ],
 )

@@ -352,7 +352,10 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
         ("max_ops(1, 2)", "max_ops takes one limit, got 2 limits: max_ops(5)"),
         ("max_ops(1, opp='aten::mm')", "max_ops has no argument 'opp'. Did you mean op?"),
         ("max_ops(1, nope='aten::mm')", "max_ops has no argument 'nope'. "),
-        ("max_wall_ms(1, op='aten::mm')", "max_wall_ms has no argument 'op'. Known are: region, on."),
+        (
+            "max_wall_ms(1, op='aten::mm')",
+            "max_wall_ms has no argument 'op'. Known are: region, on.",
+        ),
         ("max_ops(1, op='a', module='B')", "max_ops takes op= or module=, not both"),
         ("max_ops(1, op=3)", "max_ops: op= takes a name, got 3"),
         ("max_ops(1, op='')", "max_ops: op= takes a name, got ''"),

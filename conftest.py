@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+import _pytest.pytester
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("any machine")
+
+
+class _SysModulesSnapshot(_pytest.pytester.SysModulesSnapshot):
+    """What registers operators or types when it is loaded must not be loaded twice.
+
+    ``pytester`` forgets the modules that an inner session was the first to load.
+    """
+
+    def restore(self) -> None:
+        loaded = [
+            (name, module)
+            for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("functorch", "numpy", "torch")
+            and getattr(module, "__spec__", None) is not None
+        ]
+        super().restore()
+        for name, module in loaded:
+            sys.modules.setdefault(name, module)
+
+
+_pytest.pytester.SysModulesSnapshot = _SysModulesSnapshot
 
 
 @pytest.hookimpl(optionalhook=True)

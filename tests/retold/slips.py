@@ -84,7 +84,7 @@ SLIPS = {
     "lightning: a hook walks through Python objects": Slip(
         "test_lightning.py",
         "            for callback in self.callbacks:",
-        "            sum(map(hash, range(40_000)))\n            for callback in self.callbacks:",
+        "            sum(map(hash, range(400_000)))\n            for callback in self.callbacks:",
         "test_the_trainer_is_not_slower",
         ("a is plain_loop, b is trainer_loop", "slower by more than 15 %"),
     ),
@@ -98,9 +98,9 @@ SLIPS = {
     "sglang: a request waits in the queue": Slip(
         "test_sglang.py",
         "        self.waiting.append(ids)",
-        "        time.sleep(0.1)\n        self.waiting.append(ids)",
+        "        time.sleep(0.5)\n        self.waiting.append(ids)",
         "test_tokens_per_second",
-        ("tokens_per_s", "serve", "100 1/s"),
+        ("tokens_per_s", "serve", "20 1/s"),
     ),
     "sglang: old tokens are projected again": Slip(
         "test_sglang.py",

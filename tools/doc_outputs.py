@@ -84,10 +84,10 @@ def _starving() -> TraceBuilder:
                         )
                 with builder.op("c10d::allreduce_"):
                     builder.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 700, stream=20)
-                with builder.python("train.py(33): log"), builder.op("aten::item"):
-                    with builder.op("aten::_local_scalar_dense"):
-                        builder.memcpy("DtoH", 4, device_us=2)
-                        builder.sync("cudaStreamSynchronize")
+                item, read = "aten::item", "aten::_local_scalar_dense"
+                with builder.python("train.py(33): log"), builder.op(item), builder.op(read):
+                    builder.memcpy("DtoH", 4, device_us=2)
+                    builder.sync("cudaStreamSynchronize")
                 builder.advance(150)
     return builder
 

@@ -53,9 +53,9 @@ def breakdown(trace: Events) -> list[BreakdownRow]:
 
 
 def spans(trace: Events) -> dict[int, tuple[int, int]]:
-    """By device, -1 for an unknown number: when its first event begins and its last one ends, ns."""
-    return {device: (int(start.min()), int(end.max())) for device, (start, end, _) in
-            trace.once(_by_device).items()}  # fmt: skip
+    """By device, -1 if unknown: when its first event begins and its last one ends, in ns."""
+    found = trace.once(_by_device).items()
+    return {device: (int(start.min()), int(end.max())) for device, (start, end, _) in found}
 
 
 def _breakdown(trace: Events) -> list[BreakdownRow]:

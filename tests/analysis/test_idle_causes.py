@@ -44,9 +44,8 @@ def test_a_fetch_is_data_loading_whatever_it_runs() -> None:
     b = TraceBuilder(H100)
 
     def fetch() -> None:
-        with b.annotation(FETCH, 500):
-            with b.op("aten::stack", dur_us=200):
-                b.runtime("cudaHostAlloc", 50)
+        with b.annotation(FETCH, 500), b.op("aten::stack", dur_us=200):
+            b.runtime("cudaHostAlloc", 50)
 
     found = between(b, fetch)
     assert 500 == pytest.approx(found["LOADING"], abs=2)

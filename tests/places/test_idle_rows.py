@@ -19,10 +19,10 @@ def two_waits() -> TraceBuilder:
         with b.python("/home/me/train.py(12): step"):
             with b.op("aten::mm"):
                 b.launch(SGEMM, 50)
-            with b.python("/home/me/metrics.py(7): log"), b.op("aten::item"):
-                with b.op("aten::_local_scalar_dense"):
-                    b.memcpy("DtoH", 4, device_us=1)
-                    b.sync("cudaStreamSynchronize")
+            item, read = "aten::item", "aten::_local_scalar_dense"
+            with b.python("/home/me/metrics.py(7): log"), b.op(item), b.op(read):
+                b.memcpy("DtoH", 4, device_us=1)
+                b.sync("cudaStreamSynchronize")
             b.advance(20)
     with b.op("aten::mm"):
         b.launch(SGEMM, 50)

@@ -47,7 +47,7 @@ KERNELS = {
         f"{NATIVE}(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>",
     ],
     "reduction": [
-        f"{NATIVE}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>",
+        f"{NATIVE}reduce_kernel<512, 1, at::native::ReduceOp<float, NormTwoOps<float>>>",
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>",
         f"{NATIVE}(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float>",
         "triton_per_fused__to_copy_mean_pow_8",

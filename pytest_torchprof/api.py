@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from pytest_torchprof.analysis import averages
 from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
+from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
 from pytest_torchprof.analysis.kernel_rows import (
     KernelRow,
     kernel_rows,
@@ -30,6 +31,8 @@ from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core import results
 from pytest_torchprof.core.results import Finding, Number, Value
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.places import idle_rows as idle
+from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import row_formats
@@ -66,6 +69,8 @@ _ADDS_UP = {
         "share",
     ),
     KernelRow: ("calls", "total_ms", "flops", "bytes"),
+    BreakdownRow: ("time_ms", "share", "total_ms", "calls"),
+    IdleRow: ("time_ms", "share"),
 }
 
 
@@ -185,6 +190,30 @@ class Trace:
     def summary(self) -> Rows[MetricRow]:
         """The same as a table."""
         return metric_rows(self.events.once(measure_all))
+
+    def breakdown(self) -> Rows[BreakdownRow]:
+        """Where each device's time goes, from its first event to the end of its last: categories of
+        kernels, copies, and idle time, which add up to all of it; the most first.
+
+        In a trace without device events: the self time of operators on the CPU, by category.
+        """
+        rows = sorted(
+            breakdown(self.events), key=lambda row: (row.device or 0, -(row.time_ms or 0))
+        )
+        return Rows(rows, fields_of(BreakdownRow))
+
+    def idle(self, by: idle.By = "place") -> Rows[IdleRow]:
+        """What the host did while each device was idle, the most first.
+
+        Empty if the trace has only a part of the device's work.
+
+        ``by``: ``place``, for a row for each cause and place, or ``cause``.
+
+        Raises:
+            ValueError: another ``by``.
+        """
+        _check("by", by, get_args(idle.By))
+        return Rows(idle.idle_rows(self.events, by), fields_of(IdleRow))
 
     def ops(self, by: averages.By = "name") -> Rows[OpStats]:
         """Key averages of operators, annotations and runtime calls, largest share first.

@@ -128,8 +128,22 @@ COMMANDS = (
         "summary",
         "commands.summary:run_summary",
         "TRACE…",
-        "every metric of a trace",
+        "where the time goes, and every metric of a trace",
         (_TRACES, _FORMAT, _RANK),
+    ),
+    Command(
+        "idle",
+        "commands.idle:run_idle",
+        "TRACE… [--by place|cause]",
+        "what the host did while the device was idle",
+        (
+            _TRACES,
+            _argument("--by", choices=("place", "cause"), default="place"),
+            _SORT,
+            _LIMIT,
+            _FORMAT,
+            _RANK,
+        ),
     ),
     Command(
         "ops",

@@ -62,6 +62,47 @@ def lint() -> str:
     return _printed("lint", builder)
 
 
+def _starving() -> TraceBuilder:
+    """Training steps that wait for data, for reads, and for other ranks."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    fetch = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    with builder.python("train.py(21): train"):
+        for number in range(4):
+            builder.annotation(fetch, 2600)
+            with builder.annotation(f"ProfilerStep#{number}"):
+                with builder.op("aten::copy_"):
+                    builder.memcpy("HtoD", 2**24, device_us=640)
+                for _ in range(6):
+                    with builder.op("aten::linear"), builder.op("aten::addmm"):
+                        builder.launch("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 310)
+                    with builder.op("aten::gelu"):
+                        builder.launch(
+                            "void at::native::vectorized_elementwise_kernel<4, Gelu>", 88
+                        )
+                with builder.op("c10d::allreduce_"):
+                    builder.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 700, stream=20)
+                item, read = "aten::item", "aten::_local_scalar_dense"
+                with builder.python("train.py(33): log"), builder.op(item), builder.op(read):
+                    builder.memcpy("DtoH", 4, device_us=2)
+                    builder.sync("cudaStreamSynchronize")
+                builder.advance(150)
+    return builder
+
+
+def summary() -> str:
+    """The first table of `torchprof summary` for a made-up training loop."""
+    text = _printed("summary", _starving())
+    return f"{text.partition(chr(10) * 2 + 'metric')[0]}\n…\n```"
+
+
+def idle() -> str:
+    """The output of `torchprof idle` for the same."""
+    return _printed("idle", _starving())
+
+
 def ab() -> str:
     """The output of `torchprof ab` for two made-up tests."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -87,7 +128,7 @@ def ab() -> str:
 def _printed(command: str, builder: TraceBuilder) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
-        columns = {"kernels": "150", "lint": "96"}[command]
+        columns = {"kernels": "150", "lint": "96", "idle": "120", "summary": "140"}[command]
         done = subprocess.run(
             [sys.executable, "-m", "pytest_torchprof", command, str(trace)],
             env={**os.environ, "COLUMNS": columns}, check=True, capture_output=True, text=True,
@@ -95,4 +136,10 @@ def _printed(command: str, builder: TraceBuilder) -> str:
     return f"```text\n$ torchprof {command} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
 
 
-MAKERS: dict[str, Callable[[], str]] = {"ab": ab, "kernels": kernels, "lint": lint}
+MAKERS: dict[str, Callable[[], str]] = {
+    "ab": ab,
+    "idle": idle,
+    "kernels": kernels,
+    "lint": lint,
+    "summary": summary,
+}

@@ -183,6 +183,7 @@ def _rest(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
             whole = sum(row[field] or 0 for row in rows)
             part = whole - sum(row[field] or 0 for row in shown)
             what = "the device time" if _has_device(rows) else "the self CPU time"
+            what = "the idle time" if "gaps" in rows[0] else what
             return f" ({row_formats.cell('share', part / whole)} of {what})" if whole else ""
     return ""
 
@@ -219,13 +220,26 @@ def print_table(
         return write(row_formats.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
     if options.format == "csv":
         return write(row_formats.to_csv(rows, fields))
+    return write(table_text(options, rows, fields, total=total, head=head, notes=notes))
+
+
+def table_text(
+    options: Namespace,
+    rows: Sequence[TableRow],
+    fields: Sequence[str],
+    *,
+    total: TableRow | None = None,
+    head: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Rows between a heading and notes, as text or Markdown."""
     if options.format == "markdown":
         text = row_formats.markdown_table(rows, fields, total=total)
-        return write(row_formats.markdown_page(head.splitlines(), text, notes))
+        return row_formats.markdown_page(head.splitlines(), text, notes)
     text = row_formats.text_table(rows, fields, total=total, width=terminal_width())
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
-    return write(head + text + tail)
+    return head + text + tail
 
 
 def terminal_width() -> int:

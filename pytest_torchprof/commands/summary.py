@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
-from pytest_torchprof.api import Trace
-from pytest_torchprof.commands.inputs import heading_of, load_traces, notes_of, uncounted_note
+from pytest_torchprof.analysis.breakdown import EXPOSED, spans
+from pytest_torchprof.api import Rows, Trace
+from pytest_torchprof.commands.inputs import (
+    Ranks,
+    device_time_note,
+    heading_of,
+    load_traces,
+    notes_of,
+    uncounted_note,
+)
 from pytest_torchprof.commands.printing import (
     TableRow,
     columns_of,
     document,
     print_table,
     rows_by_rank,
+    table_text,
     write,
 )
 from pytest_torchprof.core.reasons import Why, because
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.places.idle_rows import IdleRow
 
 
 Metrics = dict[str, Value]
@@ -41,6 +51,8 @@ def run_summary(options: Namespace) -> int:
     samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
     if options.format == "json":
         parts: TableRow = {"metrics": _reported(total, samples)}
+        parts["breakdown"] = rows_by_rank(ranks, Trace.breakdown)
+        parts["idle"] = rows_by_rank(ranks, _idle_causes)
         parts["notes"] = notes_of(ranks, uncounted_note)
         if len(ranks) > 1:
             each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
@@ -64,7 +76,55 @@ def run_summary(options: Namespace) -> int:
         spread = format_spread(sample.spread) if sample else ""
         row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
     fields = columns_of(ranks, ("metric", "value", "reason"))
-    return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
+    times = _breakdown_text(options, ranks)
+    return write(f"{times}\n{table_text(options, rows, fields, notes=notes)}")
+
+
+#: As a table shows them: other categories take their time first.
+_EXPOSED = {name: f"{name}, exposed" for name in EXPOSED}
+
+
+def _breakdown_text(options: Namespace, ranks: Ranks) -> str:
+    """Where the time goes: a row for each category, and what the idle time is."""
+    rows = rows_by_rank(ranks, Trace.breakdown)
+    if not rows:
+        return f"{heading_of(ranks)}\n"
+    for row in rows:
+        row["category"] = _EXPOSED.get(row["category"], row["category"])
+    fields = columns_of(ranks, ("device", "category", "time_ms", "share", "total_ms", "calls"))
+    if len({row["device"] for row in rows}) == 1:
+        fields.remove("device")
+    notes = [*notes_of(ranks, device_time_note), *notes_of(ranks, _span), *notes_of(ranks, _idle)]
+    return table_text(options, rows, fields, head=heading_of(ranks), notes=notes)
+
+
+def _idle_causes(trace: Trace) -> Rows[IdleRow]:
+    rows = trace.idle("cause")
+    rows.fields = ("device", "cause", "time_ms", "share", "gaps", "longest_ms")
+    return rows
+
+
+def _span(trace: Trace) -> str:
+    """What the shares are relative to."""
+    found = trace.events.once(spans)
+    if not found:
+        return "shares of the self time of operators: no device time in the trace"
+    each = [format_quantity((end - begin) / 1e6, "ms") for begin, end in found.values()]
+    return f"shares of {', '.join(each)} from the device's first event to its last"
+
+
+#: How many causes a line names.
+_SOME = 4
+
+
+def _idle(trace: Trace) -> str:
+    """What the idle time is, in a line."""
+    rows = trace.idle("cause")
+    if not rows:
+        return ""
+    parts = [f"{row.cause} {row_formats.cell('share', row.share)}" for row in rows[:_SOME]]
+    more = ", …" if len(rows) > _SOME else ""
+    return f"idle: {', '.join(parts)}{more}; torchprof idle shows where"
 
 
 def _measured(metrics: Metrics) -> set[str]:

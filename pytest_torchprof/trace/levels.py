@@ -30,7 +30,7 @@ _ENGINE = Names(BACKWARD)
 #: torch's annotation around a fetch of a DataLoader, with workers or without.
 FETCH = "enumerate(DataLoader)#"
 #: torch.compile at work: it runs operators on fake tensors.
-_COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
 #: How ``torch.autograd.gradcheck`` takes a difference, after it has restored an element.
 _DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
 
@@ -55,9 +55,9 @@ def compiled(trace: Events, rows: Ints) -> Bools:
 
     def compiles(events: Ints) -> Bools:
         annotation: Bools = trace.kind[events] == ANNOTATION
-        return annotation & are_named(trace, events, _COMPILING)
+        return annotation & are_named(trace, events, COMPILING)
 
-    if not compiles(events_named(trace, _COMPILING)).any():
+    if not compiles(events_named(trace, COMPILING)).any():
         return np.zeros(len(rows), bool)
     return within(trace, rows, compiles)
 

@@ -63,6 +63,8 @@ def assert_markdown(text: str, *, strong: bool = False) -> None:
             columns = len(cells)
             assert "\\\\|" not in line
             cells = [cell.replace("\\|", "|") for cell in cells]
+        else:
+            columns = 0  # a table has ended
         for cell in cells:
             bare = without_code(cell)
             if strong:

@@ -1,0 +1,129 @@
+"""Idle time of devices by cause and place: the rows of `torchprof idle`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from pytest_torchprof.analysis.gaps import device_time_gap
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.places.frames import by_frames
+
+if TYPE_CHECKING:
+    from pytest_torchprof.places.place import Place
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+
+By: TypeAlias = Literal["place", "cause"]
+
+#: The causes as users read them.
+CAUSES: Final = {
+    Cause.LOADING: "data loading",
+    Cause.COMPILING: "compiling or loading kernels",
+    Cause.COLLECTING: "garbage collection",
+    Cause.COMMUNICATING: "waiting for other ranks",
+    Cause.WAITING: "waiting for the device",
+    Cause.COPYING: "copying to the device",
+    Cause.ALLOCATING: "allocating",
+    Cause.CPU_WORK: "computing on the CPU",
+    Cause.LAUNCHING: "launching",
+    Cause.PYTHON: "Python between operators",
+    Cause.QUEUED: "queued",
+    Cause.UNKNOWN: "unknown",
+}
+
+
+@dataclass(frozen=True)
+class IdleRow:
+    """Idle time of one device with one cause, at one place; the rows add up to all idle time.
+
+    ``what`` is what the host did: the call, the fetch, the outermost operator, the Python function;
+    if nothing was recorded, the operator that came next. ``share`` is of the device's idle time;
+    ``gaps`` is the number of gaps with such time, ``longest_ms`` the most in one of them.
+    ``location`` is ``file:line`` where the trace has stacks, ``path`` the operators around it. By
+    cause, these and ``what`` are None.
+    """
+
+    device: int | None
+    cause: str
+    what: str | None
+    time_ms: float
+    share: float
+    gaps: int
+    longest_ms: float
+    location: str | None
+    path: str | None
+
+
+def idle_rows(trace: Events, by: By = "place") -> list[IdleRow]:
+    """Idle time by cause, or by cause and place, the most first."""
+    return trace.once(_idle_rows, by)
+
+
+def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
+    parts = idle_parts(trace)
+    if not len(parts.ns) or trace.once(device_time_gap) is not None:
+        return []
+    places, place = _places(trace, parts.event) if by == "place" else ([None], _zeros(parts.ns))
+    names, named = trace.shown_names
+    name = np.where(parts.event >= 0, named[trace.name[parts.event]], -1)
+    if by == "cause":
+        name = np.full(len(name), -1)
+    # The lines of one location differ in what encloses them, such as the module.
+    numbers: dict[object, int] = {}
+    spot = np.array([numbers.setdefault(_spot(p), len(numbers)) for p in places], np.int64)[place]
+    keys = np.stack([parts.device, parts.cause, spot, name], axis=1)
+    groups, group = np.unique(keys, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    total = _sums(group, parts.ns, len(groups))
+    pairs, pair = np.unique(np.stack([group, parts.gap], axis=1), axis=0, return_inverse=True)
+    of_gap = _sums(pair.reshape(-1), parts.ns, len(pairs))
+    longest = np.zeros(len(groups), np.int64)
+    np.maximum.at(longest, pairs[:, 0], of_gap)
+    gaps = np.bincount(pairs[of_gap > 0, 0], minlength=len(groups))
+    most = np.full(len(groups), -1, np.int64)
+    by_time = np.argsort(parts.ns, kind="stable")
+    most[group[by_time]] = by_time  # the last one is kept: the longest part
+    idle = {d: int(total[groups[:, 0] == d].sum()) for d in np.unique(groups[:, 0]).tolist()}
+    rows = []
+    for g in np.lexsort((most, -total)).tolist():
+        device, cause, _, number = groups[g].tolist()
+        if not total[g]:
+            continue
+        where = places[int(place[most[g]])]
+        rows.append(
+            IdleRow(
+                device if device >= 0 else None,
+                CAUSES[Cause(cause)],
+                names[number] if number >= 0 else None,
+                int(total[g]) / 1e6,
+                int(total[g]) / idle[device],
+                int(gaps[g]),
+                int(longest[g]) / 1e6,
+                where.location if where else None,
+                where.path if where else None,
+            )
+        )
+    return rows
+
+
+def _places(trace: Events, event: Ints) -> tuple[list[Place | None], Ints]:
+    events, at = np.unique(event, return_inverse=True)
+    places, place = by_frames(trace, events)
+    return [*places, None], np.where(events >= 0, place, len(places))[at]
+
+
+def _spot(place: Place | None) -> object:
+    return place and (place.location or place.path)
+
+
+def _sums(group: Ints, ns: Ints, count: int) -> Ints:
+    total = np.zeros(count, np.int64)
+    np.add.at(total, group, ns)
+    return total
+
+
+def _zeros(like: Ints) -> Ints:
+    return np.zeros(len(like), np.int64)

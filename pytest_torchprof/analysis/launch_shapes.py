@@ -13,7 +13,12 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.roofline import device_of, listed_device
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.arguments import LaunchArgs, decode, int64_column, whole_number
+from pytest_torchprof.trace.arguments import (
+    LaunchArgs,
+    decode,
+    decode_part,
+    whole_number,
+)
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.devices.occupancy import multiprocessor, resident_blocks
 
@@ -26,8 +31,8 @@ if TYPE_CHECKING:
 
 _Floats = npt.NDArray[np.float64]
 
-#: The most blocks that a launch can have along x; y and z have fewer. Source: CUDA's programming
-#: guide, technical specifications per compute capability.
+#: The most blocks that a launch can have along x; all other numbers are smaller. Source: CUDA's
+#: programming guide, technical specifications per compute capability.
 _LARGEST: Final = 2**31 - 1
 #: … and in all: beyond, they are not believed, and would not fit into the column.
 _MOST_BLOCKS: Final = 2**62
@@ -63,7 +68,7 @@ def launched(trace: Events, event: Ints, extra: Sequence[Device] = ()) -> Launch
 
     def whole(values: list[int]) -> Ints:
         column = np.full(count, -1, np.int64)
-        column[kernels] = int64_column(values)
+        column[kernels] = [value if 0 <= value <= _LARGEST else -1 for value in values]
         return column
 
     def real(values: list[float]) -> _Floats:
@@ -72,12 +77,13 @@ def launched(trace: Events, event: Ints, extra: Sequence[Device] = ()) -> Launch
         column[column < 0] = np.nan
         return column
 
-    def sizes(values: list[Any]) -> Ints:
+    def sizes(raws: list[bytes]) -> Ints:
+        known = {raw: _three(decode_part(raw)) for raw in set(raws)}
         columns = np.full((count, 3), -1, np.int64)
-        columns[kernels] = np.array([_three(v) for v in values], np.int64).reshape(-1, 3)
+        columns[kernels] = np.array([known[raw] for raw in raws], np.int64).reshape(-1, 3)
         return columns
 
-    grid, block = sizes([a.grid for a in args]), sizes([a.block for a in args])
+    grid, block = sizes([bytes(a.grid) for a in args]), sizes([bytes(a.block) for a in args])
     registers, shared = whole([a.registers for a in args]), whole([a.shared for a in args])
     per_sm, warps = real([a.blocks_per_sm for a in args]), real([a.warps_per_sm for a in args])
     fit, threads = _fit(trace, event, block, registers, shared, extra)

@@ -100,14 +100,15 @@ class CopyArgs(msgspec.Struct, gc=False):
 
 
 class LaunchArgs(msgspec.Struct, gc=False):
-    """How a kernel was launched; -1 and None where the trace lacks the value.
+    """How a kernel was launched; -1 where the trace lacks the value.
 
-    ``shared`` are bytes of static and dynamic shared memory of a block. ``blocks_per_sm`` are all
-    blocks by all multiprocessors, not those that run at once.
+    ``grid`` and ``block`` are raw JSON, empty for none: few of them differ. ``shared`` are bytes of
+    static and dynamic shared memory of a block. ``blocks_per_sm`` are all blocks by all
+    multiprocessors, not those that run at once.
     """
 
-    grid: Any = None
-    block: Any = None
+    grid: msgspec.Raw = msgspec.Raw()
+    block: msgspec.Raw = msgspec.Raw()
     registers: int = msgspec.field(name="registers per thread", default=-1)
     shared: int = msgspec.field(name="shared memory", default=-1)
     occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1.0)

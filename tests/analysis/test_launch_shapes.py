@@ -91,6 +91,13 @@ def test_junk_in_the_place_of_a_grid_is_unknown(grid: Any) -> None:
     assert (row.grid, row.waves, row.block) == (None, None, (128, 1, 1))
 
 
+@pytest.mark.parametrize("value", [2**40, 2**70, -5, "many", None, 1e300])
+@pytest.mark.parametrize("key", ["registers per thread", "shared memory"])
+def test_junk_in_the_place_of_a_number_is_unknown(key: str, value: Any) -> None:
+    row = one(launched((132, 1, 1)), lambda args: args.update({key: value}))
+    assert (row.waves, row.tail) == (None, None)
+
+
 def test_numbers_may_be_text() -> None:
     def written(args: dict[str, Any]) -> None:
         args["grid"] = [str(size) for size in args["grid"]]

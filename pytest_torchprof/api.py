@@ -19,6 +19,7 @@ from pytest_torchprof.analysis import averages
 from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
 from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
+from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import (
     KernelRow,
     kernel_rows,
@@ -36,7 +37,9 @@ from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import row_formats
+from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.short_kernel_names import short_kernels
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.gathering import check_all, gather
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
@@ -68,9 +71,9 @@ _ADDS_UP = {
         "flops",
         "share",
     ),
-    KernelRow: ("calls", "total_ms", "flops", "bytes"),
     BreakdownRow: ("time_ms", "share", "total_ms", "calls"),
     IdleRow: ("time_ms", "share"),
+    KernelRow: ("calls", "total_ms", "flops", "bytes", "ms_to_gain"),
 }
 
 
@@ -123,11 +126,17 @@ class Rows(list[R], Generic[R]):
     """The rows of one table: a list of dataclasses that prints as a table."""
 
     def __init__(
-        self, rows: Iterable[R], fields: Sequence[str], unknown: Iterable[str] = ()
+        self,
+        rows: Iterable[R],
+        fields: Sequence[str],
+        unknown: Iterable[str] = (),
+        columns: Sequence[str] | None = None,
     ) -> None:
         super().__init__(rows)
-        #: The columns, in order; what `to_dicts` holds.
+        #: What `to_dicts` holds, in order.
         self.fields = tuple(fields)
+        #: The columns of a table, in order, if they are not the same.
+        self.columns = self.fields if columns is None else tuple(columns)
         #: Columns with unknown parts, whose sums are unknown too.
         self.unknown = frozenset(unknown)
 
@@ -141,14 +150,15 @@ class Rows(list[R], Generic[R]):
         return {
             field: None if field in self.unknown else _sum(getattr(row, field) for row in self)
             for field in adds_up
+            if field in self.fields
         }
 
     def __str__(self) -> str:
         """The table as the command prints it, without cutting anything."""
-        return row_formats.text_table(self.to_dicts(), self.fields)
+        return row_formats.text_table(self.to_dicts(), self.columns)
 
     def _repr_html_(self) -> str:
-        return row_formats.text_table(self.to_dicts(), self.fields, style="html")
+        return row_formats.text_table(self.to_dicts(), self.columns, style="html")
 
 
 class Trace:
@@ -232,16 +242,24 @@ class Trace:
     def kernels(self, by: str = "name", peaks: Peaks = ()) -> Rows[KernelRow]:
         """Kernels, copies and memsets by device: time, FLOP/s and GB/s against the chip's peak.
 
-        ``by``: ``name`` of the kernel, or ``op`` that launched it. ``peaks``: a file that
-        describes chips, or chips.
+        ``by``: ``name`` of the kernel, ``op`` that launched it, or several of ``op``, ``kernel``
+        (the same as ``name``) and ``shape``, as in ``"op,kernel,shape"``: those rows have the
+        roofline, what reaching 70 % of it would save, and how the kernels were launched.
+        ``peaks``: a file that describes chips, or chips.
 
         Raises:
             SettingsError: the file does not describe a chip.
             ValueError: another ``by``.
         """
-        _check("by", by, ("name", "op"))
-        rows = kernel_rows(self.events, by=by, extra=_chips(peaks))  # type: ignore[arg-type]
-        return Rows(rows, fields_of(KernelRow), self._unknown)
+        try:
+            words = parse_grouping(by)
+        except ValueError as error:
+            raise ValueError(f"by {error}") from None
+        rows = [
+            dataclasses.replace(row, kernel_short=short_kernels(row.kernel))
+            for row in kernel_rows(self.events, by=by, extra=_chips(peaks))
+        ]
+        return Rows(rows, kernel_fields(words), self._unknown, kernel_columns(words))
 
     @property
     def _unknown(self) -> tuple[str, ...]:

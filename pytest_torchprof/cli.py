@@ -94,6 +94,16 @@ def _some(text: str) -> int:
     return value
 
 
+def _grouping(text: str) -> str:
+    from pytest_torchprof.analysis.kernel_groups import parse_grouping
+
+    try:
+        parse_grouping(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _seconds(text: str) -> float:
     value = _number(float, text, "s")
     if value is None or value <= 0:
@@ -162,11 +172,18 @@ COMMANDS = (
     Command(
         "kernels",
         "commands.kernels:run_kernels",
-        "TRACE… [--by name|op]",
+        "TRACE… [--by name|op|op,kernel,shape]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
             _TRACES,
-            _argument("--by", choices=("name", "op"), default="name"),
+            _argument(
+                "--by",
+                type=_grouping,
+                metavar="PART,…",
+                default="name",
+                help="name or op, or several of op, kernel (the same as name) and shape; several "
+                "add the roofline, what to gain, and the launches (default: name)",
+            ),
             _SORT,
             _LIMIT,
             _PEAKS,

@@ -21,6 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def kernels() -> str:
     """The output of `torchprof kernels` for a made-up training step."""
+    return _printed("kernels", _step())
+
+
+def kernels_by() -> str:
+    """The same by operator, kernel and shape."""
+    return _printed("kernels", _step(), "--by", "op,kernel,shape")
+
+
+def _step() -> TraceBuilder:
     sys.path.insert(0, str(ROOT / "tests"))
     from support.trace_builder import TraceBuilder
 
@@ -31,17 +40,22 @@ def kernels() -> str:
         builder.memcpy("HtoD", 2**26, device_us=2700)
         for us in (1650, 1655):
             with builder.op("aten::mm", wide, bf16[:2]):
-                builder.launch("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", us)
+                name = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+                builder.launch(name, us, grid=(2, 66, 1), block=(384, 1, 1))
             with builder.op("aten::gelu", [[8192, 16384], []], ["c10::BFloat16", ""]):
                 name = "at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl"
                 lambdas = "(at::TensorIteratorBase&)::{lambda(c10::BFloat16)#1}"
-                builder.launch(f"void {name}{lambdas}, std::array<char*, 2ul> >(int)", 205)
+                name = f"void {name}{lambdas}, std::array<char*, 2ul> >(int)"
+                builder.launch(name, 205, grid=(2**18, 1, 1))
         query, not_causal = [[4, 16, 2048, 64]] * 3, ["", "", "", "0.", "False", "False", ""]
         with builder.op("aten::_scaled_dot_product_flash_attention", query, bf16[:3], not_causal):
-            builder.launch("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", 180)
+            traits = "Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t>"
+            name = f"void pytorch_flash::flash_fwd_kernel<{traits}, false, false>(int)"
+            builder.launch(name, 180, grid=(16, 4, 16))
         with builder.op("aten::add_", [[16], [16]]):
-            builder.launch("void at::native::vectorized_elementwise_kernel<4, Add>(int)", 2)
-    return _printed("kernels", builder)
+            add = "at::native::CUDAFunctor_add<float>"
+            builder.launch(f"void at::native::vectorized_elementwise_kernel<4, {add}>(int)", 2)
+    return builder
 
 
 def lint() -> str:
@@ -125,15 +139,17 @@ def ab() -> str:
     return f'```text\n$ torchprof ab main -- tests/perf -k "not huge"\n{text}\n```'
 
 
-def _printed(command: str, builder: TraceBuilder) -> str:
+def _printed(command: str, builder: TraceBuilder, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
-        columns = {"kernels": "150", "lint": "96", "idle": "120", "summary": "140"}[command]
+        widths = {"kernels": "165" if options else "150", "lint": "96", "idle": "120"}
+        columns = widths.get(command, "140")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_torchprof", command, str(trace)],
+            [sys.executable, "-m", "pytest_torchprof", command, *options, str(trace)],
             env={**os.environ, "COLUMNS": columns}, check=True, capture_output=True, text=True,
         )  # fmt: skip
-    return f"```text\n$ torchprof {command} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
+    shown = " ".join([command, *options])
+    return f"```text\n$ torchprof {shown} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
 
 
 MAKERS: dict[str, Callable[[], str]] = {
@@ -142,4 +158,5 @@ MAKERS: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "lint": lint,
     "summary": summary,
+    "kernels_by": kernels_by,
 }

@@ -8,30 +8,37 @@ device's L2 cache between two kernels can be read faster than memory delivers, a
 from an expanded operand, so there the bytes of such a kernel are unknown. FLOPs are those of the
 formula, so an algorithm that needs fewer (Winograd, FFT) can exceed 100 % of the peak; any other
 kernel that does has a wrong count, and the commands that show it warn about that.
+
+The arithmetic intensity is FLOPs by bytes over the kernels where both are known. The roofline time
+of a row is the sum of its kernels' (see `roofline`), and unknown if that of one of them is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from pytest_torchprof.analysis.attribution import attribute
+from pytest_torchprof.analysis.kernel_groups import NO_CALL, Grouped, Sums, parse_grouping
+from pytest_torchprof.analysis.launch_shapes import Launched, launched, tail_of
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
+from pytest_torchprof.analysis.roofline import (
+    believable_work,
+    least_seconds,
+    ms_to_gain,
+    roof_of,
+)
 from pytest_torchprof.core.counted_names import CountedNames
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.work.devices import table as devices
-from pytest_torchprof.work.devices.device import DTYPES
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.attribution import AttributedWork
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.work.devices.device import Device
 
 _Floats = npt.NDArray[np.float64]
@@ -44,10 +51,6 @@ SHORT_US: Final = 10.0
 
 #: Stands among a row's operators for events without a runtime call.
 UNLINKED: Final = "(unlinked)"
-_NO_CALL: Final = -2
-
-#: Copies within one device's memory; others use a bus without a peak here.
-_WITHIN = re.compile(r"DtoD|DeviceToDevice|D2D")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,14 @@ class KernelWork:
 
 
 @dataclass(frozen=True)
+class OperatorCalls:
+    """How many device events of a row an operator launched; None stands for no runtime call."""
+
+    operator: str | None
+    calls: int
+
+
+@dataclass(frozen=True)
 class KernelRow:
     """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
 
@@ -74,8 +85,8 @@ class KernelRow:
     operator's row, each is listed with its calls, see `CountedNames`. `NO_OPERATOR` stands for
     launches outside of operators. ``operator`` is None if none of the events has a runtime call;
     `UNLINKED` stands for such events among others. ``flops`` and ``bytes`` are sums over the calls
-    where they are known. For causal attention ``flops`` counts all pairs, the rate and
-    ``compute_pct`` only those that the mask leaves.
+    where they are known. For causal attention ``flops`` counts all pairs, the rate,
+    ``compute_pct``, ``arithmetic_intensity`` and ``roofline_ms`` only those that the mask leaves.
     """
 
     device: int | None
@@ -91,12 +102,49 @@ class KernelRow:
     compute_pct: float | None
     bandwidth_pct: float | None
     bound: Bound | None
+    #: ``kernel`` in a few words, as tables show it; `Trace.kernels` fills it.
+    kernel_short: str | None = None
+    #: The operators of ``operator`` with their calls, the one with most time first.
+    operators: tuple[OperatorCalls, ...] = ()
+    #: ``Input Dims`` of the operator, where grouped by shape.
+    shapes: Any = None
+    #: FLOPs by bytes. This and all fields below are filled for two or more words of a grouping.
+    arithmetic_intensity: float | None = None
+    #: The least time for the FLOPs and bytes at the peaks of the device.
+    roofline_ms: float | None = None
+    #: What reaching 70 % of the roof would save.
+    ms_to_gain: float | None = None
+    #: Blocks along x, y and z. This and all fields below are None where the calls differ.
+    grid: tuple[int, int, int] | None = None
+    #: Threads of a block along x, y and z.
+    block: tuple[int, int, int] | None = None
+    registers_per_thread: int | None = None
+    #: Static and dynamic shared memory of a block.
+    shared_memory_bytes: int | None = None
+    #: Kineto's estimate of resident threads, in percent of the most that are possible.
+    occupancy_pct: float | None = None
+    #: All blocks by all multiprocessors, as Kineto records it.
+    blocks_per_sm: float | None = None
+    #: All warps by all multiprocessors, as Kineto records it.
+    warps_per_sm: float | None = None
+    #: Blocks by the blocks that fit on the device at once.
+    waves: float | None = None
+    #: The share (0 to 1) of the last wave that is empty.
+    tail: float | None = None
+
+
+#: Fields that only rows of a finer grouping have.
+FINE_FIELDS: Final = (
+    "shapes", "arithmetic_intensity", "roofline_ms", "ms_to_gain", "grid", "block",
+    "registers_per_thread", "shared_memory_bytes", "occupancy_pct", "blocks_per_sm", "warps_per_sm",
+    "waves", "tail",
+)  # fmt: skip
 
 
 def kernel_work(trace: Events, extra: Sequence[Device] = ()) -> KernelWork:
     """FLOPs, bytes and percentages of peak of each device event."""
-    work = _believable(trace, attribute(trace), extra)
-    at_peak, at_bandwidth = _least_s(trace, work, extra)
+    work = believable_work(trace, extra)
+    at_peak, at_bandwidth = least_seconds(trace, work, extra)
     seconds = trace.dur[work.event] / 1e9
     with np.errstate(divide="ignore", invalid="ignore"):
         compute, bandwidth = 100 * at_peak / seconds, 100 * at_bandwidth / seconds
@@ -106,39 +154,47 @@ def kernel_work(trace: Events, extra: Sequence[Device] = ()) -> KernelWork:
 
 
 def kernel_rows(
-    trace: Events, *, by: Literal["name", "op"] = "name", extra: Sequence[Device] = ()
+    trace: Events, *, by: str = "name", extra: Sequence[Device] = ()
 ) -> list[KernelRow]:
-    """A row for each device and kernel, or each device and operator, the longest first.
+    """A row for each device and group of a grouping (see `parse_grouping`), the longest first.
 
-    By operator, a rate covers all device time of its calls, helpers included; its copies and
-    memsets are separate rows, by name. ``extra``: devices in addition to the built-in ones.
+    Without kernels in the grouping, a rate covers all device time of an operator's calls, helpers
+    included; its copies and memsets are separate rows, by name. ``extra``: devices in addition to
+    the built-in ones.
+
+    Raises:
+        ValueError: there is no such grouping.
     """
-    work = _believable(trace, attribute(trace), extra)
+    words = parse_grouping(by)
+    work = believable_work(trace, extra)
     event = work.event
     if not len(event):
         return []
-    device, name, dur = trace.device[event], trace.name[event], trace.dur[event]
-    copied = trace.kind[event] != Kind.KERNEL
-    # An operator's copies are not in one row with its kernels.
-    linked = (trace.launch[event] >= 0) | (work.owner >= 0)
-    owner = np.where(linked, work.owner, _NO_CALL)
-    what = name if by == "name" else _pairs(np.where(copied, name, -1), owner)
-    _, place = np.unique(device, return_inverse=True)
-    _, group = np.unique(_pairs(place, what), return_inverse=True)
-    table = _Table(group, dur)
-    whole = _calls(work.call, group) if by == "op" else np.arange(len(event))
-    whole = np.where(copied, whole.max() + 1 + np.arange(len(event)), whole)
+    device, name = trace.device[event], trace.name[event]
+    grouped = Grouped(trace, work, words)
+    whole, table = grouped.whole, Sums(grouped.group, trace.dur[event])
 
-    at_peak, at_bandwidth = _least_s(trace, work, extra)
+    roof = roof_of(trace, work, extra)
     done, done_ns = table.known(work.done, work.done >= 0, whole)
     moved, moved_ns = table.known(work.bytes, work.bytes >= 0, whole)
-    peak_s, peak_ns = table.known(at_peak, ~np.isnan(at_peak), whole)
-    width_s, width_ns = table.known(at_bandwidth, ~np.isnan(at_bandwidth), whole)
+    peak_s, peak_ns = table.known(roof.at_peak_s, ~np.isnan(roof.at_peak_s), whole)
+    width_s, width_ns = table.known(roof.at_bandwidth_s, ~np.isnan(roof.at_bandwidth_s), whole)
     total_flops, total_bytes = table.exact(work.flops), table.exact(work.bytes)
+
+    fine: list[dict[str, Any]] = [{}] * table.count
+    if len(words) > 1:
+        shapes = [decode_part(raw) for raw in grouped.dims]
+        launches = _launch_fields(table, launched(trace, event, extra))
+        limits = _roof_fields(table, work.done, work.bytes, roof.least_s, whole)
+        number = grouped.shape[table.first].tolist()
+        fine = [
+            {"shapes": shapes[i] if i >= 0 else None, **limit, **launch}
+            for i, limit, launch in zip(number, limits, launches, strict=True)
+        ]
 
     rows = []
     shown, _ = trace.shown_names
-    kernels, owners = table.parts(name), table.parts(owner)
+    kernels, owners = table.parts(name), table.parts(grouped.owner)
     for g in table.by_time().tolist():
         total_ns, calls = int(table.ns[g]), int(table.calls[g])
         compute = _ratio(peak_s[g] * 1e11, peak_ns[g])
@@ -159,9 +215,57 @@ def kernel_rows(
                 compute_pct=compute,
                 bandwidth_pct=bandwidth,
                 bound=_bound(compute, bandwidth, mean_us),
+                operators=tuple(
+                    OperatorCalls(None if i == NO_CALL else _name(i, shown), n)
+                    for i, n in owners[g]
+                ),
+                **fine[g],
             )
         )
     return rows
+
+
+def _roof_fields(
+    table: Sums, done: Ints, moved: Ints, least_s: _Floats, whole: Ints
+) -> list[dict[str, Any]]:
+    """For each row what the roofline says."""
+    both = (done >= 0) & (moved >= 0)
+    work, size = table.total(np.where(both, done, 0)), table.total(np.where(both, moved, 0))
+    complete = table.complete(~np.isnan(least_s), whole)
+    least_ms = table.total(np.nan_to_num(least_s)) * 1e3
+    rows = []
+    for g in range(table.count):
+        roof = float(least_ms[g]) if complete[g] else None
+        gain = ms_to_gain(int(table.ns[g]) / 1e6, roof)
+        intensity = float(work[g] / size[g]) if size[g] > 0 else None
+        rows.append({"arithmetic_intensity": intensity, "roofline_ms": roof, "ms_to_gain": gain})
+    return rows
+
+
+def _launch_fields(table: Sums, launches: Launched) -> list[dict[str, Any]]:
+    """For each row how its kernels were launched, as far as all of them were launched alike."""
+
+    def shared(values: _Floats | Ints) -> list[Any]:
+        first = values[table.first]
+        known = table.same(values) & (first >= 0)  # False for NaN
+        return [one if fine else None for one, fine in zip(first.tolist(), known, strict=True)]
+
+    def sizes(columns: Ints) -> list[tuple[int, int, int] | None]:
+        three = zip(*(shared(column) for column in columns.T), strict=True)
+        return [None if None in size else size for size in three]
+
+    columns = {
+        "grid": sizes(launches.grid),
+        "block": sizes(launches.block),
+        "registers_per_thread": shared(launches.registers),
+        "shared_memory_bytes": shared(launches.shared_bytes),
+        "occupancy_pct": shared(launches.occupancy_pct),
+        "blocks_per_sm": shared(launches.blocks_per_sm),
+        "warps_per_sm": shared(launches.warps_per_sm),
+        "waves": (waves := shared(launches.waves)),
+        "tail": [tail_of(one) for one in waves],
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def masked_kernels(trace: Events) -> tuple[int, int, int]:
@@ -175,10 +279,13 @@ def masked_kernels(trace: Events) -> tuple[int, int, int]:
 
 
 def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | None:
-    if [number for number, _ in parts] == [_NO_CALL]:
+    if [number for number, _ in parts] == [NO_CALL]:
         return None
-    other = {-1: NO_OPERATOR, _NO_CALL: UNLINKED}
-    return CountedNames([(other.get(i) or shown[i], count) for i, count in parts])
+    return CountedNames([(_name(i, shown), count) for i, count in parts])
+
+
+def _name(number: int, shown: Sequence[str]) -> str:
+    return {-1: NO_OPERATOR, NO_CALL: UNLINKED}.get(number) or shown[number]
 
 
 def unlinked_events(trace: Events) -> int:
@@ -205,113 +312,3 @@ def _bound(compute: float | None, bandwidth: float | None, mean_us: float) -> Bo
 
 def _ratio(amount: float, time: float) -> float | None:
     return float(amount / time) if time > 0 and not np.isnan(amount) else None
-
-
-# ---------------------------------------------------------------------------------------- peaks
-
-
-def _least_s(
-    trace: Events, work: AttributedWork, extra: Sequence[Device]
-) -> tuple[_Floats, _Floats]:
-    """Seconds that each event's FLOPs, and its bytes, take at the device's peak; NaN if unknown."""
-    numbers, at = np.unique(trace.device[work.event], return_inverse=True)
-    found = [_device(trace, int(number), extra) for number in numbers]
-    peaks = np.array(
-        [[d.peaks.get(key, np.nan) if d else np.nan for key in (*DTYPES, "")] for d in found]
-    ).reshape(-1, len(DTYPES) + 1)  # the last is of dtype -1
-    widths = np.array([d.bandwidth_bytes_per_s if d else np.nan for d in found], float)
-    done, moved = work.done.astype(float), work.bytes.astype(float)
-    done[work.done < 0] = moved[work.bytes < 0] = np.nan
-    copies = trace.kind[work.event] == Kind.MEMCPY
-    within = trace.names_where(_WITHIN.search)[work.event]
-    moved[copies & ~within] = np.nan
-    moved[copies & within] *= 2  # its bytes are read and written
-    least: tuple[_Floats, _Floats] = (done / peaks[at, work.dtype], moved / widths[at])
-    return least
-
-
-def _believable(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> AttributedWork:
-    """Without bytes that the device cannot have moved, for traces without strides.
-
-    They cannot distinguish an expanded operand, which is read once, from a full one.
-    """
-    if trace.has_strides or not len(work.event):
-        return work
-    _, at_bandwidth = _least_s(trace, work, extra)
-    too_many = at_bandwidth > trace.dur[work.event] / 1e9  # False for NaN
-    too_many &= trace.kind[work.event] == Kind.KERNEL
-    return replace(work, bytes=np.where(too_many, -1, work.bytes))
-
-
-def _device(trace: Events, number: int, extra: Sequence[Device]) -> Device | None:
-    """The device with this number. ROCm numbers events differently: then all must be alike."""
-    listed: Any = trace.metadata.get("deviceProperties")
-    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-    mine = [e for e in entries if e.get("id") == number]
-    first, *others = [devices.find(e, extra) for e in mine or entries] or [None]
-    return first if all(other == first for other in others) else None
-
-
-# --------------------------------------------------------------------------------------- groups
-
-
-class _Table:
-    """Sums over groups of device events, which are numbered from 0."""
-
-    def __init__(self, group: Ints, dur: Ints) -> None:
-        self.group, self.dur = group, dur
-        self.count = int(group.max()) + 1
-        self.calls = np.bincount(group, minlength=self.count)
-        self.ns = self._sum(dur)
-        self.first = np.full(self.count, len(group), np.int64)
-        np.minimum.at(self.first, group, np.arange(len(group)))
-
-    def _sum(self, values: Ints) -> Ints:
-        total = np.zeros(self.count, np.int64)
-        np.add.at(total, self.group, values)
-        return total
-
-    def by_time(self) -> Ints:
-        """Groups, the longest first, then in order of appearance."""
-        return np.lexsort((self.first, -self.ns))
-
-    def known(self, values: _Floats | Ints, known: Bools, whole: Ints) -> tuple[_Floats, _Floats]:
-        """Sums of the known values, and ns of all events of each `whole` with a known value."""
-        counted = np.zeros(int(whole.max()) + 1, bool)
-        counted[whole[known]] = True
-        time = np.where(counted[whole], self.dur, 0)
-        values = np.where(known, values, 0)
-        return self._floats(values), self._floats(time)
-
-    def _floats(self, values: _Floats | Ints) -> _Floats:
-        return np.asarray(np.bincount(self.group, values, self.count), np.float64)
-
-    def exact(self, values: Ints) -> list[int | None]:
-        """Sums of the values that are not negative; None where there are none."""
-        known = values >= 0
-        some = np.bincount(self.group, known, self.count) > 0
-        totals = self._sum(np.where(known, values, 0)).tolist()
-        return [total if any_ else None for total, any_ in zip(totals, some.tolist(), strict=True)]
-
-    def parts(self, label: Ints) -> list[list[tuple[int, int]]]:
-        """For each group its labels with their calls, the label with most of its time first."""
-        _, first, at = np.unique(_pairs(self.group, label), return_index=True, return_inverse=True)
-        calls, ns = np.bincount(at), np.bincount(at, self.dur)
-        found: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
-        for i in np.lexsort((first, -ns)).tolist():
-            found[int(self.group[first[i]])].append((int(label[first[i]]), int(calls[i])))
-        return found
-
-
-def _calls(call: Ints, group: Ints) -> Ints:
-    """Numbers of operator calls within their row; an event without one is its own."""
-    alone = np.where(call >= 0, call, -1 - np.arange(len(call)))
-    _, number = np.unique(_pairs(group, alone), return_inverse=True)
-    return number
-
-
-def _pairs(a: Ints, b: Ints) -> Ints:
-    """One number for each pair, in the order of pairs."""
-    low = b.min()
-    pairs: Ints = a * (b.max() - low + 1) + (b - low)
-    return pairs

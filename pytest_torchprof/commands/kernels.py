@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
+from pytest_torchprof.analysis.roofline import REACHABLE, NoRoof, unroofed
 from pytest_torchprof.commands.inputs import (
     device_time_note,
     extra_chips,
@@ -17,17 +20,43 @@ from pytest_torchprof.commands.inputs import (
     unlinked_note,
 )
 from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.core.units import plural
+from pytest_torchprof.render.row_formats import cell
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Set as AbstractSet
+
+    from pytest_torchprof.api import Trace
+    from pytest_torchprof.work.devices.device import Device
+
+#: Why events have no roofline, as it reads after their number.
+_NO_ROOF: Final[Mapping[NoRoof, str]] = {
+    NoRoof.COPY: "copied over a bus",
+    NoRoof.REPLAYED: "replayed from a graph",
+    NoRoof.UNLINKED: "without a runtime call",
+    NoRoof.NO_OPERATOR: "launched outside of operators",
+    NoRoof.HELPER: "that help the kernel with the work",
+    NoRoof.NO_FLOPS: "with unknown FLOPs",
+    NoRoof.NO_BYTES: "with unknown bytes",
+    NoRoof.NO_WORK: "with unknown FLOPs and bytes",
+    NoRoof.NO_PEAK: "without a peak of the device for the dtype",
+}
 
 
 def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
-    chips = extra_chips(options)
+    chips, words = extra_chips(options), parse_grouping(options.by)
     ranks = load_traces(options.traces, options.rank)
     notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
+    if len(words) > 1:
+        notes.append(f"gain: total - roofline / {REACHABLE:g}, if that is above 0")
+        notes += notes_of(
+            ranks,
+            lambda trace: roofline_note(trace, chips),
+            lambda trace: _without_shapes(trace, words),
+        )
     return ranks_table(
         options,
         ranks,
@@ -36,3 +65,21 @@ def run_kernels(options: Namespace) -> int:
         order="total_ms",
         notes=notes,
     )
+
+
+def roofline_note(trace: Trace, chips: Sequence[Device]) -> str:
+    """A note on device events without a roofline time, and why; empty if there are none."""
+    found = unroofed(trace.events, chips)
+    if not found.count:
+        return ""
+    share = f" ({cell('share', found.ns / found.all_ns)} of the time)" if found.all_ns else ""
+    parts = ", ".join(f"{n:,} {_NO_ROOF[why]}" for why, (n, _) in found.by_reason.items())
+    every = plural(found.all_count, "device event")
+    return f"no roofline for {found.count:,} of {every}{share}: {parts}"
+
+
+def _without_shapes(trace: Trace, words: AbstractSet[str]) -> str:
+    """A note if rows should be by shape, but the trace has none; otherwise empty."""
+    if "shape" not in words or trace.events.records_shapes:
+        return ""
+    return "recorded without shapes (record_shapes=True records them)"

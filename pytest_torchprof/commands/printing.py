@@ -68,6 +68,7 @@ def ranks_table(
         [row for rows in each.values() for row in rows],
         next(iter(each.values())).fields,
         frozenset().union(*(rows.unknown for rows in each.values())),
+        next(iter(each.values())).columns,
     )
     rows = [row for rank in ranks for row in with_rank(ranks, rank, each[rank].to_dicts())]
     fields = columns_of(ranks, every.fields)
@@ -80,6 +81,8 @@ def ranks_table(
     rows = sorted_rows(
         rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields
     )
+    if options.format in ("table", "markdown"):
+        fields = columns_of(ranks, every.columns)
     if options.format in ("table", "markdown") and "share" not in fields:
         whole: dict[Any, float] = {}
         for row in rows:  # relative to its own trace if the traces are from several jobs

@@ -13,7 +13,7 @@ from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
-from pytest_torchprof.render.short_kernel_names import readable_kernel
+from pytest_torchprof.render.short_kernel_names import short_kernels
 from pytest_torchprof.render.text_width import end_of, shorten, width_of
 
 Format = Literal["table", "json", "csv", "markdown"]
@@ -53,8 +53,10 @@ _TEXTS = {
 }
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
+    *("registers_per_thread", "shared_memory_bytes", "block", "occupancy_pct", "grid"),
     *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
     *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
+    *("arithmetic_intensity", "tail", "waves", "roofline_ms"),
     *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval"),
 )
 #: Read in full by users, so never cut.
@@ -63,6 +65,8 @@ _WHOLE = frozenset(
 )
 #: What stands between columns.
 _GAP = 2
+#: The width that a note suggests, unless the columns need more.
+_WIDE = 160
 
 #: Removed from headings, since cells have their units.
 _HEADINGS = {
@@ -71,6 +75,11 @@ _HEADINGS = {
     "compute_pct": "compute",
     "bandwidth_pct": "memory",
     "peak_bytes": "peak",
+    "ms_to_gain": "gain",
+    "arithmetic_intensity": "FLOP/B",
+    "registers_per_thread": "registers",
+    "shared_memory_bytes": "shared",
+    "occupancy_pct": "occupancy",
     "a": "A",
     "b": "B",
 }
@@ -105,16 +114,22 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+#: Sizes along x, y and z.
+_SIZES = frozenset({"grid", "block"})
 #: Suffix of a field → formatter of its value.
 _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_ms", lambda v: format_quantity(v, "ms")),
+    ("ms_to_gain", lambda v: format_quantity(v, "ms")),
     ("_us", lambda v: format_quantity(v / 1000, "ms")),
     ("bytes", lambda v: format_quantity(v, "B")),
     ("tflops_per_s", _rate),
     ("flops", lambda v: format_quantity(v, "FLOP")),
     ("gb_per_s", _rate),
+    ("arithmetic_intensity", _rate),
+    ("waves", _rate),
     ("_pct", _percent),
     ("share", lambda v: _percent(100 * v)),
+    ("tail", lambda v: _percent(100 * v)),
 )
 
 
@@ -125,11 +140,11 @@ def cell(field: str, value: Any) -> str:
     if isinstance(value, _Marked):
         return value
     if field == "kernel":
-        if not isinstance(value, CountedNames):
-            return escape.line(readable_kernel(value))
-        value = value.renamed(readable_kernel)
+        value = short_kernels(value)
     if isinstance(value, CountedNames):
         return value.renamed(escape.line)
+    if field in _SIZES and isinstance(value, list | tuple):
+        return "×".join(map(str, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -172,7 +187,8 @@ def text_table(
     else:
         lines = _tabulated(headers, body, align, style)
     if dropped:
-        lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS=160 shows more")
+        wide = max(_WIDE, -(-_least_width(cells) // 10) * 10)
+        lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS={wide} shows more")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -194,6 +210,11 @@ def _tabulated(
     finally:
         tabulate.MIN_PADDING = before
     return text.splitlines()
+
+
+def _least_width(cells: Mapping[str, Sequence[str]]) -> int:
+    """The width at which all of these columns fit, cut as far as possible."""
+    return sum(min(_widths(*item)) + _GAP for item in cells.items()) - _GAP
 
 
 def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:

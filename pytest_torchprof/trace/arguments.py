@@ -99,6 +99,23 @@ class CopyArgs(msgspec.Struct, gc=False):
     kind: Any = None
 
 
+class LaunchArgs(msgspec.Struct, gc=False):
+    """How a kernel was launched; -1 where the trace lacks the value.
+
+    ``grid`` and ``block`` are raw JSON, empty for none: few of them differ. ``shared`` are bytes of
+    static and dynamic shared memory of a block. ``blocks_per_sm`` are all blocks by all
+    multiprocessors, not those that run at once.
+    """
+
+    grid: msgspec.Raw = msgspec.Raw()
+    block: msgspec.Raw = msgspec.Raw()
+    registers: int = msgspec.field(name="registers per thread", default=-1)
+    shared: int = msgspec.field(name="shared memory", default=-1)
+    occupancy: float = msgspec.field(name="est. achieved occupancy %", default=-1.0)
+    blocks_per_sm: float = msgspec.field(name="blocks per SM", default=-1.0)
+    warps_per_sm: float = msgspec.field(name="warps per SM", default=-1.0)
+
+
 class OpArgs(msgspec.Struct, gc=False):
     """The recorded operands of a call, each part as raw JSON, empty for none."""
 
@@ -132,13 +149,22 @@ class MemoryTotals(msgspec.Struct, gc=False):
 
 
 _Args = TypeVar(
-    "_Args", DeviceArgs, FormerIds, CopyArgs, OpArgs, AutogradArgs, MemoryArgs, MemoryTotals
+    "_Args",
+    DeviceArgs,
+    FormerIds,
+    CopyArgs,
+    LaunchArgs,
+    OpArgs,
+    AutogradArgs,
+    MemoryArgs,
+    MemoryTotals,
 )
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
     FormerIds: msgspec.json.Decoder(list[FormerIds | None], strict=False),
     CopyArgs: msgspec.json.Decoder(list[CopyArgs | None], strict=False),
+    LaunchArgs: msgspec.json.Decoder(list[LaunchArgs | None], strict=False),
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
     MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.kernel_programs import NAMES, programs
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work, unlinked_events
+from pytest_torchprof.analysis.kernel_rows import (
+    FINE_FIELDS,
+    OperatorCalls,
+    kernel_rows,
+    kernel_work,
+    unlinked_events,
+)
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.work.counting import op_flops
@@ -62,7 +68,10 @@ def test_a_row_by_hand() -> None:
     for _ in range(2):
         with b.op(*MM):
             b.launch(GEMM, device_us=4_000)
-    assert vars(one(b)) == {
+    row = vars(one(b))
+    assert row.pop("operators") == (OperatorCalls("aten::mm", 2),)
+    assert {name for name, value in row.items() if value is None} == {*FINE_FIELDS, "kernel_short"}
+    assert {name: value for name, value in row.items() if value is not None} == {
         "device": 0,
         "kernel": GEMM,
         "operator": "aten::mm",
@@ -460,37 +469,6 @@ def test_every_way_to_write_a_trace(style: str) -> None:
 
 
 # -------------------------------------------------------------------------------------- properties
-
-NAMES = ["gemm_a", "gemm_b", "elementwise", "reduce_kernel", "flash_fwd"]
-SIZES = st.integers(0, 40)
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> TraceBuilder:
-    """Products and additions within one another, with kernels, copies and graphs anywhere."""
-    b = builder()
-
-    def fill(depth: int) -> None:
-        for _ in range(draw(st.integers(0, 3))):
-            what = draw(st.sampled_from(["op", "op", "kernel", "kernel", "copy", "graph", "lost"]))
-            us = draw(st.integers(0, 50))
-            if what == "op" and depth < 4:
-                n, k, m = draw(SIZES), draw(SIZES), draw(SIZES)
-                name = draw(st.sampled_from(["aten::mm", "aten::add", "mine::op", "aten::mm"]))
-                dims = [[n, k], [k, m]] if name == "aten::mm" else [[n, k], [n, k]]
-                with b.op(name, dims):
-                    fill(depth + 1)
-            elif what == "copy":
-                b.memcpy("DtoH", draw(SIZES), device_us=us)
-            elif what == "graph":
-                b.graph_launch(draw(st.lists(st.sampled_from(NAMES), max_size=3)), device_us=us)
-            elif what == "lost":
-                b.kernel_without_runtime(draw(st.sampled_from(NAMES)), device_us=us)
-            else:
-                b.launch(draw(st.sampled_from(NAMES)), device_us=us, host_us=1)
-
-    fill(0)
-    return b
 
 
 @pytest.mark.thorough

@@ -55,6 +55,16 @@ def test_an_unknown_grouping_is_an_error_that_lists_the_known(path: Path, method
         getattr(Trace.load(path), method)(by="colour")
 
 
+def test_kernels_by_several_words_have_more_fields(path: Path) -> None:
+    rows = Trace.load(path).kernels(by="op,kernel,shape")
+    assert rows.fields == tuple(rows.to_dicts()[0])
+    assert {"operator", "kernel", "shapes", "ms_to_gain", "waves"} <= {*rows.columns}
+    assert {"kernel_short", "operators"} <= {*rows.fields} - {*rows.columns}
+    assert "roofline" in str(rows)
+    assert rows.total()["ms_to_gain"] == pytest.approx(sum(row.ms_to_gain or 0 for row in rows))
+    assert "ms_to_gain" not in Trace.load(path).kernels().total()
+
+
 def test_other_unknown_words_are_errors_too(path: Path) -> None:
     trace = Trace.load(path)
     with pytest.raises(ValueError, match="metric must be one of self_cpu_ms, self_cuda_ms"):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.thorough
 OTHER = parse_trace(TEXTS[0])
+KERNELS_BY = ("name", "op", "op,kernel,shape", "op,shape", "kernel,shape", "op,kernel")
 often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
 
 
@@ -55,7 +56,7 @@ def ask(trace: Events) -> None:
             assert all(row.calls_a or row.calls_b for row in diff_rows(a, b, by=by))
             growth(a, b, by=by, limit_percent=5)
             replacements(a, b, by=by)
-    for row in kernel_rows(trace) + kernel_rows(trace, by="op"):
+    for row in [row for by in KERNELS_BY for row in kernel_rows(trace, by=by)]:
         assert row.calls > 0
     kernel_work(trace)
     for by_what in GROUPINGS:
@@ -74,10 +75,11 @@ def survive(data: bytes) -> None:
     with TemporaryDirectory() as folder:
         source, target = Path(folder, "damaged.json"), Path(folder, "out.json")
         source.write_bytes(data)
-        for command in ("summary", "ops", "kernels", "memory", "lint"):
+        fine = "kernels --by op,kernel,shape"
+        for command in ("summary", "ops", "kernels", fine, "memory", "lint"):
             message = io.StringIO()
             with redirect_stderr(message), redirect_stdout(io.StringIO()):
-                status = cli.main([command, str(source)])
+                status = cli.main([*command.split(), str(source)])
             assert status in {0, 2}
             assert "internal error" not in message.getvalue()
         trace: Events | None = None

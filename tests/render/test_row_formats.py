@@ -82,8 +82,8 @@ def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> No
         "operator": CountedNames([("aten::mm", 9), ("c", 7)]),
     }
     shown = text_table([row], ("kernel", "operator"), width=58).splitlines()[-1]
-    assert "vectorized_e…r_add<float>> ×12, +2 more  aten::mm ×9, c ×7" == shown
-    assert "<float>> ×12, fill<4, int> ×3, b ×1" in text_table([row], ("kernel", "operator"))
+    assert "elementwise add f32 vec4 ×12, +2 more  aten::mm ×9, c ×7" == shown
+    assert "add f32 vec4 ×12, fill<4, int> ×3, b ×1" in text_table([row], ("kernel", "operator"))
     assert "`aten::mm ×9, c ×7`" in markdown_table([row], ("kernel", "operator"))
 
 
@@ -117,6 +117,15 @@ def test_wide_characters_take_two_columns() -> None:
         ("share", 1.0, "100 %"),
         ("share", 0.0, "0 %"),
         ("shapes", [[2, 3], []], "[[2, 3], []]"),
+        ("grid", [104, 2, 1], "104×2×1"),
+        ("grid", None, "–"),
+        ("ms_to_gain", 0.0123, "12.3 us"),
+        ("arithmetic_intensity", 2340.9, "2,341"),
+        ("waves", 0.75, "0.75"),
+        ("tail", 0.25, "25.0 %"),
+        ("occupancy_pct", 12.0, "12.0 %"),
+        ("shared_memory_bytes", 1024, "1 KiB"),
+        ("registers_per_thread", 255, "255"),
         ("compute_pct", float("nan"), "–"),
     ],
 )

@@ -382,6 +382,7 @@ class TraceBuilder:
             base |= {"computeMinor": minor, "maxThreadsPerBlock": 1024, "regsPerBlock": 65536}
             base |= {"maxThreadsPerMultiprocessor": 2048, "warpSize": 64 if self.amd else 32}
             base |= {"sharedMemPerBlock": 49152, "numSms": NUM_SMS, per_sm: 233472}
+            base |= {} if self.amd else {"regsPerMultiprocessor": 65536}
             properties = [{"id": i} | base for i in range(self.device_index + 1)]
         top: Event = {"schemaVersion": 1, "deviceProperties": properties, "trace_id": "0" * 32}
         top |= {"profile_memory": 1, "record_shapes": 1, "with_stack": int(bool(self._python))}

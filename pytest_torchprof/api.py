@@ -25,6 +25,13 @@ from pytest_torchprof.analysis.kernel_rows import (
     unlinked_events,
 )
 from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
+from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks
+from pytest_torchprof.analysis.memory_timeline import (
+    DeviceMemory,
+    MemoryPoint,
+    device_memory,
+    memory_timeline,
+)
 from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core import results
@@ -234,6 +241,23 @@ class Trace:
     def memory(self) -> Rows[PeakMemory]:
         """The peak of each device, and what was live at the peak, by allocating operator."""
         return Rows(memory_peaks(self.events), fields_of(PeakMemory))
+
+    def device_memory(self) -> Rows[DeviceMemory]:
+        """What was live at the peak of each device, by category, and its allocator's totals."""
+        return Rows(self.events.once(device_memory), fields_of(DeviceMemory))
+
+    def memory_timeline(self, points: int = 0) -> Rows[MemoryPoint]:
+        """The live memory of each device over time, by category.
+
+        ``points``: at so many moments per device, each the highest of an equal share of the time;
+        0 for all changes.
+        """
+        return Rows(memory_timeline(self.events, points), fields_of(MemoryPoint))
+
+    def memory_leaks(self) -> Rows[LeakRow] | None:
+        """What grows from step to step; None if the trace has too few steps to tell."""
+        found = self.events.once(memory_leaks)
+        return None if found is None else Rows(found, fields_of(LeakRow))
 
     def lint(
         self,

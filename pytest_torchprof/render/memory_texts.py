@@ -1,0 +1,79 @@
+"""Memory in words: categories at the peak, the allocator's totals, and what grows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.analysis.block_categories import Category
+from pytest_torchprof.analysis.memory_leaks import LEAST_STEPS
+from pytest_torchprof.core.units import format_quantity, plural
+from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_torchprof.analysis.memory_leaks import LeakRow, Steps
+    from pytest_torchprof.analysis.memory_timeline import DeviceMemory
+
+
+def _size(number: float) -> str:
+    return format_quantity(number, "B")
+
+
+def device_lines(device: DeviceMemory) -> Iterator[str]:
+    """What was live at the peak, largest first, and what the allocator recorded."""
+    parts = [(getattr(device, f"{one.name.lower()}_bytes"), one) for one in Category]
+    some = sorted((-size, one) for size, one in parts if size)
+    shown = ", ".join(f"{one.label} {_size(-size)}" for size, one in some)
+    if shown:
+        yield f"{device.device} at the peak: {shown}"
+    allocated, reserved = device.max_allocated_bytes, device.max_reserved_bytes
+    if allocated is None:
+        return
+    line = f"{device.device} allocator: at most {_size(allocated)} allocated"
+    line += f", {_size(reserved)} reserved" if reserved is not None else ""
+    free, most = device.fragmentation_bytes, device.max_fragmentation_bytes
+    if free is not None and most is not None:
+        line += f"; fragmentation {_size(free)} at the peak, at most {_size(most)}"
+    yield line
+
+
+def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:
+    """What grows from step to step, or that nothing does, or why that is unknown."""
+    count = len(steps.ends)
+    if leaks is None:
+        yield f"growth between steps: not checked: {too_few(steps)}"
+        return
+    where = f"{plural(count - 1, 'step')} after the first {steps.name}"
+    if not leaks:
+        yield f"nothing grows from step to step in {where}"
+    for leak in leaks:
+        blocks = f"{plural(leak.blocks, 'block')} more" if leak.blocks else "in larger blocks"
+        place = _place(leak.stack)
+        at = f", {place}" if place else ""
+        yield (
+            f"grows from step to step: {leak.operator} on {leak.device}: "
+            f"{_size(leak.bytes_per_step)} a step, {_size(leak.bytes)} ({blocks}) in {where}{at}"
+        )
+
+
+def too_few(steps: Steps) -> str:
+    """Why leaks are unknown.
+
+    >>> from pytest_torchprof.analysis.memory_leaks import Steps
+    >>> import numpy as np
+    >>> too_few(Steps("ProfilerStep*", np.zeros(3)))
+    '3 steps (ProfilerStep*), at least 5 are needed'
+    """
+    if not steps.name:
+        return "no steps (call the profiler's step(), or annotate them with record_function)"
+    return f"{plural(len(steps.ends), 'step')} ({steps.name}), at least {LEAST_STEPS} are needed"
+
+
+def _place(stack: str | None) -> str:
+    """The innermost function of the user's, and where it begins."""
+    for name in reversed((stack or "").split(";")):
+        frame = frame_of(name)
+        if frame is not None and owner_of(frame.file) == Owner.USER:
+            return f"in {frame.called} of {frame.location}"
+    return ""

@@ -255,7 +255,7 @@ class Trace:
         return Rows(memory_timeline(self.events, points), fields_of(MemoryPoint))
 
     def memory_leaks(self) -> Rows[LeakRow] | None:
-        """What grows from step to step; None if the trace has too few steps to tell."""
+        """What grows from step to step; None if the trace has too few steps, or no addresses."""
         found = self.events.once(memory_leaks)
         return None if found is None else Rows(found, fields_of(LeakRow))
 

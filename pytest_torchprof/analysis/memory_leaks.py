@@ -37,7 +37,8 @@ LEAST_STEPS: Final = 5
 _PROFILER_STEP: Final = Names(STEP.pattern)
 #: Annotations of torch and of libraries, which are parts of a step.
 _PARTS: Final = Names(
-    r"Optimizer\.|enumerate\(DataLoader\)#|nccl:|gloo:|DistributedDataParallel\.|$"
+    r"Optimizer\.|enumerate\(DataLoader\)#|nccl:|gloo:|DistributedDataParallel\.|## |"
+    r"Torch-Compiled Region|TorchDynamo |Pregraph |$"
 )
 #: How many levels to hold at once.
 _TABLE: Final = 1_000_000
@@ -80,11 +81,11 @@ def steps_of(trace: Events) -> Steps:
 
 def _steps(trace: Events) -> Steps:
     marks = marks_named(trace, _PROFILER_STEP)
-    marks = marks[trace.in_region[marks]]
+    marks = marks[trace.selection[marks]]
     if len(marks) > 1:
         return Steps(ALL_STEPS, _ends(trace, marks))
     own = trace.is_kind(Kind.ANNOTATION) & ~named(trace, _PARTS, _PROFILER_STEP, REGION)
-    rows = (own & trace.in_region).nonzero()[0]
+    rows = (own & trace.selection).nonzero()[0]
     count, total = np.bincount(trace.name[rows]), np.bincount(trace.name[rows], trace.dur[rows])
     for least in (LEAST_STEPS, 2):
         if (count >= least).any():
@@ -92,7 +93,7 @@ def _steps(trace: Events) -> Steps:
             name = region_name(trace.names[number])
             return Steps(name, _ends(trace, rows[trace.name[rows] == number]))
     updates = marks_named(trace, OPTIMIZER_STEP)
-    updates = updates[trace.in_region[updates]]
+    updates = updates[trace.selection[updates]]
     if len(updates) > len(marks):
         return Steps("Optimizer.step", _ends(trace, updates))
     return Steps(ALL_STEPS if len(marks) else "", _ends(trace, marks))
@@ -103,7 +104,9 @@ def _ends(trace: Events, rows: Ints) -> Ints:
 
 
 def memory_leaks(trace: Events) -> list[LeakRow] | None:
-    """What grows from step to step, the most bytes first; None with fewer steps than `LEAST_STEPS`.
+    """What grows from step to step, the most bytes first.
+
+    None with fewer steps than `LEAST_STEPS`, and if the trace has no addresses of blocks.
 
     The level of an operator's blocks at the ends of steps, from the first one on, never falls and
     rises in at least a third of the steps, early ones, middle ones and late ones. That it
@@ -112,7 +115,7 @@ def memory_leaks(trace: Events) -> list[LeakRow] | None:
     (a permutation test), which is below 1 %. If the trace has stacks, each of them is tested, too.
     """
     steps = steps_of(trace)
-    if len(steps.ends) < LEAST_STEPS:
+    if len(steps.ends) < LEAST_STEPS or trace.memory.addr is None:
         return None
     found = [
         leak
@@ -123,8 +126,6 @@ def memory_leaks(trace: Events) -> list[LeakRow] | None:
 
 
 def _leaks(trace: Events, device: str, memory: Memory, ends: Ints) -> Iterator[LeakRow]:
-    if memory.addr is None:
-        return
     row, block, size = changes_of(memory, selected(trace, memory), bool(memory.on_device[0]))
     step = ends.searchsorted(trace.ts[memory.event[row]])
     known = (block >= 0) & (step < len(ends))

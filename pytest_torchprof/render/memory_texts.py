@@ -42,7 +42,7 @@ def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:
     """What grows from step to step, or that nothing does, or why that is unknown."""
     count = len(steps.ends)
     if leaks is None:
-        yield f"growth between steps: not checked: {too_few(steps)}"
+        yield f"growth between steps: not checked: {_why_unchecked(steps)}"
         return
     where = f"{plural(count - 1, 'step')} after the first {steps.name}"
     if not leaks:
@@ -57,17 +57,21 @@ def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:
         )
 
 
-def too_few(steps: Steps) -> str:
+def _why_unchecked(steps: Steps) -> str:
     """Why leaks are unknown.
 
     >>> from pytest_torchprof.analysis.memory_leaks import Steps
     >>> import numpy as np
-    >>> too_few(Steps("ProfilerStep*", np.zeros(3)))
+    >>> _why_unchecked(Steps("ProfilerStep*", np.zeros(3)))
     '3 steps (ProfilerStep*), at least 5 are needed'
     """
     if not steps.name:
         return "no steps (call the profiler's step(), or annotate them with record_function)"
-    return f"{plural(len(steps.ends), 'step')} ({steps.name}), at least {LEAST_STEPS} are needed"
+    if len(steps.ends) < LEAST_STEPS:
+        return (
+            f"{plural(len(steps.ends), 'step')} ({steps.name}), at least {LEAST_STEPS} are needed"
+        )
+    return "the trace has no addresses, so a free does not identify its block"
 
 
 def _place(stack: str | None) -> str:

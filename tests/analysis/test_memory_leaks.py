@@ -154,6 +154,7 @@ def annotated(*steps: tuple[str, ...]) -> TraceBuilder:
         ([("step", "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad")] * 5, "step", 5),
         ([("Optimizer.step#SGD.step", "nccl:all_reduce")] * 5, "Optimizer.step", 5),
         ([("ProfilerStep#7", "Optimizer.step#SGD.step")], "ProfilerStep*", 1),
+        ([("## Call CompiledFxGraph f4 ##", "Torch-Compiled Region: 0/0")] * 5, "", 0),
         ([("once",)], "", 0),
         ([], "", 0),
     ],
@@ -163,6 +164,22 @@ def test_steps_are_the_profilers_or_the_users_or_the_optimizers(
 ) -> None:
     known = steps_of(parse_trace(annotated(*steps).to_bytes()))
     assert (known.name, len(known.ends)) == (name, count)
+
+
+def test_steps_of_a_part_are_those_in_it() -> None:
+    b = TraceBuilder()
+    for number in range(2):
+        with b.annotation(f"epoch {number}"):
+            for step in range(5 + number):
+                with b.annotation(f"ProfilerStep#{5 * number + step}"), b.op("aten::mul"):
+                    b.memory(100, "cpu")
+    trace = parse_trace(b.to_bytes())
+    assert [11, 5, 6] == [
+        len(steps_of(part).ends)
+        for part in (trace, trace.within(region="epoch 0"), trace.within(region="epoch 1"))
+    ]
+    (row,) = memory_leaks(trace.within(region="epoch 1")) or []
+    assert (row.bytes, row.steps) == (500, 5)
 
 
 # -------------------------------------------------------------------- properties, live loops

@@ -149,6 +149,16 @@ def test_leaks_that_were_not_looked_for_are_null_with_the_reason(
     assert Trace.load(path).memory_leaks() is None
 
 
+def test_leaks_are_unknown_in_a_trace_without_addresses(say: Say, tmp_path: Path) -> None:
+    path = training().save(tmp_path / "old.json", "schema_2021")
+    found = document(say, path)
+    assert found["leaks"] is None
+    assert (
+        "growth between steps: not checked: the trace has no addresses, so a free does not "
+        "identify its block"
+    ) in found["notes"]
+
+
 def test_a_loop_that_keeps_nothing_has_no_leaks(say: Say, tmp_path: Path) -> None:
     b = TraceBuilder()
     for number in range(6):

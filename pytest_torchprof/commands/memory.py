@@ -22,9 +22,9 @@ from pytest_torchprof.commands.printing import (
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render import row_formats
-from pytest_torchprof.render.memory_texts import device_lines, leak_lines
+from pytest_torchprof.render.memory_texts import device_lines, leak_lines, unknown_hint
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.metrics import measure_all
+from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -98,12 +98,13 @@ def _timeline(options: Namespace, ranks: Ranks) -> int:
 
 def _categories(ranks: Ranks) -> list[str]:
     """What was live at the peaks, and what the allocators recorded."""
-    return [
-        f"{_mark(ranks, rank)}{line}"
-        for rank, trace in ranks.items()
-        for device in trace.device_memory()
-        for line in device_lines(device)
-    ]
+    lines = []
+    for rank, trace in ranks.items():
+        devices = trace.device_memory()
+        mine = [line for device in devices for line in device_lines(device)]
+        mine += filter(None, [unknown_hint(trace.events, devices)])
+        lines += [f"{_mark(ranks, rank)}{line}" for line in mine]
+    return lines
 
 
 def _leaks(ranks: Ranks) -> list[str]:
@@ -135,7 +136,7 @@ def _starts(ranks: Ranks) -> list[str]:
 
 
 def _no_memory(trace: Trace) -> str | None:
-    peak = trace.events.once(measure_all)["peak_cpu_bytes"]
+    peak = measure(METRICS["peak_cpu_bytes"], trace.events)
     if trace.events.cut and trace.memory():
         return "the file is truncated: peaks are those of its part"
     if isinstance(peak, MissingValue):

@@ -8,12 +8,14 @@ from pytest_torchprof.analysis.block_categories import Category
 from pytest_torchprof.analysis.memory_leaks import LEAST_STEPS
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
+from pytest_torchprof.trace.tree import has_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_torchprof.analysis.memory_leaks import LeakRow, Steps
     from pytest_torchprof.analysis.memory_timeline import DeviceMemory
+    from pytest_torchprof.trace.events import Events
 
 
 def _size(number: float) -> str:
@@ -36,6 +38,18 @@ def device_lines(device: DeviceMemory) -> Iterator[str]:
     if free is not None and most is not None:
         line += f"; fragmentation {_size(free)} at the peak, at most {_size(most)}"
     yield line
+
+
+def unknown_hint(trace: Events, devices: Sequence[DeviceMemory]) -> str:
+    """What would tell more, if most of what a trace has allocated is unknown; else empty."""
+    told = [(device.unknown_bytes, device.live_bytes - device.before_bytes) for device in devices]
+    if not any(2 * unknown > whole > 0 for unknown, whole in told):
+        return ""
+    if trace.memory.addr is None:
+        return "unknown: the trace has no addresses, so a free does not identify its block"
+    more = "record_shapes" if not trace.records_shapes else ""
+    more = more or ("with_stack" if not has_frames(trace) else "")
+    return f"unknown: a trace with {more}=True may tell more" if more else ""
 
 
 def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:

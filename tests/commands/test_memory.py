@@ -172,6 +172,29 @@ def test_a_loop_that_keeps_nothing_has_no_leaks(say: Say, tmp_path: Path) -> Non
     assert "allocator: at most" not in out
 
 
+@pytest.mark.parametrize(
+    ("frames", "shapes", "style", "hint"),
+    [
+        (False, False, "", "a trace with record_shapes=True may tell more"),
+        (False, True, "", "a trace with with_stack=True may tell more"),
+        (True, True, "", ""),
+        (True, True, "schema_2021", "the trace has no addresses, so a free does not identify its"),
+    ],
+)
+def test_what_is_mostly_unknown_says_what_would_tell_more(
+    say: Say, tmp_path: Path, frames: bool, shapes: bool, style: str, hint: str
+) -> None:
+    b = TraceBuilder()
+    if frames:
+        b.python("train.py(3): step")
+    with b.op("aten::mul", [[25], [25]] if shapes else None):
+        b.memory(100, "cpu")
+    out = say("memory", b.save(tmp_path / "mul.json", style or ()))[1]
+    assert "cpu at the peak: unknown 100 B" in out
+    assert bool(hint) == ("\nunknown: " in out)
+    assert hint in out
+
+
 def test_ranks_have_their_own(say: Say, tmp_path: Path) -> None:
     for rank, steps in enumerate((6, 2)):
         b = training(steps)

@@ -393,17 +393,16 @@ def test_blocks_of_a_training_loop_are_what_torch_says(
     bytes_of = torch_categories.compared(trace, profile)
     for ours, theirs in bytes_of:
         assert ours in SAME[theirs], bytes_of
-    for ours, theirs in (
-        ("GRADIENTS", "GRADIENT"),
-        ("OPTIMIZER_STATE", "OPTIMIZER_STATE"),
-        ("ACTIVATIONS", "ACTIVATION"),
-        ("PARAMETERS", "PARAMETER"),
+    for ours, theirs, least in (
+        ("GRADIENTS", "GRADIENT", 1),
+        ("OPTIMIZER_STATE", "OPTIMIZER_STATE", 1),
+        ("ACTIVATIONS", "ACTIVATION", 0.99),
+        ("PARAMETERS", "PARAMETER", 0.99),
     ):
         mine = sum(size for (name, _), size in bytes_of.items() if name == ours)
-        assert bytes_of[ours, theirs] >= 0.99 * mine > 0, bytes_of
         known = sum(
             size
             for (name, other), size in bytes_of.items()
             if other == theirs and name != "TEMPORARIES"
         )
-        assert bytes_of[ours, theirs] >= 0.99 * known, bytes_of
+        assert bytes_of[ours, theirs] >= least * max(mine, known) > 0, bytes_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_torchprof.analysis import averages
 from pytest_torchprof.analysis import trace_diff as comparison
@@ -27,6 +27,13 @@ from pytest_torchprof.analysis.kernel_rows import (
     unlinked_events,
 )
 from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
+from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks
+from pytest_torchprof.analysis.memory_timeline import (
+    DeviceMemory,
+    MemoryPoint,
+    device_memory,
+    memory_timeline,
+)
 from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core import results
@@ -36,9 +43,9 @@ from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
-from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.rows import Rows, fields_of
 from pytest_torchprof.render.short_kernel_names import short_kernels
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.gathering import check_all, gather
@@ -56,25 +63,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
 
-R = TypeVar("R")
 #: A file that describes chips, or chips.
 Peaks = str | Path | Sequence[Device]
-
-#: Fields that can be summed over the rows of a table.
-_ADDS_UP = {
-    OpStats: (
-        "calls",
-        "self_cpu_ms",
-        "self_cuda_ms",
-        "self_cpu_bytes",
-        "self_cuda_bytes",
-        "flops",
-        "share",
-    ),
-    BreakdownRow: ("time_ms", "share", "total_ms", "calls"),
-    IdleRow: ("time_ms", "share"),
-    KernelRow: ("calls", "total_ms", "flops", "bytes", "ms_to_gain"),
-}
 
 
 class NotMeasured(Frozen, frozen=True):
@@ -120,45 +110,6 @@ class MetricRow:
     unit: str
     klass: str
     reason: str | None = None
-
-
-class Rows(list[R], Generic[R]):
-    """The rows of one table: a list of dataclasses that prints as a table."""
-
-    def __init__(
-        self,
-        rows: Iterable[R],
-        fields: Sequence[str],
-        unknown: Iterable[str] = (),
-        columns: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(rows)
-        #: What `to_dicts` holds, in order.
-        self.fields = tuple(fields)
-        #: The columns of a table, in order, if they are not the same.
-        self.columns = self.fields if columns is None else tuple(columns)
-        #: Columns with unknown parts, whose sums are unknown too.
-        self.unknown = frozenset(unknown)
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """One dictionary per row, as ``--format json`` prints it; unknown values are None."""
-        return [{field: _plain(getattr(row, field)) for field in self.fields} for row in self]
-
-    def total(self) -> dict[str, Any]:
-        """Sums of the fields that add up; None where no row has a value."""
-        adds_up = _ADDS_UP.get(type(self[0]), ()) if self else ()
-        return {
-            field: None if field in self.unknown else _sum(getattr(row, field) for row in self)
-            for field in adds_up
-            if field in self.fields
-        }
-
-    def __str__(self) -> str:
-        """The table as the command prints it, without cutting anything."""
-        return row_formats.text_table(self.to_dicts(), self.columns)
-
-    def _repr_html_(self) -> str:
-        return row_formats.text_table(self.to_dicts(), self.columns, style="html")
 
 
 class Trace:
@@ -282,6 +233,23 @@ class Trace:
         """The peak of each device, and what was live at the peak, by allocating operator."""
         return Rows(memory_peaks(self.events), fields_of(PeakMemory))
 
+    def device_memory(self) -> Rows[DeviceMemory]:
+        """What was live at the peak of each device, by category, and its allocator's totals."""
+        return Rows(self.events.once(device_memory), fields_of(DeviceMemory))
+
+    def memory_timeline(self, points: int = 0) -> Rows[MemoryPoint]:
+        """The live memory of each device over time, by category.
+
+        ``points``: at so many moments per device, each the highest of an equal share of the time;
+        0 for all changes.
+        """
+        return Rows(memory_timeline(self.events, points), fields_of(MemoryPoint))
+
+    def memory_leaks(self) -> Rows[LeakRow] | None:
+        """What grows from step to step; None if the trace has too few steps, or no addresses."""
+        found = self.events.once(memory_leaks)
+        return None if found is None else Rows(found, fields_of(LeakRow))
+
     def lint(
         self,
         ignore: str | Iterable[str] = (),
@@ -394,24 +362,6 @@ def _chips(peaks: Peaks) -> tuple[Device, ...]:
     return read_peaks(Path(peaks)) if isinstance(peaks, str | Path) else tuple(peaks)
 
 
-def fields_of(row: type) -> list[str]:
-    """The columns of a table of such rows."""
-    return [field.name for field in dataclasses.fields(row)]
-
-
 def _check(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(inner) for key, inner in dataclasses.asdict(value).items()}
-    return dict(value) if isinstance(value, Mapping) else value

@@ -276,9 +276,19 @@ COMMANDS = (
     Command(
         "memory",
         "commands.memory:run_memory",
-        "TRACE…",
-        "peak memory, and what was live at the peak, by operator",
-        (_TRACES, _LIMIT, _FORMAT, _RANK),
+        "TRACE… [--timeline]",
+        "peak memory, what was live at the peak by operator and category, and leaks between steps",
+        (
+            _TRACES,
+            _argument(
+                "--timeline",
+                action="store_true",
+                help="the live memory over time, by category; --limit N gives N moments per device",
+            ),
+            _LIMIT,
+            _FORMAT,
+            _RANK,
+        ),
     ),
     Command(
         "ab",

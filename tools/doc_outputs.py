@@ -117,6 +117,51 @@ def idle() -> str:
     return _printed("idle", _starving())
 
 
+def memory() -> str:
+    """The output of `torchprof memory` for a made-up training loop that keeps its outputs."""
+    return _printed("memory", _training())
+
+
+def timeline() -> str:
+    """The same over time."""
+    return _printed("memory", _training(), "--timeline", "--limit", "6")
+
+
+def _training() -> TraceBuilder:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.trace_builder import TraceBuilder
+
+    mib, engine = 2**20, "autograd::engine::evaluate_function: "
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3", start_bytes={"cuda": 401 * mib})
+    gradient = 0
+    with builder.python("train.py(21): train"):
+        for number in range(6):
+            with builder.annotation(f"ProfilerStep#{number}"):
+                with builder.annotation("Optimizer.zero_grad#AdamW.zero_grad"):
+                    if gradient:
+                        builder.free(gradient)
+                linear = builder.op("aten::linear", dur_us=40)
+                with linear, builder.op("aten::addmm"):
+                    saved = builder.memory(256 * mib)
+                with builder.op("aten::clone", dur_us=20):
+                    builder.memory(8 * mib)
+                with builder.op(f"{engine}AddmmBackward0", dur_us=90):
+                    upstream = builder.memory(64 * mib)
+                    gradient = builder.memory(128 * mib)
+                    builder.free(upstream)
+                    builder.free(saved)
+                with builder.op(f"{engine}torch::autograd::AccumulateGrad"):
+                    builder.op("torch::autograd::AccumulateGrad", [[8192, 4096]], ["float"])
+                with builder.annotation("Optimizer.step#AdamW.step", dur_us=60):
+                    if number == 0:
+                        with builder.op("aten::zeros_like"):
+                            builder.memory(256 * mib)
+                    with builder.op("aten::_foreach_sqrt"):
+                        root = builder.memory(128 * mib)
+                    builder.free(root)
+    return builder
+
+
 def ab() -> str:
     """The output of `torchprof ab` for two made-up tests."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -142,21 +187,23 @@ def ab() -> str:
 def _printed(command: str, builder: TraceBuilder, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
-        widths = {"kernels": "165" if options else "150", "lint": "96", "idle": "120"}
-        columns = widths.get(command, "140")
+        widths = {"kernels": "165" if options else "150", "lint": "96", "summary": "140"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_torchprof", command, *options, str(trace)],
-            env={**os.environ, "COLUMNS": columns}, check=True, capture_output=True, text=True,
+            [sys.executable, "-m", "pytest_torchprof", command, str(trace), *options],
+            env={**os.environ, "COLUMNS": widths.get(command, "120")},
+            check=True, capture_output=True, text=True,
         )  # fmt: skip
-    shown = " ".join([command, *options])
-    return f"```text\n$ torchprof {shown} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
+    line = " ".join((command, "step.pt.trace.json", *options))
+    return f"```text\n$ torchprof {line}\n{done.stdout.rstrip()}\n```"
 
 
 MAKERS: dict[str, Callable[[], str]] = {
     "ab": ab,
     "idle": idle,
     "kernels": kernels,
-    "lint": lint,
-    "summary": summary,
     "kernels_by": kernels_by,
+    "lint": lint,
+    "memory": memory,
+    "summary": summary,
+    "timeline": timeline,
 }

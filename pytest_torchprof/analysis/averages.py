@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -39,6 +39,16 @@ class OpStats:
     without ``profile_memory``. ``share`` is the part (0 to 1) of all self device time, or of all
     self CPU time without device events.
     """
+
+    ADDS_UP: ClassVar = (
+        "calls",
+        "self_cpu_ms",
+        "self_cuda_ms",
+        "self_cpu_bytes",
+        "self_cuda_bytes",
+        "flops",
+        "share",
+    )
 
     name: str
     calls: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class BreakdownRow:
     is their number. Both are None for idle time. If the trace has only a part of the device's work,
     idle time and shares are unknown: None.
     """
+
+    ADDS_UP: ClassVar = ("time_ms", "share", "total_ms", "calls")
 
     device: int | None
     category: str

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,8 @@ class KernelRow:
     where they are known. For causal attention ``flops`` counts all pairs, the rate,
     ``compute_pct``, ``arithmetic_intensity`` and ``roofline_ms`` only those that the mask leaves.
     """
+
+    ADDS_UP: ClassVar = ("calls", "total_ms", "flops", "bytes", "ms_to_gain")
 
     device: int | None
     kernel: str

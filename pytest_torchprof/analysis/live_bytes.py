@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def _usage(trace: Events, on_device: bool) -> Usage:
     memory = memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
-    _, block, size = _changes(memory, selected(trace, memory), on_device)
+    _, block, size = changes_of(memory, selected(trace, memory), on_device)
     owner = trace.whole.once(_owner_of_block, on_device)[block]
     peak, until_peak = _peak(size)
     allocation = size > 0
@@ -93,7 +94,7 @@ def _usage(trace: Events, on_device: bool) -> Usage:
 
 def _owner_of_block(whole: Events, on_device: bool) -> Ints:
     """The owner of each block; that of block -1, the last one, is -2."""
-    return np.append(_owners(whole, whole.memory.device(on_device).event), -2)
+    return np.append(owners_of(whole, whole.memory.device(on_device).event), -2)
 
 
 def _peak(size: Ints) -> tuple[int, slice]:
@@ -104,7 +105,7 @@ def _peak(size: Ints) -> tuple[int, slice]:
     return peak, slice(0, top + 1 if peak else 0)
 
 
-def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints, Ints]:
+def changes_of(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints, Ints]:
     """The changes of the live bytes: (row, row that allocated the block or -1, bytes), in order.
 
     The next event at a block's address ends it: its free, or another allocation if the free was
@@ -138,7 +139,7 @@ def selected(trace: Events, memory: Memory) -> Bools:
     return (around >= 0) & trace.selection[around] & trace.in_region[memory.event]
 
 
-def _owners(trace: Events, events: Ints) -> Ints:
+def owners_of(trace: Events, events: Ints) -> Ints:
     """Name of the innermost operator around each event that does not just allocate, or -1."""
     ops = trace.is_kind(Kind.OP)
     more = ops & ~trace.names_where(ALLOCATORS.__contains__)
@@ -191,18 +192,21 @@ class PeakMemory:
     rows: list[LiveRow]
 
 
+def memory_of_devices(trace: Events) -> Iterator[tuple[str, Memory]]:
+    """The name and the events of the host, if it has any, then of each accelerator by index."""
+    for place in np.unique(trace.memory.place, axis=0):
+        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
+        if memory.bytes.any():
+            yield device_name(*place.tolist()), memory
+
+
 def memory_peaks(trace: Events) -> list[PeakMemory]:
     """The host first, then each accelerator by index; none for a trace without memory events.
 
     Blocks are followed as in `usage`. Where the events have no addresses, as in 2021, the amount
     is known, but not its parts.
     """
-    found = []
-    for place in np.unique(trace.memory.place, axis=0):
-        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
-        if memory.bytes.any():
-            found.append(_peak_of(trace, memory, *place.tolist()))
-    return found
+    return [_peak_of(trace, memory, device) for device, memory in memory_of_devices(trace)]
 
 
 def live_at_start(trace: Events) -> dict[str, int | None]:
@@ -225,7 +229,7 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
             counts = [_integer(args, key) for key in ("Total Allocated", "Bytes")]
             if counts[0] is not None and counts[1] is not None and counts[0] >= counts[1]:
                 start = counts[0] - counts[1]
-        found[_device_name(device_type, device_id)] = start
+        found[device_name(device_type, device_id)] = start
     return found
 
 
@@ -236,22 +240,23 @@ def _integer(args: object, key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _device_name(device_type: int, device_id: int) -> str:
+def device_name(device_type: int, device_id: int) -> str:
+    """The device as torch names it, from c10's number of its type and its index."""
     known = 0 <= device_type < len(DEVICE_TYPES)
     name = DEVICE_TYPES[device_type] if known else f"device type {device_type}"
     return f"{name}:{device_id}" if device_type and device_id >= 0 else name
 
 
-def _peak_of(trace: Events, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
-    device = _device_name(device_type, device_id)
-    row, block, size = _changes(memory, selected(trace, memory), device_type != 0)
+def _peak_of(trace: Events, memory: Memory, device: str) -> PeakMemory:
+    on_device = bool(memory.on_device[0])
+    row, block, size = changes_of(memory, selected(trace, memory), on_device)
     peak, until = _peak(size)
     if not peak:
         return PeakMemory(device, 0, None, [])
     at = int(trace.ts[memory.event[row[until][-1]]] - trace.ts[0])
     if memory.addr is None:
         return PeakMemory(device, peak, at / 1e6, [LiveRow(UNKNOWN_OWNER, peak, None)])
-    owner = np.append(_owners(trace, memory.event), -2)[block[until]]
+    owner = np.append(owners_of(trace, memory.event), -2)[block[until]]
     amount = _by_owner(trace, owner, size[until])
     blocks = _by_owner(trace, owner, np.sign(size[until]))
     rows = [LiveRow(name, amount[name], abs(blocks.get(name, 0))) for name in amount]

@@ -27,6 +27,7 @@ from pytest_torchprof.commands.printing import (
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import format_change, format_pair, plural
+from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.short_kernel_names import readable_kernel
 from pytest_torchprof.render.text_width import shorten
 
@@ -77,7 +78,7 @@ def run_diff(options: Namespace) -> int:
             notes.append(f"{plural(same, 'more row')} unchanged")
         if options.by == "kernel":
             rows = [{**row, "name": readable_kernel(row["name"])} for row in rows]
-    fields = columns_of(now, api.fields_of(DiffRow))
+    fields = columns_of(now, fields_of(DiffRow))
     rows = sorted_rows(rows, options.sort, fields)
     head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
     extra["traces"] = {

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.api import fields_of
 from pytest_torchprof.commands.inputs import heading_of, load_traces, rule_book
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -25,6 +24,7 @@ from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind

@@ -6,16 +6,17 @@ import shutil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.api import Rows, Trace
 from pytest_torchprof.commands.inputs import heading_of
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import escape, row_formats, streams
+from pytest_torchprof.render.rows import Rows
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Ranks
 
 OK, FAILED = 0, 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.breakdown import EXPOSED, spans
-from pytest_torchprof.api import Rows, Trace
+from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
     Ranks,
     device_time_note,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.places.idle_rows import IdleRow
+    from pytest_torchprof.render.rows import Rows
 
 
 Metrics = dict[str, Value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class IdleRow:
     ``location`` is ``file:line`` where the trace has stacks, ``path`` the operators around it. By
     cause, these and ``what`` are None.
     """
+
+    ADDS_UP: ClassVar = ("time_ms", "share")
 
     device: int | None
     cause: str

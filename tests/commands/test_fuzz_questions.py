@@ -21,8 +21,16 @@ from support.numbered import by_index
 
 from pytest_torchprof import cli
 from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
+from pytest_torchprof.analysis.block_categories import Category
 from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work
 from pytest_torchprof.analysis.live_bytes import memory_peaks
+from pytest_torchprof.analysis.memory_leaks import memory_leaks
+from pytest_torchprof.analysis.memory_timeline import (
+    DeviceMemory,
+    MemoryPoint,
+    device_memory,
+    memory_timeline,
+)
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.core.errors import TraceError
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
 
 pytestmark = pytest.mark.thorough
+PARTS = [f"{category.name.lower()}_bytes" for category in Category]
 OTHER = parse_trace(TEXTS[0])
 KERNELS_BY = ("name", "op", "op,kernel,shape", "op,shape", "kernel,shape", "op,kernel")
 often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
@@ -63,6 +72,11 @@ def ask(trace: Events) -> None:
         op_stats(trace, by_what)
     for peak in memory_peaks(trace):
         assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
+    points: list[MemoryPoint | DeviceMemory] = [*memory_timeline(trace), *device_memory(trace)]
+    for point in points + list(memory_timeline(trace, 3)):
+        assert point.live_bytes == sum(getattr(point, name) for name in PARTS)
+    for leak in memory_leaks(trace) or ():
+        assert leak.bytes > 0
     for metric in ("self_cpu_ms", "self_cuda_ms"):
         for line in fold(trace, metric):
             frames, us = line.split(" ")

@@ -31,6 +31,7 @@ CAUSES: Final = {
     Cause.LAUNCHING: "launching",
     Cause.PYTHON: "Python between operators",
     Cause.QUEUED: "queued",
+    Cause.STALLED: "launched, not started",
     Cause.UNKNOWN: "unknown",
 }
 

@@ -72,6 +72,11 @@ def are_outermost(trace: Events, rows: Ints) -> Bools:
     return trace.once(_are_outermost)[rows]
 
 
+def are_annotations(trace: Events) -> Bools:
+    """Which events are torch's own annotations, also those recorded as operators in 2021."""
+    return named(trace, _ANNOTATION)
+
+
 def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
     return trace.once(_are_free)[rows]
@@ -83,7 +88,7 @@ def _outermost(trace: Events) -> Ints:
 
 def _are_outermost(trace: Events) -> Bools:
     operator = trace.kind == OPERATOR
-    operator &= ~named(trace, _ANNOTATION)
+    operator &= ~are_annotations(trace)
     return _outside(trace, operator, operator)
 
 

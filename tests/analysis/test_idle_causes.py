@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from pytest_torchprof.trace.read import parse_trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_torchprof.trace.events import Events
+
 H100 = "NVIDIA H100 80GB HBM3"
 SGEMM = "ampere_sgemm_128x64_tn"
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -23,7 +26,11 @@ FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 def causes(b: TraceBuilder) -> dict[str, float]:
     """Idle us by cause."""
-    parts = idle_parts(parse_trace(b.to_bytes()))
+    return causes_of(parse_trace(b.to_bytes()))
+
+
+def causes_of(trace: Events) -> dict[str, float]:
+    parts = idle_parts(trace)
     found = Counter[str]()
     for cause, ns in zip(parts.cause.tolist(), parts.ns.tolist(), strict=True):
         found[Cause(cause).name] += ns
@@ -177,6 +184,27 @@ def test_work_that_was_launched_in_time_is_queued_and_without_a_launch_it_is_unk
     b.kernel_without_runtime(SGEMM, 5)
     found = causes(b)
     assert found["UNKNOWN"] > 90
+
+
+def test_work_that_does_not_start_though_it_was_launched_is_not_the_hosts_fault() -> None:
+    b = TraceBuilder(H100)
+    with b.op("aten::mm"):
+        b.launch(SGEMM, 1)
+    with b.op("aten::mm"):
+        b.launch(SGEMM, 1)
+    document = b.document()
+    kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel"]
+    kernels[1]["ts"] += 5000
+    found = causes_of(parse_trace(json.dumps(document).encode()))
+    assert found["STALLED"] == pytest.approx(5000, abs=12)
+    assert "QUEUED" not in found
+
+
+def test_annotations_that_were_recorded_as_operators_do_not_launch() -> None:
+    b = TraceBuilder(H100)
+    with b.op("ProfilerStep#3"):
+        found = between(b, lambda: b.advance(300))
+    assert 300 == pytest.approx(found["PYTHON"], abs=10)
 
 
 def test_a_child_that_outlasts_its_parent_by_a_nanosecond_does_not_hide_what_follows() -> None:

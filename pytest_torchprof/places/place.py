@@ -91,6 +91,9 @@ def clear_of(
     """The first path, from ``way`` on toward most of ``paths``, that none of the others goes
     through; the last one if the others go through all of them.
 
+    A line that the others go through, too, on another path, as in a function that both call, is
+    left for what encloses it, if that is clear of them.
+
     ``paths`` go through ``way``; each has the number of its events. At a tie, the first is taken.
     With -1 as ``way``, which is around everything, the first path is wanted in any case.
 
@@ -99,6 +102,8 @@ def clear_of(
     (2, 1)
     >>> clear_of(0, {3: 2}, [], chain), clear_of(0, {3: 2}, [3], chain)
     (0, 3)
+    >>> clear_of(4, {4: 2}, [3], [*chain, (1, 5)])
+    1
     """
     taken = {-1}
     for other in others:
@@ -114,6 +119,9 @@ def clear_of(
             break
         at = nearest
         left = [(steps[:-1], number) for steps, number in left if steps[-1:] == [at]]
+    lines = {chain[path][1] for path in taken if path >= 0}
+    while at >= 0 and at not in taken and chain[at][1] in lines and chain[at][0] not in taken:
+        at = chain[at][0]
     return at
 
 

@@ -38,7 +38,8 @@ def readable_kernel(name: str) -> str:
     'triton_poi_fused__to_copy_1'
     """
     if "::" not in name and not name.endswith(")"):
-        return name.removeprefix("void ")
+        plain = name.removeprefix("void ")
+        return plain.strip() or plain
     text = _ANONYMOUS.sub("", name.removesuffix(".kd").removeprefix("void "))
     text = _without_arguments(text)
     text = _LAMBDAS.sub(lambda match: f"({match['types']})" if match["types"] else "", text)

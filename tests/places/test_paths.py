@@ -44,6 +44,17 @@ def test_without_a_common_path_it_is_the_root_of_most() -> None:
     assert -1 == clear_of(-1, {}, [], chain)
 
 
+def test_a_function_that_others_call_too_is_left_for_its_caller() -> None:
+    # main > (act, train); both call a function, whose line 7 is around what runs.
+    chain = [(-1, 0), (0, 1), (0, 2), (1, 7), (2, 7), (2, 8)]
+    assert 1 == clear_of(3, {3: 4}, [4], chain)
+    assert 3 == clear_of(3, {3: 4}, [5], chain)
+    # The callers share a line as well.
+    assert 0 == clear_of(1, {1: 4}, [3], [(-1, 5), (0, 6), (-1, 9), (2, 6)])
+    # What encloses both is no place.
+    assert 1 == clear_of(1, {1: 4}, [2], [(-1, 0), (0, 6), (0, 6)])
+
+
 @pytest.mark.thorough
 @given(TREES, st.data())
 def test_the_place_encloses_no_other_unless_all_lines_of_most_do(

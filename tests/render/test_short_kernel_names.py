@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
@@ -230,6 +230,7 @@ _PIECES = [
 
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join))
+@example("void s16816gemmvoid ")
 def test_any_name_has_a_short_form(name: str) -> None:
     short = short_kernel(name)
     assert bool(short) == bool(name.removeprefix("void "))

@@ -20,7 +20,13 @@ from benchmarks.processes import ROOT
 HTA_PYTHON = "TORCHPROF_BENCHMARK_HTA_PYTHON"
 LARGE, SMALL = 1_000_000, 100_000
 #: Our commands as whole processes, and their goals against a process that only loads the JSON.
-COMMANDS = {"summary": 0.5, "kernels": 0.7, "kernels --by op,kernel,shape": 0.7, "lint": 0.7}
+COMMANDS = {
+    "summary": 0.5,
+    "steps": 0.5,
+    "kernels": 0.7,
+    "kernels --by op,kernel,shape": 0.7,
+    "lint": 0.7,
+}
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.core.version import __version__
 
 if TYPE_CHECKING:
-    from pytest_torchprof.api import NotMeasured as NotMeasured
     from pytest_torchprof.api import Trace as Trace
     from pytest_torchprof.api import augment as augment
     from pytest_torchprof.api import diff as diff
     from pytest_torchprof.api import load_ranks as load_ranks
     from pytest_torchprof.core.errors import SettingsError as SettingsError
     from pytest_torchprof.core.errors import TraceError as TraceError
+    from pytest_torchprof.render.metric_rows import NotMeasured as NotMeasured
     from pytest_torchprof.rules.engine.rule import Matches as Matches
     from pytest_torchprof.rules.engine.rule import Rule as Rule
     from pytest_torchprof.rules.engine.rule import Threshold as Threshold
@@ -48,6 +48,7 @@ _MODULES = {
     "Device": "work.devices.device",
     "Matches": "rules.engine.rule",
     "Metric": "verdict.metric",
+    "NotMeasured": "render.metric_rows",
     "Rule": "rules.engine.rule",
     "SettingsError": "core.errors",
     "Threshold": "rules.engine.rule",

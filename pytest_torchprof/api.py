@@ -19,6 +19,7 @@ from pytest_torchprof.analysis import averages
 from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
 from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
+from pytest_torchprof.analysis.call_tree import TREES, TreeBy
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import (
     KernelRow,
@@ -35,15 +36,17 @@ from pytest_torchprof.analysis.memory_timeline import (
     memory_timeline,
 )
 from pytest_torchprof.analysis.trace_diff import DiffRow
+from pytest_torchprof.analysis.tree_rows import TreeRow, tree_rows
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
-from pytest_torchprof.core import results
-from pytest_torchprof.core.results import Finding, Number, Value
+from pytest_torchprof.core.results import Finding, Number
+from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
+from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_rows, shown_value
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import Rows, fields_of
 from pytest_torchprof.render.short_kernel_names import short_kernels
@@ -52,7 +55,9 @@ from pytest_torchprof.rules.engine.gathering import check_all, gather
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
-from pytest_torchprof.verdict.metrics import METRICS, measure_all
+from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps
+from pytest_torchprof.verdict.metrics import measure_all
+from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
 from pytest_torchprof.verdict.timing import samples_of
 from pytest_torchprof.work.devices.device import Device
 from pytest_torchprof.work.devices.user_devices import read_peaks
@@ -65,20 +70,6 @@ if TYPE_CHECKING:
 
 #: A file that describes chips, or chips.
 Peaks = str | Path | Sequence[Device]
-
-
-class NotMeasured(Frozen, frozen=True):
-    """A metric without a value, and why.
-
-    Attributes:
-        reason: in words.
-        at_hand: a number that is not reproducible, if there is one.
-        at_least: the true value is ``at_hand`` or more.
-    """
-
-    reason: str
-    at_hand: int | None = None
-    at_least: bool = False
 
 
 class Linted(Frozen, frozen=True):
@@ -99,17 +90,6 @@ class Linted(Frozen, frozen=True):
     def findings(self) -> tuple[Finding, ...]:
         """One for each rule, message and place, the costliest first."""
         return self.found.findings()
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricRow:
-    """One metric of a trace: its value in ``unit``, or None and the reason."""
-
-    metric: str
-    value: float | None
-    unit: str
-    klass: str
-    reason: str | None = None
 
 
 class Trace:
@@ -142,11 +122,11 @@ class Trace:
     def metrics(self) -> dict[str, Number | NotMeasured]:
         """Every metric of the plugin by name: a number in its unit, or `NotMeasured`."""
         values = self.events.once(measure_all)
-        return {name: _in_words(value) for name, value in values.items()}
+        return {name: shown_value(value) for name, value in values.items()}
 
     def samples(self) -> dict[str, Sample]:
         """The spread of the metrics that were measured in timed rounds."""
-        return self.events.once(samples_of)
+        return self.events.once(samples_of) if self.events.scope is None else {}
 
     def summary(self) -> Rows[MetricRow]:
         """The same as a table."""
@@ -189,6 +169,20 @@ class Trace:
         optional = set(averages.FIELD_OF.values()) - {averages.FIELD_OF.get(by)}
         fields = [field for field in fields_of(OpStats) if field not in optional]
         return Rows(self.events.once(averages.op_stats, by), fields, self._unknown)
+
+    def tree(self, by: TreeBy = "module", depth: int | None = None) -> Rows[TreeRow]:
+        """Modules as a tree, with own numbers and those of the subtree; layers of a kind are one.
+
+        ``by``: ``module``, or ``stack`` for Python functions; a trace without stacks has a tree of
+        its annotations. ``depth``: at most so many levels; what is deeper counts for them.
+
+        Raises:
+            ValueError: another ``by``, or a ``depth`` below 1.
+        """
+        _check("by", by, TREES)
+        if depth is not None and depth < 1:
+            raise ValueError(f"depth must be 1 or more, not {depth!r}")
+        return Rows(tree_rows(self.events, by, depth), fields_of(TreeRow), self._unknown)
 
     def kernels(self, by: str = "name", peaks: Peaks = ()) -> Rows[KernelRow]:
         """Kernels, copies and memsets by device: time, FLOP/s and GB/s against the chip's peak.
@@ -250,6 +244,42 @@ class Trace:
         found = self.events.once(memory_leaks)
         return None if found is None else Rows(found, fields_of(LeakRow))
 
+    def steps(self, name: str = "") -> Rows[StepRow]:
+        """Each step: when, how long, and what it did on host and device.
+
+        ``name``: the steps' annotations, by name or glob; by default ``ProfilerStep#N``, else those
+        of a known trainer, else the ``record_function`` that repeats over most of the time.
+
+        Raises:
+            SettingsError: the trace has no steps.
+        """
+        known_steps(self.events, name)
+        return Rows(step_table(self.events, name).rows, fields_of(StepRow))
+
+    def step_statistics(self, name: str = "") -> Rows[StepStatistics]:
+        """Median, spread, outliers and drift of each field of `steps`; it raises the same."""
+        known_steps(self.events, name)
+        return Rows(step_table(self.events, name).statistics, fields_of(StepStatistics))
+
+    def step(self, which: int | str | StepRange, name: str = "") -> Trace:
+        """The same trace, counting only some steps: every method then tells of these.
+
+        ``which``: the number of a step, ``"A:B"`` for those from A to before B, or ``":"`` for all.
+        ``name`` as in `steps`. Device work belongs to the step whose launch made it.
+
+        Raises:
+            SettingsError: the trace has no such steps.
+            ValueError: ``which`` is not of this form.
+        """
+        chosen = which if isinstance(which, StepRange) else StepRange.parse(str(which))
+        return Trace(at_steps(self.events, chosen, name), self.path)
+
+    @property
+    def selected_steps(self) -> list[int] | None:
+        """The numbers of the steps that count, see `step`; None for a whole trace."""
+        chosen = chosen_steps(self.events)
+        return None if chosen is None else chosen[1].tolist()
+
     def lint(
         self,
         ignore: str | Iterable[str] = (),
@@ -295,9 +325,12 @@ def checked(
     known = gather().rules if rules is None else {rule.code: rule for rule in rules}
     left_out = codes(text, known)
     values = parse_thresholds(thresholds, known.values())
+    whole = trace.events.whole
     if rules is None and not left_out and not values:
-        return trace.events.once(check_all)
-    return check(trace.events, known.values(), ignore=left_out, thresholds=values)
+        found = whole.once(check_all)
+    else:
+        found = check(whole, known.values(), ignore=left_out, thresholds=values)
+    return found if trace.events.scope is None else found.of_part(trace.events)
 
 
 def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:
@@ -311,17 +344,6 @@ def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmen
     return write.write_augmented(
         Path(source), Path(target), lambda trace: kernel_work(trace, chips)
     )
-
-
-def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
-    """Metrics as a table, with the reason of each that was not measured."""
-    rows = []
-    for name, value in metrics.items():
-        metric = METRICS[name]
-        shown = _in_words(value)
-        known, reason = (None, shown.reason) if isinstance(shown, NotMeasured) else (shown, None)
-        rows.append(MetricRow(name, known, metric.unit, metric.klass, reason))
-    return Rows(rows, fields_of(MetricRow))
 
 
 def load_ranks(
@@ -342,20 +364,25 @@ def load_ranks(
     return {number: Trace(events, Path(events.source)) for number, events in found}
 
 
-def diff(a: Trace, b: Trace, by: comparison.DiffBy = "op") -> Rows[DiffRow]:
+def diff(
+    a: Trace, b: Trace, by: comparison.DiffBy = "op", *, per_step: bool = False
+) -> Rows[DiffRow]:
     """What appeared, disappeared, or changed from ``a`` to ``b``, largest change first.
+
+    ``per_step``: of the steps alone (the selected ones, else all), divided by their number, so that
+    traces of different length compare.
 
     Raises:
         ValueError: ``by`` is neither ``op`` nor ``kernel``.
+        SettingsError: ``per_step``, and a trace has no steps.
     """
     _check("by", by, get_args(comparison.DiffBy))
-    return Rows(comparison.diff_rows(a.events, b.events, by=by), fields_of(DiffRow))
-
-
-def _in_words(value: Value) -> Number | NotMeasured:
-    if not isinstance(value, results.MissingValue):
-        return value
-    return NotMeasured(in_words(value.reason), value.at_hand, value.at_least)
+    counts = 1, 1
+    if per_step:
+        a, b = (t.step(ALL_STEPS) if t.selected_steps is None else t for t in (a, b))
+        counts = len(a.selected_steps or ()), len(b.selected_steps or ())
+    rows = comparison.diff_rows(a.events, b.events, by=by, per_step=counts)
+    return Rows(rows, fields_of(DiffRow))
 
 
 def _chips(peaks: Peaks) -> tuple[Device, ...]:

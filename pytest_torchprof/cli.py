@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
+from pytest_torchprof.commands.option_types import count as _count
+from pytest_torchprof.commands.option_types import grouping as _grouping
+from pytest_torchprof.commands.option_types import name as _name
+from pytest_torchprof.commands.option_types import percent as _percent
+from pytest_torchprof.commands.option_types import seconds as _seconds
+from pytest_torchprof.commands.option_types import some as _some
+from pytest_torchprof.commands.option_types import steps as _steps
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape, streams
@@ -36,7 +42,6 @@ class _Parser(argparse.ArgumentParser):
         super().exit(status, message and f"{escape.line(message.rstrip())}\n")
 
 
-R = TypeVar("R", int, float)
 Add = Callable[[argparse.ArgumentParser], object]
 
 
@@ -60,63 +65,6 @@ def _argument(*names: str, **options: object) -> Add:
     return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
 
 
-def _refused(text: str, wanted: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {wanted}")
-
-
-def _number(kind: type[R], text: str, suffix: str = "") -> R | None:
-    """The finite number in a text; None for anything else."""
-    try:
-        value = kind(text.strip().removesuffix(suffix))
-    except ValueError:
-        return None
-    return value if -float("inf") < value < float("inf") else None
-
-
-def _percent(text: str) -> float:
-    value = _number(float, text, "%")
-    if value is None or value < 0:
-        raise _refused(text, "a percentage of 0 or more")
-    return value
-
-
-def _count(text: str) -> int:
-    value = _number(int, text)
-    if value is None or value < 0:
-        raise _refused(text, "a whole number of 0 or more")
-    return value
-
-
-def _some(text: str) -> int:
-    value = _number(int, text)
-    if value is None or value < 1:
-        raise _refused(text, "a whole number of 1 or more")
-    return value
-
-
-def _grouping(text: str) -> str:
-    from pytest_torchprof.analysis.kernel_groups import parse_grouping
-
-    try:
-        parse_grouping(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _seconds(text: str) -> float:
-    value = _number(float, text, "s")
-    if value is None or value <= 0:
-        raise _refused(text, "a number of seconds above 0")
-    return value
-
-
-def _name(text: str) -> str:
-    if not text.strip():  # an unset shell variable, not the current folder
-        raise argparse.ArgumentTypeError("the name is empty; give a file or folder")
-    return text
-
-
 _TRACES = _argument("traces", nargs="+", type=_name, metavar="TRACE", help=_PATHS)
 _FORMAT = _argument(
     "--format", choices=_FORMATS, default="table", help="output format (default: table)"
@@ -130,7 +78,25 @@ _LIMIT = _argument(
 )
 _SORT = _argument("--sort", metavar="FIELD", help="sort by this field, largest first")
 _PEAKS = _argument(
-    "--device-peaks", type=_name, metavar="FILE", help="JSON file with a chip's peak rates"
+    "--device-peaks",
+    type=_name,
+    metavar="FILE",
+    help="JSON file with a chip's peak rates",
+)
+
+_STEP = _argument(
+    "--step",
+    type=_steps,
+    metavar="N|A:B",
+    help="only step N, or the steps from A to before B (B is not included; either may be missing), "
+    "by their own numbers",
+)
+_STEP_NAME = _argument(
+    "--step-name",
+    type=_name,
+    metavar="NAME",
+    help="the annotations that are the steps, by name or glob (default: ProfilerStep#N, else what "
+    "repeats over most of the time)",
 )
 
 COMMANDS = (
@@ -139,7 +105,14 @@ COMMANDS = (
         "commands.summary:run_summary",
         "TRACE…",
         "where the time goes, and every metric of a trace",
-        (_TRACES, _FORMAT, _RANK),
+        (_TRACES, _STEP, _STEP_NAME, _FORMAT, _RANK),
+    ),
+    Command(
+        "steps",
+        "commands.steps:run_steps",
+        "TRACE… [--step A:B]",
+        "each step of a trace: time, device work, memory; outliers and drift",
+        (_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _FORMAT, _RANK),
     ),
     Command(
         "idle",
@@ -163,6 +136,14 @@ COMMANDS = (
         (
             _TRACES,
             _argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
+            _argument(
+                "--depth",
+                type=_some,
+                metavar="N",
+                help="with --by module or stack: at most N levels of the tree",
+            ),
+            _STEP,
+            _STEP_NAME,
             _SORT,
             _LIMIT,
             _FORMAT,
@@ -184,6 +165,8 @@ COMMANDS = (
                 help="name or op, or several of op, kernel (the same as name) and shape; several "
                 "add the roofline, what to gain, and the launches (default: name)",
             ),
+            _STEP,
+            _STEP_NAME,
             _SORT,
             _LIMIT,
             _PEAKS,
@@ -210,6 +193,8 @@ COMMANDS = (
                 default="",
                 help="thresholds of rules, with units: pageable-copy.bytes=2 MiB",
             ),
+            _STEP,
+            _STEP_NAME,
             _LIMIT,
             _FORMAT,
             _RANK,
@@ -228,7 +213,7 @@ COMMANDS = (
     Command(
         "diff",
         "commands.diff:run_diff",
-        "A B [--by op|kernel] [--fail-over PCT]",
+        "A B [--by op|kernel] [--per-step] [--fail-over PCT]",
         "what appeared, disappeared, or changed between two traces",
         (
             _argument("a", type=_name, metavar="A", help="the trace before (or a folder of ranks)"),
@@ -239,6 +224,14 @@ COMMANDS = (
                 type=_percent,
                 metavar="PCT",
                 help="exit with 1 if the time grew by more than this many percent",
+            ),
+            _STEP,
+            _STEP_NAME,
+            _argument(
+                "--per-step",
+                action=argparse.BooleanOptionalAction,
+                help="compare the steps alone, and divide by their number (default: if the numbers "
+                "differ)",
             ),
             _SORT,
             _LIMIT,
@@ -269,6 +262,8 @@ COMMANDS = (
             _argument("trace", type=_name, metavar="TRACE", help="the trace, or a folder of ranks"),
             _argument("target", type=_name, metavar="OUT", help="the file to write"),
             _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
+            _STEP,
+            _STEP_NAME,
             _FORMAT,
             _RANK,
         ),
@@ -285,6 +280,8 @@ COMMANDS = (
                 action="store_true",
                 help="the live memory over time, by category; --limit N gives N moments per device",
             ),
+            _STEP,
+            _STEP_NAME,
             _LIMIT,
             _FORMAT,
             _RANK,

@@ -162,6 +162,52 @@ def _training() -> TraceBuilder:
     return builder
 
 
+def steps() -> str:
+    """The output of `torchprof steps` for a made-up training loop."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    for number, late in enumerate((9000, 20, 0, 40, 10, 30), 2):
+        with builder.annotation(f"ProfilerStep#{number}"):
+            builder.memcpy("HtoD", 2**24, device_us=700)
+            with builder.op("aten::mm", [[8192, 4096], [4096, 16384]]):
+                block = builder.memory(2**28)
+                builder.advance(late)
+                builder.launch("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 1650)
+            builder.sync("cudaStreamSynchronize", 2300)
+            builder.free(block)
+    return _printed("steps", builder)
+
+
+def tree() -> str:
+    """The output of `torchprof ops --by module` for a made-up transformer."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    bf16 = ["c10::BFloat16"] * 2
+
+    def linear(number: int, deep: int, wide: int, us: float) -> None:
+        scope = builder.module(f"nn.Module: Linear_{number}")
+        with scope, builder.op("aten::mm", [[8192, deep], [deep, wide]], bf16):
+            builder.launch("nvjet_tst_128x256_64x4_2x1_v_bz_coopB_TNN", us)
+
+    with builder.module("nn.Module: GPT_0"):
+        for layer in range(12):
+            with builder.module(f"nn.Module: Block_{layer}"):
+                with builder.module(f"nn.Module: Attention_{layer}"):
+                    linear(4 * layer, 1024, 3072, 84)
+                    linear(4 * layer + 1, 1024, 1024, 29)
+                with builder.module(f"nn.Module: MLP_{layer}"):
+                    linear(4 * layer + 2, 1024, 4096, 110)
+                    linear(4 * layer + 3, 4096, 1024, 112)
+        linear(48, 1024, 50304, 1350)
+    with builder.op("aten::argmax", [[8192, 50304]]):
+        builder.launch("void at::native::reduce_kernel<512, 1, ArgMaxOps<float> >(int)", 320)
+    return _printed("ops", builder, "--by", "module")
+
+
 def ab() -> str:
     """The output of `torchprof ab` for two made-up tests."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -187,7 +233,13 @@ def ab() -> str:
 def _printed(command: str, builder: TraceBuilder, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
-        widths = {"kernels": "165" if options else "150", "lint": "96", "summary": "140"}
+        widths = {
+            "kernels": "165" if options else "150",
+            "lint": "96",
+            "summary": "140",
+            "steps": "130",
+            "ops": "110",
+        }
         done = subprocess.run(
             [sys.executable, "-m", "pytest_torchprof", command, str(trace), *options],
             env={**os.environ, "COLUMNS": widths.get(command, "120")},
@@ -206,4 +258,6 @@ MAKERS: dict[str, Callable[[], str]] = {
     "memory": memory,
     "summary": summary,
     "timeline": timeline,
+    "steps": steps,
+    "tree": tree,
 }

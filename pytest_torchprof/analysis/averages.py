@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, callers_of
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, own_device_ns
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import MODULE
+from pytest_torchprof.trace.parts import selects_by_time
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -80,7 +81,7 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
     names, name = trace.shown_names
     groups = Groups(trace, chosen, group * len(names) + name[trace.name[chosen]])
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    own = _own_device_ns(trace, device)
+    own = trace.once(own_device_ns)
     columns = {
         "calls": groups.calls,
         "self_cpu": groups.self_cpu_ns,
@@ -123,14 +124,6 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
 
 
-def _own_device_ns(trace: Events, device: Ints) -> Ints:
-    """Device time of what each event launched itself."""
-    owner = callers_of(trace, device)
-    own = np.zeros(len(trace), np.int64)
-    np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
-    return own
-
-
 def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | None:
     """Allocated less freed bytes by group, the last outside of all; None if not recorded."""
     memory = trace.memory.device(on_device)
@@ -142,7 +135,7 @@ def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | No
     row[~trace.selection] = -1
     outside_calls = ~trace.is_kind(Kind.RUNTIME)
     around = nesting.nearest(outside_calls, trace.parent, trace.enclosing(memory.event))
-    inside = trace.in_region[memory.event] & (trace.scope is None)
+    inside = trace.selection[memory.event] & selects_by_time(trace)
     into = np.where(around >= 0, row[around], np.where(inside, count, -1))
     total = np.zeros(count + 1, np.int64)
     np.add.at(total, into[into >= 0], memory.bytes[into >= 0])

@@ -11,6 +11,7 @@ import numpy as np
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.parts import selects_by_time
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.allocations import Memory
@@ -133,7 +134,7 @@ def changes_of(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, In
 
 def selected(trace: Events, memory: Memory) -> Bools:
     """Which of these allocations and frees are in the selected part of the trace."""
-    if trace.scope is None or trace.scope[0] == "region":  # these select by time
+    if selects_by_time(trace):
         return trace.selection[memory.event]
     around = trace.enclosing(memory.event)
     return (around >= 0) & trace.selection[around] & trace.in_region[memory.event]

@@ -138,6 +138,15 @@ def callers_of(trace: Events, device: Ints) -> Ints:
     return owners
 
 
+def own_device_ns(trace: Events) -> Ints:
+    """The device time of what each operator, else annotation, launched itself; 0 elsewhere."""
+    device = selected_on_device(trace)
+    owner = callers_of(trace, device)
+    own = np.zeros(len(trace), np.int64)
+    np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
+    return own
+
+
 def self_cpu_ns(trace: Events) -> int:
     """Self time of all host events of the selected part, except our own annotation.
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.operator_totals import self_cpu_ns
+from pytest_torchprof.analysis.operator_totals import own_device_ns, self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
 
 ChangeKind = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
 DiffBy = Literal["op", "kernel"]
@@ -42,7 +44,7 @@ COLUMN_OF = {
 }
 
 
-def change_of(before: int, now: int) -> ChangeKind:
+def change_of(before: float, now: float) -> ChangeKind:
     """How a count of something changed, in the words of reports.
 
     >>> change_of(0, 3), change_of(3, 0), change_of(3, 4), change_of(4, 3), change_of(3, 3)
@@ -94,29 +96,44 @@ class DiffRow:
 
     For operators, ``cpu_ms`` is the total CPU time, including nested events, and ``cuda_ms`` the
     device time of all that was launched inside; a call nested in one of the same name is part of
-    it. For kernels, ``cuda_ms`` is their own time.
+    it. ``self_`` excludes nested operators and calls, so that a change is in one row only. For
+    kernels, ``cuda_ms`` and ``self_cuda_ms`` are their own time. Per step, all are divided by the
+    number of steps.
     """
 
     name: str
     change: ChangeKind
-    calls_a: int
-    calls_b: int
+    calls_a: float
+    calls_b: float
     cpu_ms_a: float | None
     cpu_ms_b: float | None
     cuda_ms_a: float | None
     cuda_ms_b: float | None
+    self_cpu_ms_a: float | None
+    self_cpu_ms_b: float | None
+    self_cuda_ms_a: float | None
+    self_cuda_ms_b: float | None
 
     @property
     def change_ms(self) -> float:
-        """The larger of the absolute changes in CPU and in device time; 0 if neither is known."""
-        return max((abs(now - before) for before, now in self._times), default=0.0)
+        """The larger of the absolute changes in self CPU and self device time; 0 if both are
+        unknown.
+        """
+        own = _known(
+            (self.self_cpu_ms_a, self.self_cpu_ms_b), (self.self_cuda_ms_a, self.self_cuda_ms_b)
+        )
+        return max((abs(now - before) for before, now in own), default=0.0)
 
-    @property
-    def _times(self) -> list[tuple[float, float]]:
-        return _known((self.cpu_ms_a, self.cpu_ms_b), (self.cuda_ms_a, self.cuda_ms_b))
+
+_Ms = TypeVar("_Ms", np.float64, npt.NDArray[np.float64])
+
+#: By how many steps the numbers of each side are divided.
+PerStep = tuple[int, int]
 
 
-def diff_rows(a: Events, b: Events, *, by: DiffBy = "op") -> list[DiffRow]:
+def diff_rows(
+    a: Events, b: Events, *, by: DiffBy = "op", per_step: PerStep = (1, 1)
+) -> list[DiffRow]:
     """Operators, or kernels with copies and memsets, of both traces by their exact names.
 
     A change in calls takes precedence over one in time: `change` is ``slower`` or ``faster`` only
@@ -124,7 +141,7 @@ def diff_rows(a: Events, b: Events, *, by: DiffBy = "op") -> list[DiffRow]:
     for more than 5 % and 5 us. Rows are sorted by `DiffRow.change_ms`, then by the change in calls,
     largest first, then by name.
     """
-    before, now = _totals(a, by), _totals(b, by)
+    before, now = (_totals(t, by, steps) for t, steps in zip((a, b), per_step, strict=True))
     rows = [
         _row(name, before.rows.get(name, before.absent), now.rows.get(name, now.absent))
         for name in before.rows.keys() | now.rows.keys()
@@ -133,9 +150,11 @@ def diff_rows(a: Events, b: Events, *, by: DiffBy = "op") -> list[DiffRow]:
 
 
 class _Total(NamedTuple):
-    calls: int
+    calls: float
     cpu_ms: float | None
     cuda_ms: float | None
+    self_cpu_ms: float | None
+    self_cuda_ms: float | None
 
 
 class _Totals(NamedTuple):
@@ -143,34 +162,49 @@ class _Totals(NamedTuple):
     absent: _Total  # of a missing name: true zeros, or unknown as for all names
 
 
-def _totals(trace: Events, by: DiffBy) -> _Totals:
+def _totals(trace: Events, by: DiffBy, steps: int) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     groups = Groups(trace, events, trace.name[events])
     # A stored trace without operators does not tell whether any ran.
     none_ran = not len(events) and (by == "kernel" or trace.region is not None)
     timed = bool(trace.dur[events].any()) or none_ran
-    cpu = groups.cpu_ns if timed and by == "op" else None
+    columns: list[Ints | None] = [None] * 4
     if by == "kernel":
-        cuda = groups.total(trace.dur[events]) if timed else None
-    else:  # If no kernel has a known launch, operators have no known device time.
-        cuda = groups.cuda_ns if trace.once(launched_ns).any() else None
-    columns = (cpu, cuda)
+        columns[1] = columns[3] = groups.total(trace.dur[events]) if timed else None
+    else:
+        if timed:
+            columns[0], columns[2] = groups.cpu_ns, groups.self_cpu_ns
+        if trace.once(launched_ns).any():  # otherwise operators have no known device time
+            columns[1] = groups.cuda_ns
+            columns[3] = groups.total(trace.once(own_device_ns)[events])
     times = [
-        [None] * len(groups.keys) if column is None else (column / 1e6).tolist()
+        [None] * len(groups.keys) if column is None else _each_ms(column / 1e6, steps).tolist()
         for column in columns
     ]
     names = [trace.names[i] for i in groups.keys.tolist()]
-    rows = map(_Total, groups.calls.tolist(), *times)
+    calls = groups.calls.tolist()
+    rows = map(_Total, [_each(n, steps) for n in calls], *times)
     zeros = [None if column is None else 0.0 for column in columns]
     return _Totals(dict(zip(names, rows, strict=True)), _Total(0, *zeros))
+
+
+def _each(calls: int, steps: int) -> float:
+    """Calls per step: a whole number where all steps may have as many."""
+    return calls / steps if calls % steps else calls // steps
+
+
+def _each_ms(ms: _Ms, steps: int) -> _Ms:
+    """Times per step, without the rounding errors of the division: clocks count ns."""
+    return ms if steps == 1 else np.round(ms / steps, 9)
 
 
 def _row(name: str, a: _Total, b: _Total) -> DiffRow:
     change = change_of(a.calls, b.calls)
     if change == "same":
         change = _change_in_time(_known((a.cpu_ms, b.cpu_ms), (a.cuda_ms, b.cuda_ms)))
-    return DiffRow(name, change, a.calls, b.calls, a.cpu_ms, b.cpu_ms, a.cuda_ms, b.cuda_ms)
+    sides = (value for pair in zip(a, b, strict=True) for value in pair)
+    return DiffRow(name, change, *sides)  # type: ignore[arg-type]
 
 
 def _known(*pairs: tuple[float | None, float | None]) -> list[tuple[float, float]]:
@@ -214,7 +248,14 @@ class Growth(Frozen, frozen=True):
         return None if self.percent is None else self.percent > self.limit_percent
 
 
-def growth(a: Events, b: Events, *, by: DiffBy = "op", limit_percent: float) -> list[Growth]:
+def growth(
+    a: Events,
+    b: Events,
+    *,
+    by: DiffBy = "op",
+    limit_percent: float,
+    per_step: PerStep = (1, 1),
+) -> list[Growth]:
     """The checks behind ``--fail-over``: passed if none was exceeded and all are known.
 
     By kernel, the device time is checked; by operator the CPU time, and the device time too where
@@ -227,13 +268,19 @@ def growth(a: Events, b: Events, *, by: DiffBy = "op", limit_percent: float) -> 
     if not limit_percent >= 0:
         found = f"{limit_percent:g} %"
         raise SettingsError("not a limit on growth", found, "give a percentage of 0 or more")
-    before, now = _device_ms(a), _device_ms(b)
+    before, now = _each_step(_device_ms(a), _device_ms(b), per_step)
     checks = [Growth("self_cuda_ms", before, now, limit_percent)]
     if by == "op":
         partial = any(trace.once(device_time_gap) for trace in (a, b))
         checks = [c for c in checks if partial or c.before is not None or c.now is not None]
-        checks.append(Growth("self_cpu_ms", _cpu_ms(a), _cpu_ms(b), limit_percent))
+        before, now = _each_step(_cpu_ms(a), _cpu_ms(b), per_step)
+        checks.append(Growth("self_cpu_ms", before, now, limit_percent))
     return checks
+
+
+def _each_step(a: float | None, b: float | None, steps: PerStep) -> tuple[float | None, ...]:
+    sides = zip((a, b), steps, strict=True)
+    return tuple(None if ms is None else float(_each_ms(np.float64(ms), n)) for ms, n in sides)
 
 
 def _device_ms(trace: Events) -> float | None:

@@ -12,9 +12,15 @@ from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
     heading_of,
-    load_traces,
+    load_steps,
     notes_of,
     ranks_in_words,
+)
+from pytest_torchprof.commands.per_step import (
+    Sides,
+    notes_on_steps,
+    side_by_side,
+    steps_by_rank,
 )
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -35,16 +41,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
-    from pytest_torchprof.api import Trace
-
-
 #: How many replacements to print, and the maximum width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
 
 
 def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
-    before, now = load_traces([options.a], options.rank), load_traces([options.b], options.rank)
+    before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
     for side, ranks in ((options.a, before), (options.b, now)):
         if ranks.apart:
             what = f"{side}: not the ranks of one job"
@@ -55,17 +58,27 @@ def run_diff(options: Namespace) -> int:
             f"{ranks_in_words(before)} before, {ranks_in_words(now)} now",
             "compare one rank with --rank N",
         )
-    pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
-    made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
-    notes, extra = _growth(options, pairs)
+    sides = {
+        rank: side_by_side(a, b, options)
+        for rank, (a, b) in zip(now, zip(before.values(), now.values(), strict=True), strict=True)
+    }
+    made = {
+        rank: api.diff(side.a, side.b, options.by, per_step=side.steps is not None)
+        for rank, side in sides.items()
+    }
+    notes, extra = _growth(options, sides)
+    notes += notes_on_steps(now, sides)
+    extra["per_step"] = steps_by_rank(now, sides)
     for side, ranks in (("a", before), ("b", now)):
         notes += [f"{side}: {note}" for note in notes_of(ranks, cpu_time_note, device_time_note)]
     if options.fail_over is not None and (unread := [*before.unread, *now.unread]):
         notes += unread
         extra["failed"] = True
-    for rank, (a, b) in pairs.items():
+    for rank, side in sides.items():
+        a, b = side.for_order
         found = replacements(a.events, b.events, by=options.by)
-        mark = f"rank {rank}: " if len(pairs) > 1 else ""
+        mark = f"rank {rank}: " if len(sides) > 1 else ""
+        mark += "" if side.steps is None else "in the last step: "
         notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:
             notes.append("the traces differ throughout: only their first part was searched for "
@@ -79,6 +92,8 @@ def run_diff(options: Namespace) -> int:
         if options.by == "kernel":
             rows = [{**row, "name": readable_kernel(row["name"])} for row in rows]
     fields = columns_of(now, fields_of(DiffRow))
+    if options.format in ("table", "markdown"):
+        fields = _in_order(fields, options.by)
     rows = sorted_rows(rows, options.sort, fields)
     head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
     extra["traces"] = {
@@ -89,20 +104,38 @@ def run_diff(options: Namespace) -> int:
     return FAILED if extra.get("failed") else OK
 
 
+def _in_order(fields: list[str], by: str) -> list[str]:
+    """Columns of a table: exclusive times, by which it is sorted, before inclusive ones.
+
+    A kernel encloses nothing, so both are the same.
+    """
+    own = [field for field in fields if field.startswith("self_")]
+    others = [field for field in fields if field not in own]
+    if by == "kernel":
+        return others
+    at = others.index("cpu_ms_a")
+    return [*others[:at], *own, *others[at:]]
+
+
 def _short(name: str) -> str:
     return shorten(readable_kernel(name), _NAME)
 
 
-def _growth(
-    options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]
-) -> tuple[list[str], TableRow]:
+def _growth(options: Namespace, sides: Mapping[int, Sides]) -> tuple[list[str], TableRow]:
     """Notes on total times, and whether one grew beyond the limit, if there is one."""
     limit = options.fail_over
     lines, growths, failed = [], [], False
-    for rank, (a, b) in pairs.items():
+    for rank, side in sides.items():
         limit_percent = inf if limit is None else limit
-        mark = {"rank": rank} if len(pairs) > 1 else {}
-        for check in growth(a.events, b.events, by=options.by, limit_percent=limit_percent):
+        mark = {"rank": rank} if len(sides) > 1 else {}
+        checks = growth(
+            side.a.events,
+            side.b.events,
+            by=options.by,
+            limit_percent=limit_percent,
+            per_step=side.steps or (1, 1),
+        )
+        for check in checks:
             # What cannot be checked does not pass.
             failed |= check.exceeded is not False
             line = _sentence(check, limit)

@@ -16,6 +16,7 @@ from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import escape, streams
 from pytest_torchprof.render.reason_texts import in_words
@@ -23,6 +24,7 @@ from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.ranks import read_job, short_names
+from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
 
@@ -95,6 +97,20 @@ def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
     return ranks
 
 
+def load_steps(options: Namespace, paths: Sequence[str]) -> Ranks:
+    """Read these files and folders; of each trace, only the steps that are asked for, if any.
+
+    Raises:
+        SettingsError: a trace has no steps, or not these.
+    """
+    ranks = load_traces(paths, options.rank)
+    if options.step is not None or options.step_name is not None:
+        chosen, name = options.step or ALL_STEPS, options.step_name or ""
+        for rank, trace in ranks.items():
+            ranks[rank] = trace.step(chosen, name)
+    return ranks
+
+
 @contextmanager
 def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on a terminal, for large files."""
@@ -127,10 +143,21 @@ def heading_of(ranks: Ranks) -> str:
         mark = f"rank {rank}: " if len(ranks) > 1 and not ranks.apart else ""
         name = ranks.value(rank) if ranks.apart else trace.path.name
         line = f"{mark}{name}: {_devices(trace)}; {plural(len(trace.events), 'event')}"
+        if steps := steps_in_words(trace):
+            line += f"; {steps}"
         lines.append(escape.line(line))
     if len(ranks) > 8:
         lines.append(f"… and {plural(len(ranks) - 8, f'more {ranks.column}')}")
     return "\n".join(lines)
+
+
+def steps_in_words(trace: Trace) -> str:
+    """Which steps are selected; empty for a whole trace."""
+    if (chosen := chosen_steps(trace.events)) is None:
+        return ""
+    steps, numbers = chosen
+    which = f"step{'s' * (len(numbers) > 1)} {numbers_in_words(numbers)}"
+    return f"only {which} of {numbers_in_words(steps.number)} ({steps.name})"
 
 
 def _devices(trace: Trace) -> str:
@@ -176,7 +203,7 @@ def unlinked_note(trace: Trace) -> str:
     count = trace.unlinked
     if not count:
         return ""
-    every = int(trace.events.is_kind(*DEVICE_KINDS).sum())
+    every = int((trace.events.selection & trace.events.is_kind(*DEVICE_KINDS)).sum())
     return f"{count} of {plural(every, 'device event')} have no runtime call: operator {UNLINKED}"
 
 
@@ -218,7 +245,7 @@ def uncounted_note(trace: Trace) -> str:
     count = replayed(trace.events)
     if not count:
         return ""
-    every = int(trace.events.is_kind(Kind.KERNEL).sum())
+    every = int((trace.events.selection & trace.events.is_kind(Kind.KERNEL)).sum())
     kernels = f"{count} of {plural(every, 'kernel')}"
     return f"{kernels} were replayed from a graph: their FLOPs are not included"
 

@@ -11,7 +11,7 @@ from pytest_torchprof.analysis.roofline import REACHABLE, NoRoof, unroofed
 from pytest_torchprof.commands.inputs import (
     device_time_note,
     extra_chips,
-    load_traces,
+    load_steps,
     masked_note,
     no_flops,
     notes_of,
@@ -47,7 +47,7 @@ _NO_ROOF: Final[Mapping[NoRoof, str]] = {
 def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips, words = extra_chips(options), parse_grouping(options.by)
-    ranks = load_traces(options.traces, options.rank)
+    ranks = load_steps(options, options.traces)
     notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
     if len(words) > 1:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.commands.inputs import heading_of, load_traces, rule_book
+from pytest_torchprof.commands.inputs import heading_of, load_steps, rule_book
 from pytest_torchprof.commands.printing import (
     FAILED,
     OK,
@@ -46,7 +46,7 @@ def run_lint(options: Namespace) -> int:
     book = rule_book()
     ignored = codes(options.ignore, book)
     parse_thresholds(options.thresholds, book.values())  # report errors before a long read
-    ranks = load_traces(options.traces, options.rank)
+    ranks = load_steps(options, options.traces)
     checked = {rank: api.checked(t, ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
     gaps = {

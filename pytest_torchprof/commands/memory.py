@@ -8,7 +8,7 @@ from pytest_torchprof.analysis.live_bytes import live_at_start
 from pytest_torchprof.analysis.memory_leaks import steps_of
 from pytest_torchprof.analysis.memory_timeline import MemoryPoint
 from pytest_torchprof.api import Trace
-from pytest_torchprof.commands.inputs import Ranks, heading_of, load_traces, notes_of
+from pytest_torchprof.commands.inputs import Ranks, heading_of, load_steps, notes_of
 from pytest_torchprof.commands.printing import (
     TABLE_ROWS,
     columns_of,
@@ -40,7 +40,7 @@ _OF_MOMENTS = (
 
 def run_memory(options: Namespace) -> int:
     """Peak memory by device and operator, or the live memory over time by category."""
-    ranks = load_traces(options.traces, options.rank)
+    ranks = load_steps(options, options.traces)
     rows = rows_by_rank(ranks, Trace.memory)
     if options.format == "json":
         return _as_json(options, ranks, rows)
@@ -133,7 +133,15 @@ def _starts(ranks: Ranks) -> list[str]:
         parts = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
         parts += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
         lines += [f"{_mark(ranks, rank)}{'; '.join(parts)}"] if parts else []
-    return ["peaks count from what was live when the trace or its measured region started", *lines]
+    when = "the first of these steps started" if _of_steps(ranks) else _WHOLE
+    return [f"peaks count from what was live when {when}", *lines]
+
+
+_WHOLE = "the trace or its measured region started"
+
+
+def _of_steps(ranks: Ranks) -> bool:
+    return any(trace.selected_steps is not None for trace in ranks.values())
 
 
 def _no_memory(trace: Trace) -> str | None:

@@ -59,10 +59,11 @@ def ranks_table(
     order: str,
     notes: Sequence[str] = (),
     unknown: Mapping[str, str] = MappingProxyType({}),
+    extra: TableRow | None = None,
 ) -> int:
     """One table over all ranks, ordered, with its total.
 
-    ``unknown`` gives the text to show for a field without a value.
+    ``unknown`` gives the text to show for a field without a value. ``extra``: more parts of JSON.
     """
     each = {rank: make(trace) for rank, trace in ranks.items()}
     every: Rows[Any] = Rows(
@@ -97,7 +98,7 @@ def ranks_table(
         for row in rows:
             row.update({field: text for field, text in unknown.items() if row[field] is None})
     shown = [note for note in dict.fromkeys(notes) if note]
-    show(options, ranks, rows, fields, None if ranks.apart else total, shown)
+    show(options, ranks, rows, fields, None if ranks.apart else total, shown, extra)
     return OK
 
 
@@ -204,9 +205,18 @@ def document(command: str, ranks: Ranks, parts: TableRow) -> dict[str, Any]:
     return {
         "schema": f"torchprof-{command}/1",
         "traces": [str(trace.path) for trace in ranks.values()],
+        **_selected(ranks),
         **parts,
         "warnings": warnings,
     }
+
+
+def _selected(ranks: Ranks) -> TableRow:
+    """The numbers of the steps, by rank if there are several; nothing for whole traces."""
+    numbers = {str(ranks.value(rank)): trace.selected_steps for rank, trace in ranks.items()}
+    if all(steps is None for steps in numbers.values()):
+        return {}
+    return {"steps": numbers if len(ranks) > 1 else next(iter(numbers.values()))}
 
 
 def print_table(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof import api
 from pytest_torchprof.analysis.breakdown import EXPOSED, spans
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
     Ranks,
     device_time_note,
     heading_of,
-    load_traces,
+    load_steps,
     notes_of,
     uncounted_note,
 )
@@ -29,6 +28,7 @@ from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.json_report import metrics_of
+from pytest_torchprof.render.metric_rows import metric_rows
 from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -46,7 +46,7 @@ Metrics = dict[str, Value]
 
 def run_summary(options: Namespace) -> int:
     """Every metric of a trace."""
-    ranks = load_traces(options.traces, options.rank)
+    ranks = load_steps(options, options.traces)
     values = {rank: trace.events.once(measure_all) for rank, trace in ranks.items()}
     total = _total_metrics(values.values(), ranks.apart)
     samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
@@ -61,7 +61,7 @@ def run_summary(options: Namespace) -> int:
         return write(row_formats.to_json(document("summary", ranks, parts)))
     rows = rows_by_rank(ranks, Trace.summary)
     if len(ranks) > 1 and not ranks.apart:
-        rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
+        rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
     for row in rows:
         row["class"] = row.pop("klass")
     if options.format == "csv":

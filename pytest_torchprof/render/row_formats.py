@@ -50,6 +50,7 @@ _TEXTS = {
     "file": 24,
     "test": 24,
     "verdict": 7,
+    "outlier": 7,
 }
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
@@ -57,11 +58,23 @@ _SPARE = (
     *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
     *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
     *("arithmetic_intensity", "tail", "waves", "roofline_ms"),
-    *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval"),
+    *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval", "cuda_ms_a", "cuda_ms_b"),
+    *("start_ms", "ops", "copied_bytes", "copies", "peak_cpu_bytes"),
 )
 #: Read in full by users, so never cut.
 _WHOLE = frozenset(
-    {"change", "device", "bound", "rank", "metric", "reason", "message", "rule", "verdict"}
+    {
+        "change",
+        "device",
+        "bound",
+        "rank",
+        "metric",
+        "reason",
+        "message",
+        "rule",
+        "verdict",
+        "outlier",
+    }
 )
 #: What stands between columns.
 _GAP = 2
@@ -118,6 +131,11 @@ def _percent(value: float) -> str:
     return f"{min(value, 99.9) if value < 100 else value:.1f} %"
 
 
+def _calls(value: float) -> str:
+    """A count; per step it may be a fraction."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
@@ -128,6 +146,7 @@ _SIZES = frozenset({"grid", "block"})
 _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_ms", lambda v: format_quantity(v, "ms")),
     ("ms_to_gain", lambda v: format_quantity(v, "ms")),
+    ("calls", _calls),
     ("_us", lambda v: format_quantity(v / 1000, "ms")),
     ("bytes", lambda v: format_quantity(v, "B")),
     ("tflops_per_s", _rate),

@@ -40,7 +40,9 @@ class Rows(list[R], Generic[R]):
         """Sums of the fields that add up; None where no row has a value."""
         adds_up = getattr(self[0], "ADDS_UP", ()) if self else ()
         return {
-            field: None if field in self.unknown else _sum(getattr(row, field) for row in self)
+            field: None
+            if field.removeprefix("self_") in self.unknown
+            else _sum(getattr(row, field) for row in self)
             for field in adds_up
             if field in self.fields
         }

@@ -35,6 +35,7 @@ from pytest_torchprof.trace.tensors import keys_of
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.parts import Scope
     from pytest_torchprof.trace.tensors import Taken, Tensors
 
 #: How many operators to check for what a trace records, and how many of them first.
@@ -54,7 +55,7 @@ class Events:
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what
     could not be read from a stored trace, one line each; ``source`` is its file, and ``cut`` is
     whether the file is truncated among its events. ``unread``: categories without a known kind.
-    ``untimed``: events whose missing or negative duration counts as 0.
+    ``untimed``: events whose missing or negative duration counts as 0. ``scope``: the part, if any.
     ``tensors`` identifies tensors, ``module_calls`` the outermost calls of modules, -1 for none.
     """
 
@@ -72,7 +73,7 @@ class Events:
     cut: bool = False
     unread: tuple[str, ...] = ()
     untimed: tuple[int, ...] = ()
-    scope: tuple[str, str, int | None] | None = None
+    scope: Scope | None = None
     tensors: Tensors | None = field(default=None, compare=False, repr=False)
     module_calls: Ints | None = field(default=None, compare=False, repr=False)
 
@@ -179,14 +180,14 @@ class Events:
         themselves (``kernel``).
         """
         given = {"op": op, "kernel": kernel, "module": module, "region": region}
-        (scope,) = ((how, what, None) for how, what in given.items() if what)
-        return self._part(scope)
+        return self.part(*((how, what, None) for how, what in given.items() if what))
 
     def lap(self, region: str, number: int) -> Events:
         """The same trace, counting only one lap of a region, from 0."""
-        return self._part(("region", region, number))
+        return self.part(("region", region, number))
 
-    def _part(self, scope: tuple[str, str, int | None]) -> Events:
+    def part(self, scope: Scope) -> Events:
+        """The same trace, counting only this part of it."""
         part = replace(self, scope=scope)
         own = ("scope", "selection", "_computed")
         # Reuse what does not depend on the scope.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from pytest_torchprof.core.scopes import is_of_name
+from pytest_torchprof.core.step_range import StepRange
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, REGION_MARK
@@ -17,22 +18,32 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
+#: How a part is selected, by what name or glob, and which of several: of a region, one lap or all
+#: (None); of steps, their numbers.
+Scope: TypeAlias = tuple[str, str, int | StepRange | None]
 
-def selected_by(trace: Events, how: str, what: str, lap: int | None) -> Bools:
-    """The events of the measured region that a kind of scope selects by a name or glob.
 
-    ``lap``: of a region, only this one, from 0.
-    """
+def selected_by(trace: Events, how: str, what: str, which: int | StepRange | None) -> Bools:
+    """The events of the measured region that such a `Scope` selects."""
     if how == "kernel":
         return _on_device(trace, what) & trace.in_region
+    if isinstance(which, StepRange):
+        from pytest_torchprof.trace.steps import within_steps
+
+        return within_steps(trace, what, which)
     if how == "region":
         laps = laps_of(trace.whole, what)
-        return within_laps(trace, laps if lap is None else laps[lap : lap + 1])
+        return within_laps(trace, laps if which is None else laps[which : which + 1])
     below = nesting.with_nested(*_roots(trace, how, what))
     device = trace.device_rows
     launch = trace.launch[device]
     below[device] = (launch >= 0) & below[launch]
     return below & trace.in_region
+
+
+def selects_by_time(trace: Events) -> bool:
+    """Whether all that ran at some time is selected, on the host; not what some events enclose."""
+    return trace.scope is None or trace.scope[0] in {"region", "step"}
 
 
 def holds_whole_operators(part: Events) -> bool:

@@ -29,6 +29,9 @@ def measure(metric: Metric, trace: Events) -> Value:
     if (missing := trace.whole.once(lacking, metric.needs)) is not None:
         return missing
 
+    if not metric.of_region and trace.scope is not None:
+        return _of_test(metric, trace)
+
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
 
@@ -53,6 +56,15 @@ def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = Fal
     from pytest_torchprof.core.results import MissingValue
 
     return MissingValue(reason, at_hand, at_least)
+
+
+def _of_test(metric: Metric, trace: Events) -> Value:
+    """Why a part of a trace does not have this metric: even the whole may not have it."""
+    value = measure(metric, trace.whole)
+    from pytest_torchprof.core.reasons import Why, because
+    from pytest_torchprof.core.results import MissingValue
+
+    return value if isinstance(value, MissingValue) else _unknown(because(Why.ONLY_OF_TEST))
 
 
 # -------------------------------------------------------------------- extractors
@@ -224,7 +236,9 @@ def _findings(trace: Events) -> Value:
 
     if (reason := nothing_seen(trace)) is not None:
         return _unknown(reason)
-    checked = trace.once(check_all)
+    checked = trace.whole.once(check_all)
+    if trace.scope is not None:
+        checked = checked.of_part(trace)
     total = sum(checked.counts.values())
     return _unknown(checked.unsettled, total or None) if checked.unsettled else total
 

@@ -136,7 +136,8 @@ def test_a_time_that_hardly_changed_is_the_same(
 ) -> None:
     (row,) = diff_rows(ran(("mm", before_us)), ran(("mm", now_us)))
     times = round(before_us * 1000) / 1e6, round(now_us * 1000) / 1e6
-    assert row == DiffRow("mm", change, 1, 1, *times, None, None)  # type: ignore[arg-type]
+    own = (*times, None, None)
+    assert row == DiffRow("mm", change, 1, 1, *own, *own)  # type: ignore[arg-type]
     assert row.change_ms == pytest.approx(abs(now_us - before_us) / 1e3)
 
 
@@ -188,8 +189,41 @@ def test_times_are_totals_and_a_call_in_itself_counts_once() -> None:
     assert found["linear"].cuda_ms_b == 0.042
     assert (found["linear"].cpu_ms_a or 0) > (found["mm"].cpu_ms_a or 0) >= 0.03
     kernels = rows(trace, trace, "kernel")
-    assert kernels["gemm"] == DiffRow("gemm", "same", 3, 3, None, None, 1.042, 1.042)
+    own = (None, None, 1.042, 1.042)
+    assert kernels["gemm"] == DiffRow("gemm", "same", 3, 3, *own, *own)
     assert kernels["Memcpy HtoD (Pageable -> Device)"].calls_a == 1
+
+
+def test_a_change_is_exclusive_to_the_operator_in_which_it_happened() -> None:
+    """Those around it have it in their inclusive times only, and come later."""
+
+    def nested(host_us: float, device_us: float) -> Events:
+        b = TraceBuilder("GPU")
+        with b.op("linear"), b.op("addmm"), b.op("copy_", dur_us=host_us):
+            b.launch("copy", device_us)
+        return parse_trace(b.to_bytes())
+
+    a, b = nested(20, 10), nested(520, 1010)
+    first, *others = diff_rows(a, b)
+    assert first.name == "copy_"
+    assert first.change_ms == pytest.approx(1)
+    assert (first.self_cuda_ms_a, first.self_cuda_ms_b) == (0.01, 1.01)
+    assert {row.name for row in others} == {"linear", "addmm"}
+    for row in others:
+        assert row.change_ms == 0
+        assert row.self_cpu_ms_a == row.self_cpu_ms_b
+        assert (row.change, row.cuda_ms_a, row.cuda_ms_b) == ("slower", 0.01, 1.01)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_per_step_all_numbers_are_divided(one: int, other: int) -> None:
+    a, b = (ran(*[("mm", 7.001), ("add", 3)] * steps) for steps in (one, other))
+    for row in diff_rows(a, b, per_step=(one, other)):
+        assert (row.change, row.calls_a, row.calls_b) == ("same", 1, 1)
+        assert row.cpu_ms_a == row.cpu_ms_b == row.self_cpu_ms_a == row.self_cpu_ms_b
+    (check,) = growth(a, b, limit_percent=0, per_step=(one, other))
+    assert check.before == check.now == pytest.approx(0.010001)
+    assert check.exceeded is False
 
 
 def test_what_a_trace_does_not_say_is_unknown_and_what_is_not_there_took_no_time() -> None:

@@ -83,7 +83,10 @@ LAUNCHES = (
     "arithmetic_intensity roofline_ms ms_to_gain grid block registers_per_thread "
     "shared_memory_bytes occupancy_pct blocks_per_sm warps_per_sm waves tail"
 )
-DIFF = "name change calls_a calls_b cpu_ms_a cpu_ms_b cuda_ms_a cuda_ms_b"
+DIFF = (
+    "name change calls_a calls_b cpu_ms_a cpu_ms_b cuda_ms_a cuda_ms_b "
+    "self_cpu_ms_a self_cpu_ms_b self_cuda_ms_a self_cuda_ms_b"
+)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from support.numbered import by_index
 from pytest_torchprof import cli
 from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
 from pytest_torchprof.analysis.block_categories import Category
+from pytest_torchprof.analysis.call_tree import TREES
 from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work
 from pytest_torchprof.analysis.live_bytes import memory_peaks
 from pytest_torchprof.analysis.memory_leaks import memory_leaks
@@ -31,14 +32,19 @@ from pytest_torchprof.analysis.memory_timeline import (
     device_memory,
     memory_timeline,
 )
+from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
+from pytest_torchprof.analysis.tree_rows import tree_rows
 from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.render.export import write_augmented
 from pytest_torchprof.render.folded_stacks import fold
 from pytest_torchprof.rules.engine import gathering
 from pytest_torchprof.trace.read import parse_trace, read_trace
+from pytest_torchprof.trace.steps import at_steps, steps_of
 from pytest_torchprof.verdict.metrics import measure_all
+from pytest_torchprof.verdict.step_rows import step_table
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -70,6 +76,12 @@ def ask(trace: Events) -> None:
     kernel_work(trace)
     for by_what in GROUPINGS:
         op_stats(trace, by_what)
+    for tree in TREES:
+        own = sum(row.self_cpu_ms for row in tree_rows(trace, tree))
+        assert own == pytest.approx(self_cpu_ns(trace) / 1e6)
+    step_table(trace)
+    if len(steps_of(trace)):
+        assert step_table(at_steps(trace, ALL_STEPS)).rows == step_table(trace.whole).rows
     for peak in memory_peaks(trace):
         assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
     points: list[MemoryPoint | DeviceMemory] = [*memory_timeline(trace), *device_memory(trace)]

@@ -17,9 +17,9 @@ from support.sessions import replaced_rules
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import Trace
-from pytest_torchprof.api import NotMeasured
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
+from pytest_torchprof.render.metric_rows import NotMeasured
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
 from pytest_torchprof.trace.name_index import selected_operators

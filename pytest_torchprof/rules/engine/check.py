@@ -65,6 +65,10 @@ class Checked(Frozen, frozen=True):
         }
         return replace(self, matches={rule: one for rule, one in chosen.items() if len(one)})
 
+    def of_part(self, part: Events) -> Checked:
+        """Only the matches in a part of the trace, whose costs add up to its span at most."""
+        return replace(self.within(part.selection), trace=part)
+
     def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:
         """One finding per rule, message and place; the costliest first."""
         if not self.matches:

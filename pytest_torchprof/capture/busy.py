@@ -27,6 +27,20 @@ LEAST_S = 0.2
 _OTHERS, _STOLEN = 0.25, 0.05
 
 
+#: Bound here, since tests may replace it; Windows has none.
+_LOAD: Callable[[], tuple[float, float, float]] | None = getattr(os, "getloadavg", None)
+
+
+def load_per_processor() -> float | None:
+    """The load average of the last minute by the number of processors; None if unknown."""
+    if _LOAD is None:
+        return None
+    try:
+        return _LOAD()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
+
+
 class Window(NamedTuple):
     """The time between two readings of a probe: the increase, the seconds, the CPUs."""
 

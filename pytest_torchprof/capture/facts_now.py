@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pytest_torchprof.capture.busy import load_per_processor
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import allows_tf32
 from pytest_torchprof.capture.priming import device_fault
@@ -29,6 +30,7 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         torch=machine.torch_version,
         no_device=device_fault(),
         allow_tf32=allows_tf32(),
+        load_per_processor=load_per_processor(),
     )
     counts = replace(first or compiled, compiled=compiled.compiled)
     return of_process | counts | graph_facts()

@@ -180,6 +180,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         left_threads: those of them of which that was still true a moment later.
         allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
         anomaly_before: whether anomaly mode was on before the region.
+        load_per_processor: the load average of the last minute by the number of processors; above
+            1, programs wait for each other.
     """
 
     version: int | None = None
@@ -211,6 +213,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     left_threads: tuple[int, ...] | None = None
     allow_tf32: bool | None = None
     anomaly_before: bool | None = None
+    load_per_processor: float | None = None
 
     def __or__(self, more: Facts) -> Facts:
         """The facts of both; ``more`` wins where both know one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -138,3 +139,18 @@ def test_the_probes_work_here_or_are_not_there() -> None:
         except (OSError, ValueError):
             continue
         assert probe.explain(Window(0.0, 1.0, 1)) is None
+
+
+def _unreadable() -> NoReturn:
+    raise OSError("no load average here")
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"), [(lambda: (6.0, 1.0, 1.0), 1.5), (None, None), (_unreadable, None)]
+)
+def test_the_load_by_processor(
+    monkeypatch: pytest.MonkeyPatch, load: Any, expected: float | None
+) -> None:
+    monkeypatch.setattr(busy, "_LOAD", load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert expected == busy.load_per_processor()

@@ -308,3 +308,17 @@ def test_workers_persist_where_there_are_several_epochs(epochs: int, persist: bo
 def test_a_loader_that_may_be_made_once_is_not_said_to_be_made_more_often() -> None:
     fix = found(epochs_of(3), "sync-dataloader").fix
     assert "once" not in fix
+
+
+@pytest.mark.parametrize(("load", "count"), [(None, 8), (1.0, 8), (1.25, 8), (2.0, 0)])
+def test_workers_are_not_advised_where_no_processor_is_left(load: float | None, count: int) -> None:
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, {"version": 1, "load_per_processor": load})
+    with b.annotation(REGION):
+        for _ in range(8):
+            with b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+                b.op("aten::stack", [[[4], [4]], []], dur_us=40_000)
+            b.op("aten::relu", [[8, 4]], dur_us=20_000)
+    found = check(recorded(b), [RULES["sync-dataloader"]])
+    assert count == found.counts.get("sync-dataloader", 0)
+    assert not found.unchecked

@@ -74,6 +74,7 @@ FACTS = Facts(
     left_threads=(8,),
     allow_tf32=False,
     anomaly_before=True,
+    load_per_processor=0.5,
 )
 
 #: As it was written before facts had a version.

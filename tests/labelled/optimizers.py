@@ -71,12 +71,12 @@ def filtering(size):
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def adam_beside_layers_on_small_images():
-    return filtering(36)
+    return filtering(30)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")
 def adam_that_is_a_trifle_beside_layers_on_large_images():
-    return filtering(54)
+    return filtering(38)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")

@@ -122,6 +122,8 @@ COMMANDS = (
         (
             _TRACES,
             _argument("--by", choices=("place", "cause"), default="place"),
+            _STEP,
+            _STEP_NAME,
             _SORT,
             _LIMIT,
             _FORMAT,

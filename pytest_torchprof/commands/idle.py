@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
-from pytest_torchprof.commands.inputs import load_traces, notes_of
+from pytest_torchprof.commands.inputs import load_steps, notes_of
 from pytest_torchprof.commands.printing import ranks_table
 from pytest_torchprof.render.reason_texts import in_words
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_idle(options: Namespace) -> int:
     """What the host did while the device was idle."""
-    ranks = load_traces(options.traces, options.rank)
+    ranks = load_steps(options, options.traces)
     notes = notes_of(ranks, _nothing)
     return ranks_table(
         options, ranks, lambda trace: trace.idle(options.by), order="time_ms", notes=notes

@@ -86,6 +86,23 @@ def test_ranks_have_a_column(say: Say, tmp_path: Path) -> None:
     assert "idle: " in say("summary", tmp_path)[1]
 
 
+def test_one_step_has_its_own_idle_time(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    for number in range(3):
+        with b.annotation(f"ProfilerStep#{number}"):
+            for _ in range(2):
+                with b.op("aten::mm"):
+                    b.launch(SGEMM, 1)
+                b.advance(100 * (number + 1))
+    path = b.save(tmp_path / "steps.json")
+    (row,) = json.loads(say("idle", path, "--by", "cause", "--step", "1", "--format", "json")[1])[
+        "rows"
+    ][:1]
+    assert "Python between operators" == row["cause"]
+    assert row["time_ms"] == pytest.approx(0.2, abs=0.02)
+    assert 2 == say("idle", path, "--step", "7")[0]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_without_device_time_the_reason_is_given(say: Say, tmp_path: Path, lost: bool) -> None:
     b = TraceBuilder("NVIDIA H100 80GB HBM3" if lost else None)

@@ -286,7 +286,7 @@ def check_shares(trace: Events, *, memory: bool = True) -> None:
         assert max(map(at_hand, each)) <= at_hand(peak)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(PROGRAMS)
 def test_disjoint_regions_and_the_rest_add_up_to_the_whole(program: list[Part]) -> None:
     check_shares(recorded(program))
@@ -299,7 +299,7 @@ def test_many_generated_programs_add_up(program: list[Part]) -> None:
     check_shares(recorded(program))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(PROGRAMS)
 def test_work_in_threads_belongs_to_the_region_that_waits_for_it(program: list[Part]) -> None:
     check_shares(recorded(program, threads=True), memory=False)

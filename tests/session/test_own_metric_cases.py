@@ -197,7 +197,13 @@ def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
         assert ", but region typo did not run" in ran.out.replace("\n", " ")
 
 
-@pytest.mark.parametrize("options", [("--torchprof-time=gate",), ("--torchprof-strict",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--torchprof-time=gate",), marks=pytest.mark.thorough),
+        ("--torchprof-strict",),
+    ],
+)
 @pytest.mark.parametrize("compare", ["time", "exact"])
 def test_an_accepted_value_that_is_no_longer_recorded_is_said(
     pytester: pytest.Pytester,

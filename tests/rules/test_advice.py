@@ -310,8 +310,8 @@ def test_a_loader_that_may_be_made_once_is_not_said_to_be_made_more_often() -> N
     assert "once" not in fix
 
 
-@pytest.mark.parametrize(("load", "count"), [(None, 8), (1.0, 8), (1.25, 8), (2.0, 0)])
-def test_workers_are_not_advised_where_no_processor_is_left(load: float | None, count: int) -> None:
+@pytest.mark.parametrize(("load", "count"), [(None, 8), (0.1, 8), (2.0, 8), (5.0, 0)])
+def test_workers_take_longer_to_start_on_a_loaded_machine(load: float | None, count: int) -> None:
     b = TraceBuilder()
     b.metadata(FACTS_KEY, {"version": 1, "load_per_processor": load})
     with b.annotation(REGION):

@@ -544,7 +544,7 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
         @pytest.mark.parametrize("n", [1, 2])
         @pytest.mark.no_antipatterns("sync-dataloader")
         def test_it(n):
-            for batch in DataLoader(Decoded(range(6))):  # <- here
+            for batch in DataLoader(Decoded(range(30))):  # <- here
                 batch + n
         """
     )
@@ -553,7 +553,7 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
     assert {"over_budget"} == set(ran.statuses.values())
     for test in ran.report["tests"]:
         (found,) = [f for f in test["findings"] if f["rule"] == "sync-dataloader"]
-        assert (7, "test_it.py:13") == (found["count"], found["location"])
+        assert (31, "test_it.py:13") == (found["count"], found["location"])
 
 
 # -------------------------------------------------------------------- operators

@@ -285,8 +285,9 @@ class _InLoop:
         """Both, in ns; 0 for elements of unknown number."""
         key = step.name, len(step.rows)
         if key not in self._elements:
-            some = step.rows[:: 1 + len(step.rows) // _SOME]
-            elements = mean_elements(self._trace, some)
+            # One operator for each parameter: the others have operands of the same size.
+            once = step.rows[are_named(self._trace, step.rows, _UPDATES[step.known or ""][0])]
+            elements = mean_elements(self._trace, once[:: 1 + len(once) // _SOME])
             self._elements[key] = elements if elements < math.inf else 0
         calls = len(step.rows)
         return calls * _LOOP_CALL_NS, calls * self._elements[key] * _LOOP_ELEMENT_NS

@@ -60,8 +60,8 @@ def test_equal_callables_pass_and_the_result_says_so(pytester: pytest.Pytester) 
         result.assert_not_slower(by="5 %")
         assert result.verdict in ("same", "unclear")
         assert result.low <= result.ratio <= result.high
-        assert 0.5 < result.ratio < 2
-        assert 2 <= result.a < 9 and 2 <= result.b < 9
+        assert 0.2 < result.ratio < 5
+        assert 2 <= result.a < 60 and 2 <= result.b < 60
         if isinstance(result.pairs, int):
             note("compared")
             assert "pairs" in repr(result) and result.verdict in repr(result)
@@ -274,15 +274,15 @@ def test_fresh_arguments_are_made_for_every_call(pytester: pytest.Pytester) -> N
     def grow(items, by=1):
         assert not items  # else a call before had the same
         items.append(by)
-        time.sleep(0.001)
+        time.sleep(0.01)
 
     def setup():
-        time.sleep(0.004)
+        time.sleep(0.04)
         return ([],)
 
     def test_it(torchprof):
-        result = torchprof.ab(grow, grow, setup=setup, kwargs={"by": 2}, min_time=0.3)
-        assert result.a < 3 and result.b < 3
+        result = torchprof.ab(grow, grow, setup=setup, kwargs={"by": 2}, min_time=0.1)
+        assert result.a < 40 and result.b < 40
         if isinstance(result.a, float): note("compared")
     """
     session = ran(pytester, body)

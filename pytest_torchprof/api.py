@@ -55,7 +55,7 @@ from pytest_torchprof.rules.engine.gathering import check_all, gather
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
-from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps
+from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
 from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
 from pytest_torchprof.verdict.timing import samples_of
@@ -138,10 +138,11 @@ class Trace:
 
         In a trace without device events: the self time of operators on the CPU, by category.
         """
-        rows = sorted(
-            breakdown(self.events), key=lambda row: (row.device or 0, -(row.time_ms or 0))
-        )
-        return Rows(rows, fields_of(BreakdownRow))
+
+        def order(row: BreakdownRow) -> tuple[int, float]:
+            return -1 if row.device is None else row.device, -(row.time_ms or 0)
+
+        return Rows(sorted(breakdown(self.events), key=order), fields_of(BreakdownRow))
 
     def idle(self, by: idle.By = "place") -> Rows[IdleRow]:
         """What the host did while each device was idle, the most first.
@@ -253,11 +254,13 @@ class Trace:
         Raises:
             SettingsError: the trace has no steps.
         """
+        name = name or step_name_of(self.events)
         known_steps(self.events, name)
         return Rows(step_table(self.events, name).rows, fields_of(StepRow))
 
     def step_statistics(self, name: str = "") -> Rows[StepStatistics]:
         """Median, spread, outliers and drift of each field of `steps`; it raises the same."""
+        name = name or step_name_of(self.events)
         known_steps(self.events, name)
         return Rows(step_table(self.events, name).statistics, fields_of(StepStatistics))
 
@@ -265,7 +268,8 @@ class Trace:
         """The same trace, counting only some steps: every method then tells of these.
 
         ``which``: the number of a step, ``"A:B"`` for those from A to before B, or ``":"`` for all.
-        ``name`` as in `steps`. Device work belongs to the step whose launch made it.
+        ``name`` as in `steps`. Of a trace that counts only some steps already, it is a choice from
+        all of them. Device work belongs to the step whose launch made it.
 
         Raises:
             SettingsError: the trace has no such steps.

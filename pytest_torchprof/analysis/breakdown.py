@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.gaps import device_time_gap
+from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
+from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.tree import are_annotations
 from pytest_torchprof.work.categories import CATEGORIES, kernel_category, operator_category
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 IDLE: Final = "idle"
+#: What the device ran that is not selected, such as work of other steps.
+OUTSIDE: Final = "outside"
 #: Their time counts only where nothing is computed.
 EXPOSED: Final = frozenset({"communication", "copy"})
 
@@ -32,10 +36,13 @@ class BreakdownRow:
     so that of communication and copies is what computation does not hide. ``share`` is relative to
     the sum. ``total_ms`` is the time of all events of the category, one after the other; ``calls``
     is their number. Both are None for idle time. If the trace has only a part of the device's work,
-    idle time and shares are unknown: None.
+    idle time and shares are unknown: None. So are times of events without durations.
+
+    In a part of a trace, such as one step, the row `OUTSIDE` is the time in which the device ran
+    only what is not selected.
     """
 
-    ADDS_UP: ClassVar = ("time_ms", "share", "total_ms", "calls")
+    ADDS_UP: ClassVar = ("time_ms", "total_ms", "calls")
 
     device: int | None
     category: str
@@ -54,31 +61,30 @@ def breakdown(trace: Events) -> list[BreakdownRow]:
     return trace.once(_breakdown)
 
 
-def spans(trace: Events) -> dict[int, tuple[int, int]]:
-    """By device, -1 if unknown: when its first event begins and its last one ends, in ns."""
-    found = trace.once(_by_device).items()
-    return {device: (int(start.min()), int(end.max())) for device, (start, end, _) in found}
-
-
 def _breakdown(trace: Events) -> list[BreakdownRow]:
     by_device = trace.once(_by_device)
     if not by_device:
         return _of_operators(trace)
     whole = trace.once(device_time_gap) is None
+    spans = spans_of(trace)
     rows = []
     for device, (start, end, category) in by_device.items():
-        span, before = int(end.max() - start.min()), 0
+        span, before = spans[device][1] - spans[device][0], 0
         number = device if device >= 0 else None
-        for rank, name in enumerate(CATEGORIES):
+        for rank, name in enumerate((*CATEGORIES, OUTSIDE)):
             mine = category == rank
             if not mine.any():
                 continue
             up_to = category <= rank
             busy = _union_ns(start[up_to], end[up_to])
-            total = int((end[mine] - start[mine]).sum())
-            own = busy - before
-            share = _share(own, span) if whole else None
-            rows.append(BreakdownRow(number, name, own / 1e6, share, total / 1e6, int(mine.sum())))
+            own, total = busy - before, int((end[mine] - start[mine]).sum())
+            share, count = (_share(own, span) if whole else None), int(mine.sum())
+            if name == OUTSIDE:
+                rows.append(BreakdownRow(number, name, own / 1e6, share, None, None))
+            elif total or whole:
+                rows.append(BreakdownRow(number, name, own / 1e6, share, total / 1e6, count))
+            else:
+                rows.append(BreakdownRow(number, name, None, None, None, count))
             before = busy
         idle = span - before
         idle_ms, share = (idle / 1e6, _share(idle, span)) if whole else (None, None)
@@ -91,16 +97,34 @@ def _share(ns: int, of_ns: int) -> float:
 
 
 def _by_device(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
-    """By device: start and end of each event, in order of the starts, and its category."""
+    """By device: start and end of each event, in order of the starts, and its category.
+
+    Events that are not selected are cut to the span of those that are.
+    """
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     category = categories(trace, event)
     start = trace.ts[event]
     end = start + trace.dur[event]
     device = trace.device[event]
-    out = {}
+    others = trace.device_rows[~trace.selection[trace.device_rows]]
+    out, spans = {}, spans_of(trace)
     for number in nesting.distinct(device).tolist():
         mine = device == number
-        out[number] = start[mine], end[mine], category[mine]
+        own = start[mine], end[mine], category[mine]
+        more = others[trace.device[others] == number]
+        if len(more):
+            since, until = spans[number]
+            begin = np.clip(trace.ts[more], since, until)
+            stop = np.clip(trace.ts[more] + trace.dur[more], since, until)
+            inside = stop > begin
+            begin, stop = begin[inside], stop[inside]
+            other = np.full(len(begin), len(CATEGORIES), np.int64)
+            order = np.argsort(np.concatenate([own[0], begin]), kind="stable")
+            started, ended, what = (
+                np.concatenate(pair)[order] for pair in zip(own, (begin, stop, other), strict=True)
+            )
+            own = started, ended, what
+        out[number] = own
     return out
 
 
@@ -134,21 +158,20 @@ def _of_operators(trace: Events) -> list[BreakdownRow]:
     rows = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     if not len(rows):
         return []
+    rows = rows[~are_annotations(trace)[rows]]
+    whole = trace.once(cpu_time_gap) is None
     number = {name: i for i, name in enumerate(CATEGORIES)}
     names, at = np.unique(trace.name[rows], return_inverse=True)
     of_name = np.array([number[operator_category(trace.names[name])] for name in names.tolist()])
     category, own = of_name[at], trace.self_ns[rows]
     calls = np.bincount(category, minlength=len(CATEGORIES)).tolist()
     total = int(own.sum())
-    return [
-        BreakdownRow(
-            None,
-            name,
-            (ns := int(own[category == rank].sum())) / 1e6,
-            _share(ns, total),
-            ns / 1e6,
-            calls[rank],
-        )
-        for rank, name in enumerate(CATEGORIES)
-        if calls[rank]
-    ]
+    out = []
+    for rank, name in enumerate(CATEGORIES):
+        ns = int(own[category == rank].sum())
+        if calls[rank] and whole:
+            row = BreakdownRow(None, name, ns / 1e6, _share(ns, total), ns / 1e6, calls[rank])
+            out.append(row)
+        elif calls[rank]:
+            out.append(BreakdownRow(None, name, None, None, None, calls[rank]))
+    return out

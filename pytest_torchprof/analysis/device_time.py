@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof.analysis.idle import idle_of, spans_of
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
@@ -19,8 +20,8 @@ class DeviceTime(Frozen, frozen=True):
     """Nanoseconds over the selected device events.
 
     ``self_ns`` is their sum, ``busy_ns`` the length of the union of their intervals, ``idle_ns``
-    the span from the first start to the last end, less that union. Union and span cover all streams
-    of a device together, and are summed over devices.
+    the time in their span (`spans_of`) in which the device ran nothing, selected or not. Both cover
+    all streams of a device together, and are summed over devices.
     """
 
     self_ns: int
@@ -36,12 +37,15 @@ def device_time(trace: Events) -> DeviceTime:
 def _device_time(trace: Events) -> DeviceTime:
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
+    spans = spans_of(trace)
     for device in nesting.distinct(trace.device[events]):
         mine = events[trace.device[events] == device]  # in time order, as all events
         start, end = trace.ts[mine], trace.ts[mine] + trace.dur[mine]
         reach = np.maximum.accumulate(end)
         gaps = int(np.maximum(start[1:] - reach[:-1], 0).sum())
-        idle += gaps
+        since, until = spans[int(device)]
+        if gaps or since < start[0]:
+            idle += int(idle_of(trace, int(device)).between(*np.array([[since], [until]]))[0])
         busy += int(reach[-1] - start[0]) - gaps
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
 

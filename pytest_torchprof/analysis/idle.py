@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -35,6 +36,13 @@ class Idle(Frozen, frozen=True):
         begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
         return np.maximum(end - begin - (self._busy(end) - self._busy(begin)), 0)
 
+    def since(self, times: Ints) -> Ints:
+        """When the device ended what it ran before it began something at these times; the times
+        themselves where that is the first.
+        """
+        at = np.searchsorted(self.start, times, side="left") - 1
+        return np.where(at >= 0, np.minimum(self.end[np.maximum(at, 0)], times), times)
+
     def next_begin(self, times: Ints) -> Ints:
         """When a device next starts an event; the time itself if never."""
         if not len(self.begins):
@@ -52,11 +60,44 @@ class Idle(Frozen, frozen=True):
 
 def idle(trace: Events) -> Idle:
     """Over all devices of the trace together: idle when none of them is busy."""
-    return trace.once(_idle)
+    return trace.whole.once(_idle)
+
+
+def idle_of(trace: Events, device: int) -> Idle:
+    """One device of the whole trace, whatever is selected: another step keeps it busy, too."""
+    return trace.whole.once(_idle_of, device)
+
+
+def spans_of(trace: Events) -> dict[int, tuple[int, int]]:
+    """By device (-1 if unknown) the span of its selected events, in ns.
+
+    That of steps begins when the device ended what it ran before: what it waits for until it begins
+    a step, such as data, belongs to that step.
+    """
+    return trace.once(_spans_of)
+
+
+def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
+    own = trace.device_rows[trace.selection[trace.device_rows]]
+    spans = {}
+    for device in nesting.distinct(trace.device[own]).tolist():
+        mine = own[trace.device[own] == device]
+        since = trace.ts[mine[:1]]
+        if chosen_steps(trace) is not None:
+            since = idle_of(trace, device).since(since)
+        spans[device] = int(since[0]), int((trace.ts[mine] + trace.dur[mine]).max())
+    return spans
 
 
 def _idle(trace: Events) -> Idle:
-    events = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
+    return _of_events(trace, trace.device_rows)
+
+
+def _idle_of(trace: Events, device: int) -> Idle:
+    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
+
+
+def _of_events(trace: Events, events: Ints) -> Idle:
     begins = trace.ts[events]
     reach = np.maximum.accumulate(begins + trace.dur[events])
     apart = begins[1:] > reach[:-1]

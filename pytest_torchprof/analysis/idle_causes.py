@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
+from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import D2H, H2D, LAUNCH_CALL, REGION, SYNC_CALL
 from pytest_torchprof.trace.levels import COMPILING, FETCH
 from pytest_torchprof.trace.tree import are_annotations
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 #: From this duration on, an operator that launches nothing computes on the CPU.
 _CPU_WORK_NS: Final = 100_000
+#: A call of the driver that takes this long while the device is idle initializes something on first
+#: use, or loads kernels: in 12 public traces, launches and calls that create streams or events took
+#: 6 ms to 4 s.
+_FIRST_USE_NS: Final = 5_000_000
 #: A device that has work starts it within this time, unless something holds it up: in 96 public
 #: traces with gaps, 99 % of such delays are below 10 us, and only five have any of 100 us or more.
 _STALL_NS: Final = 100_000
@@ -94,7 +99,9 @@ def _idle_parts(trace: Events) -> IdleParts:
 
     host = _Host(trace)
     gap, event, since, until = host.did(thread, begin, ready)
-    cause = np.where(event >= 0, host.cause[event], int(Cause.PYTHON))
+    # Without operators in the trace, nothing tells what the host did between calls.
+    silent = int(Cause.PYTHON if trace.has(Kind.OP) else Cause.UNKNOWN)
+    cause = np.where(event >= 0, host.cause[event], silent)
     event = np.where(event >= 0, host.shown[event], host.shown[launch[gap]])
     cause, event, ns, part = _with_waits(trace, gap, cause, event, since, until)
     gap = gap[part]
@@ -111,15 +118,23 @@ def _idle_parts(trace: Events) -> IdleParts:
 
 
 def _gaps(trace: Events) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of each gap: the device, begin and end in ns, and the event that ends it."""
-    every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    """Of each gap: the device, begin and end in ns, and the event that ends it.
+
+    Gaps are between the first selected event of a device and its last, and in them the device runs
+    nothing, selected or not.
+    """
+    every = trace.device_rows
+    chosen = trace.selection[every]
     parts = []
-    for device in nesting.distinct(trace.device[every]).tolist():
-        event = every[trace.device[every] == device]
+    for device in nesting.distinct(trace.device[every[chosen]]).tolist():
+        mine = trace.device[every] == device
+        event = every[mine]
+        since, until = spans_of(trace)[device]
         reach = np.maximum.accumulate(trace.ts[event] + trace.dur[event])
-        late_ = np.flatnonzero(trace.ts[event[1:]] > reach[:-1])
-        first = event[late_ + 1]
-        parts.append((np.full(len(first), device, np.int64), reach[late_], trace.ts[first], first))
+        begin, end = reach[:-1], trace.ts[event[1:]]
+        gap = np.flatnonzero((end > begin) & (begin >= since) & (end <= until))
+        first = event[gap + 1]
+        parts.append((np.full(len(gap), device, np.int64), begin[gap], end[gap], first))
     if not parts:
         none = np.zeros(0, np.int64)
         return none, none, none, none
@@ -219,6 +234,7 @@ class _Host:
         host = trace.is_kind(*HOST_KINDS, Kind.PYTHON)
         own = np.full(len(trace), -1, np.int64)
         for cause, events in (
+            (Cause.COMPILING, trace.is_kind(Kind.RUNTIME) & (trace.dur >= _FIRST_USE_NS)),
             (Cause.ALLOCATING, trace.names_where(_ALLOCATION.search)),
             (Cause.COMPILING, trace.names_where(_LOADS_KERNELS.search)),
             (Cause.WAITING, trace.names_where(SYNC_CALL.search)),
@@ -250,7 +266,9 @@ def _timeline(trace: Events, thread: int) -> tuple[Ints, Ints]:
     solid = end > trace.ts[rows]
     rows, end = rows[solid], end[solid]
     times = np.concatenate([trace.ts[rows], end])
-    state = np.concatenate([rows, parent[rows]])
+    above = parent[rows]
+    above = np.where((above >= 0) & trace.named(REGION)[above], -1, above)
+    state = np.concatenate([rows, above])
     begins = np.arange(len(times)) < len(rows)
     level = np.concatenate([depth[rows], -depth[rows]])
     order = np.lexsort((level, begins, times))

@@ -18,10 +18,9 @@ from pytest_torchprof.analysis.live_bytes import (
 )
 from pytest_torchprof.analysis.training_phases import OPTIMIZER_STEP
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import ALL_STEPS, REGION, STEP, region_name
-from pytest_torchprof.trace.name_index import Names, marks_named, named
+from pytest_torchprof.trace.name_index import marks_named
 from pytest_torchprof.trace.tree import has_frames
 
 if TYPE_CHECKING:
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 _CHANCE: Final = 0.01
 #: The least number of steps: the first warms up, and its end is the first level.
 LEAST_STEPS: Final = 5
-_PROFILER_STEP: Final = Names(STEP.pattern)
-#: Annotations of torch and of libraries, which are parts of a step.
-_PARTS: Final = Names(
-    r"Optimizer\.|enumerate\(DataLoader\)#|nccl:|gloo:|DistributedDataParallel\.|## |"
-    r"Torch-Compiled Region|TorchDynamo |Pregraph |$"
-)
 #: How many levels to hold at once.
 _TABLE: Final = 1_000_000
 
@@ -63,44 +56,27 @@ class LeakRow:
     stack: str | None = None
 
 
-class Steps(Frozen, frozen=True):
-    """Steps of a trace: the ``name`` of their annotations, and their ends in ns, ascending."""
+class Moments(Frozen, frozen=True):
+    """Between which moments to look for leaks: what ends then, and when, in ns, ascending."""
 
     name: str
     ends: Ints
 
 
-def steps_of(trace: Events) -> Steps:
-    """The steps between which to look for leaks; without a name if there are none.
-
-    ``ProfilerStep#N`` if there are several. Else the user's annotation that repeats and covers most
-    time, of those that repeat often enough if there are any. Else ``Optimizer.step``.
-    """
-    return trace.once(_steps)
+def moments_of(trace: Events) -> Moments:
+    """The ends of the steps, of the optimizer's if there are none; without a name if of neither."""
+    return trace.once(_moments)
 
 
-def _steps(trace: Events) -> Steps:
-    marks = marks_named(trace, _PROFILER_STEP)
-    marks = marks[trace.selection[marks]]
-    if len(marks) > 1:
-        return Steps(ALL_STEPS, _ends(trace, marks))
-    own = trace.is_kind(Kind.ANNOTATION) & ~named(trace, _PARTS, _PROFILER_STEP, REGION)
-    rows = (own & trace.selection).nonzero()[0]
-    count, total = np.bincount(trace.name[rows]), np.bincount(trace.name[rows], trace.dur[rows])
-    for least in (LEAST_STEPS, 2):
-        if (count >= least).any():
-            number = int(np.where(count >= least, total, -1).argmax())
-            name = region_name(trace.names[number])
-            return Steps(name, _ends(trace, rows[trace.name[rows] == number]))
+def _moments(trace: Events) -> Moments:
+    found = steps.steps_of(trace, steps.step_name_of(trace))
+    chosen = trace.selection[found.event]
+    if len(found):
+        return Moments(found.name, np.sort(found.end[chosen]))
     updates = marks_named(trace, OPTIMIZER_STEP)
     updates = updates[trace.selection[updates]]
-    if len(updates) > len(marks):
-        return Steps("Optimizer.step", _ends(trace, updates))
-    return Steps(ALL_STEPS if len(marks) else "", _ends(trace, marks))
-
-
-def _ends(trace: Events, rows: Ints) -> Ints:
-    return np.sort(trace.ts[rows] + trace.dur[rows])
+    name = "Optimizer.step" if len(updates) else ""
+    return Moments(name, np.sort(trace.ts[updates] + trace.dur[updates]))
 
 
 def memory_leaks(trace: Events) -> list[LeakRow] | None:
@@ -114,13 +90,13 @@ def memory_leaks(trace: Events) -> list[LeakRow] | None:
     product of the factorials of how often each level occurs, by the factorial of their number
     (a permutation test), which is below 1 %. If the trace has stacks, each of them is tested, too.
     """
-    steps = steps_of(trace)
-    if len(steps.ends) < LEAST_STEPS or trace.memory.addr is None:
+    ends = moments_of(trace).ends
+    if len(ends) < LEAST_STEPS or trace.memory.addr is None or not len(trace.memory.event):
         return None
     found = [
         leak
         for device, memory in memory_of_devices(trace)
-        for leak in _leaks(trace, device, memory, steps.ends)
+        for leak in _leaks(trace, device, memory, ends)
     ]
     return sorted(found, key=lambda leak: (-leak.bytes, leak.device, leak.operator))
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.idle import idle_of
 from pytest_torchprof.analysis.live_bytes import changes_of
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace import intervals
+from pytest_torchprof.trace import intervals, nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.steps import step_of, steps_of
 
@@ -74,14 +75,20 @@ def _step_numbers(trace: Events, name: str) -> StepNumbers:
 
 
 def _busy(trace: Events, device: Ints, step: Ints, count: int) -> tuple[Ints, Ints]:
-    """As `device_time`: union of each step's device events, and the rest of their span."""
+    """As `device_time`: union of each step's device events, and when the device ran nothing."""
     busy, idle = np.zeros((2, count + 1), np.int64)
     if len(device):
         width = int(trace.device[device].max()) + 2
         group = step * width + trace.device[device] + 1
         found = intervals.covered(group, trace.ts[device], trace.ts[device] + trace.dur[device])
         np.add.at(busy, found.group // width, found.busy_ns)
-        np.add.at(idle, found.group // width, found.span_ns - found.busy_ns)
+        for one in nesting.distinct(found.group % width).tolist():
+            mine = found.group % width == one
+            begin, end = found.begin[mine], found.begin[mine] + found.span_ns[mine]
+            ran, step_ = idle_of(trace, one - 1), found.group[mine] // width
+            # What the device waits for until it begins a step belongs to that step.
+            begin = np.where(step_ < count, ran.since(begin), begin)
+            np.add.at(idle, step_, ran.between(begin, end))
     return busy, idle
 
 

@@ -202,7 +202,9 @@ def _each_ms(ms: _Ms, steps: int) -> _Ms:
 def _row(name: str, a: _Total, b: _Total) -> DiffRow:
     change = change_of(a.calls, b.calls)
     if change == "same":
-        change = _change_in_time(_known((a.cpu_ms, b.cpu_ms), (a.cuda_ms, b.cuda_ms)))
+        inclusive = (a.cpu_ms, b.cpu_ms), (a.cuda_ms, b.cuda_ms)
+        exclusive = (a.self_cpu_ms, b.self_cpu_ms), (a.self_cuda_ms, b.self_cuda_ms)
+        change = _change_in_time(_known(*inclusive, *exclusive))
     sides = (value for pair in zip(a, b, strict=True) for value in pair)
     return DiffRow(name, change, *sides)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.live_bytes import live_at_start
-from pytest_torchprof.analysis.memory_leaks import steps_of
+from pytest_torchprof.analysis.memory_leaks import moments_of
 from pytest_torchprof.analysis.memory_timeline import MemoryPoint
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import Ranks, heading_of, load_steps, notes_of
@@ -68,7 +68,7 @@ def _as_json(options: Namespace, ranks: Ranks, rows: list[TableRow]) -> int:
         f"{_mark(ranks, rank)}{line}"
         for rank, found in leaks.items()
         if found is None
-        for line in leak_lines(None, steps_of(ranks[rank].events))
+        for line in leak_lines(None, moments_of(ranks[rank].events))
     ]
     grown = [row for rank in checked for row in with_rank(ranks, rank, checked[rank].to_dicts())]
     parts = {
@@ -114,7 +114,7 @@ def _leaks(ranks: Ranks) -> list[str]:
         f"{_mark(ranks, rank)}{line}"
         for rank, trace in ranks.items()
         if trace.memory()
-        for line in leak_lines(trace.memory_leaks(), steps_of(trace.events))
+        for line in leak_lines(trace.memory_leaks(), moments_of(trace.events))
     ]
 
 

@@ -40,6 +40,7 @@ def side_by_side(a: Trace, b: Trace, options: Namespace) -> Sides:
     """Both traces, or all their steps if asked for, or if both have steps, but not as many.
 
     A guess at what the steps are is not enough: it may be a part of each, such as the forward pass.
+    Nor does a limit on the growth pass over what is outside of steps, unless asked to.
 
     Raises:
         SettingsError: ``--per-step``, and a trace has no steps.
@@ -50,7 +51,7 @@ def side_by_side(a: Trace, b: Trace, options: Namespace) -> Sides:
         one, other = (len(_numbers(trace, name)) for trace in (a, b))
         if not (one and other) or one == other or steps[0].name != steps[1].name:
             return Sides(a, b, None, "")
-        if any(side.guessed for side in steps):
+        if options.fail_over is not None or any(side.guessed for side in steps):
             many = f"a has {plural(one, 'step')}, b {other} ({steps[0].name})"
             return Sides(a, b, None, f"{many}: --per-step compares them per step")
     elif not wanted:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.breakdown import EXPOSED, spans
+from pytest_torchprof.analysis.breakdown import EXPOSED
+from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
     Ranks,
+    cpu_time_note,
     device_time_note,
     heading_of,
     load_steps,
@@ -21,6 +23,7 @@ from pytest_torchprof.commands.printing import (
     print_table,
     rows_by_rank,
     table_text,
+    with_rank,
     write,
 )
 from pytest_torchprof.core.reasons import Why, because
@@ -87,15 +90,19 @@ _EXPOSED = {name: f"{name}, exposed" for name in EXPOSED}
 
 def _breakdown_text(options: Namespace, ranks: Ranks) -> str:
     """Where the time goes: a row for each category, and what the idle time is."""
-    rows = rows_by_rank(ranks, Trace.breakdown)
+    rows = []
+    for rank, trace in ranks.items():
+        mine = trace.breakdown().to_dicts()
+        for row in mine if spans_of(trace.events) else ():
+            row["category"] = _EXPOSED.get(row["category"], row["category"])
+        rows += with_rank(ranks, rank, mine)
     if not rows:
         return f"{heading_of(ranks)}\n"
-    for row in rows:
-        row["category"] = _EXPOSED.get(row["category"], row["category"])
     fields = columns_of(ranks, ("device", "category", "time_ms", "share", "total_ms", "calls"))
     if len({row["device"] for row in rows}) == 1:
         fields.remove("device")
-    notes = [*notes_of(ranks, device_time_note), *notes_of(ranks, _span), *notes_of(ranks, _idle)]
+    notes = notes_of(ranks, cpu_time_note, device_time_note)
+    notes += [*notes_of(ranks, _span), *notes_of(ranks, _idle)]
     return table_text(options, rows, fields, head=heading_of(ranks), notes=notes)
 
 
@@ -107,7 +114,7 @@ def _idle_causes(trace: Trace) -> Rows[IdleRow]:
 
 def _span(trace: Trace) -> str:
     """What the shares are relative to."""
-    found = trace.events.once(spans)
+    found = spans_of(trace.events)
     if not found:
         return "shares of the self time of operators: no device time in the trace"
     each = [format_quantity((end - begin) / 1e6, "ms") for begin, end in found.values()]

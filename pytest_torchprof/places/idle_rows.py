@@ -47,7 +47,7 @@ class IdleRow:
     cause, these and ``what`` are None.
     """
 
-    ADDS_UP: ClassVar = ("time_ms", "share")
+    ADDS_UP: ClassVar = ("time_ms",)
 
     device: int | None
     cause: str

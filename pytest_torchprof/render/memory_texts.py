@@ -13,7 +13,7 @@ from pytest_torchprof.trace.tree import has_frames
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.analysis.memory_leaks import LeakRow, Steps
+    from pytest_torchprof.analysis.memory_leaks import LeakRow, Moments
     from pytest_torchprof.analysis.memory_timeline import DeviceMemory
     from pytest_torchprof.trace.events import Events
 
@@ -52,13 +52,13 @@ def unknown_hint(trace: Events, devices: Sequence[DeviceMemory]) -> str:
     return f"unknown: a trace with {more}=True may tell more" if more else ""
 
 
-def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:
+def leak_lines(leaks: Sequence[LeakRow] | None, moments: Moments) -> Iterator[str]:
     """What grows from step to step, or that nothing does, or why that is unknown."""
-    count = len(steps.ends)
+    count = len(moments.ends)
     if leaks is None:
-        yield f"growth between steps: not checked: {_why_unchecked(steps)}"
+        yield f"growth between steps: not checked: {_why_unchecked(moments)}"
         return
-    where = f"{plural(count - 1, 'step')} after the first {steps.name}"
+    where = f"{plural(count - 1, 'step')} after the first {moments.name}"
     if not leaks:
         yield f"nothing grows from step to step in {where}"
     for leak in leaks:
@@ -71,20 +71,19 @@ def leak_lines(leaks: Sequence[LeakRow] | None, steps: Steps) -> Iterator[str]:
         )
 
 
-def _why_unchecked(steps: Steps) -> str:
+def _why_unchecked(moments: Moments) -> str:
     """Why leaks are unknown.
 
-    >>> from pytest_torchprof.analysis.memory_leaks import Steps
+    >>> from pytest_torchprof.analysis.memory_leaks import Moments
     >>> import numpy as np
-    >>> _why_unchecked(Steps("ProfilerStep*", np.zeros(3)))
+    >>> _why_unchecked(Moments("ProfilerStep*", np.zeros(3)))
     '3 steps (ProfilerStep*), at least 5 are needed'
     """
-    if not steps.name:
-        return "no steps (call the profiler's step(), or annotate them with record_function)"
-    if len(steps.ends) < LEAST_STEPS:
-        return (
-            f"{plural(len(steps.ends), 'step')} ({steps.name}), at least {LEAST_STEPS} are needed"
-        )
+    if not moments.name:
+        return "no steps (annotate them with record_function, or give the profiler a schedule)"
+    if len(moments.ends) < LEAST_STEPS:
+        count = plural(len(moments.ends), "step")
+        return f"{count} ({moments.name}), at least {LEAST_STEPS} are needed"
     return "the trace has no addresses, so a free does not identify its block"
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Cover(Frozen, frozen=True):
-    """For each group, ascending: the length of the union of its intervals, and its whole span.
+    """For each group, ascending: the length of the union of its intervals, its whole span, and when
+    that begins.
 
     ``outer`` marks the intervals that begin when the earlier ones of their group are over, or less
     than half of which overlaps them: clocks round.
@@ -22,6 +23,7 @@ class Cover(Frozen, frozen=True):
     group: Ints
     busy_ns: Ints
     span_ns: Ints
+    begin: Ints
     outer: Bools
 
 
@@ -36,7 +38,7 @@ def covered(group: Ints, start: Ints, end: Ints) -> Cover:
     """
     if not len(group):
         none = np.zeros(0, np.int64)
-        return Cover(none, none, none, np.zeros(0, bool))
+        return Cover(none, none, none, none, np.zeros(0, bool))
     order = np.lexsort((-end, start, group))
     own, begin, until = group[order], start[order], end[order]
     new = np.concatenate([[True], own[1:] != own[:-1]])
@@ -50,4 +52,4 @@ def covered(group: Ints, start: Ints, end: Ints) -> Cover:
     span = reach[last] - (begin + shift)[first]
     outer = np.empty(len(group), bool)
     outer[order] = new | (begin + until + 2 * shift >= 2 * before)
-    return Cover(own[first], span - np.add.reduceat(gap, first), span, outer)
+    return Cover(own[first], span - np.add.reduceat(gap, first), span, begin[first], outer)

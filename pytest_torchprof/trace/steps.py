@@ -27,7 +27,7 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace import intervals
+from pytest_torchprof.trace import intervals, known_names
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, REGION_MARK, STEP, region_name
 from pytest_torchprof.trace.name_index import Names, marks_named
@@ -126,6 +126,11 @@ def chosen_steps(trace: Events) -> tuple[Steps, Ints] | None:
     return steps, steps.number[steps.within(trace.scope[2])]
 
 
+def step_name_of(trace: Events) -> str:
+    """The name of annotations by which steps were selected; empty for the default, or none."""
+    return trace.scope[1] if chosen_steps(trace) is not None and trace.scope is not None else ""
+
+
 def known_steps(trace: Events, name: str = "") -> Steps:
     """The steps of a trace that must have some.
 
@@ -174,7 +179,12 @@ def _marks(trace: Events, name: str) -> tuple[str, Ints, bool]:
         return name, rows, False
     for known in (_TORCH, *_KNOWN):
         if len(rows := marks_named(trace, known)):
-            return _family(trace.names[trace.name[rows[0]]]), rows, False
+            title = (
+                known_names.ALL_STEPS
+                if known is _TORCH
+                else _family(trace.names[trace.name[rows[0]]])
+            )
+            return title, rows, False
     return *_repeating(trace), True
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from pytest_torchprof.analysis.step_numbers import ADDS_UP, step_numbers
 from pytest_torchprof.analysis.trends import LEAST_FOR_OUTLIERS, Trend, outliers, trend
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.steps import steps_of
-from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.needs import lacking
+from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,8 +136,8 @@ def _step_table(trace: Events, name: str) -> StepTable:
 
 def _unknown(trace: Events, *, sized: bool) -> dict[str, Reason]:
     """Why the trace does not tell some fields."""
-    why = {field: lacking(trace.whole, METRICS[name].needs) for field, name in _NEEDS_OF.items()}
-    unknown = {field: missing.reason for field, missing in why.items() if missing is not None}
+    found = {field: measure(METRICS[name], trace.whole) for field, name in _NEEDS_OF.items()}
+    unknown = {f: value.reason for f, value in found.items() if isinstance(value, MissingValue)}
     if not sized:
         unknown.setdefault("copied_bytes", because(Why.NO_COPY_SIZES))
     return unknown

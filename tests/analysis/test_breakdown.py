@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.breakdown import IDLE, breakdown, spans
+from pytest_torchprof.analysis.breakdown import IDLE, OUTSIDE, breakdown
+from pytest_torchprof.analysis.device_time import device_time
+from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.analysis.idle_causes import idle_parts
+from pytest_torchprof.analysis.step_numbers import step_numbers
+from pytest_torchprof.core.step_range import StepRange
 from pytest_torchprof.trace.read import parse_trace, read_trace
+from pytest_torchprof.trace.steps import at_steps
 from pytest_torchprof.work.categories import CATEGORIES
 
 if TYPE_CHECKING:
@@ -103,7 +108,7 @@ def test_each_nanosecond_belongs_to_one_category(events: list[tuple[int, int, st
         for name, ns in zip((*CATEGORIES, IDLE), expected, strict=True)
         if ns or name in found
     } == found
-    ((begin, end),) = spans(trace).values()
+    ((begin, end),) = spans_of(trace).values()
     assert sum(found.values()) == end - begin
     assert 1 == pytest.approx(sum(row.share or 0 for row in rows))
     assert int(idle_parts(trace).ns.sum()) == found[IDLE]
@@ -169,3 +174,67 @@ def test_a_trace_that_lost_kernels_has_no_shares_and_no_idle_time() -> None:
 
 def test_a_trace_without_events_has_no_rows() -> None:
     assert [] == breakdown(parse_trace(b'{"traceEvents": []}'))
+
+
+def two_steps() -> TraceBuilder:
+    """Two steps, and a kernel of 5 ms between them."""
+    b = TraceBuilder(H100)
+    for number in range(2):
+        with b.annotation(f"ProfilerStep#{number}"):
+            b.launch(KERNELS["gemm"], 10)
+            b.launch(KERNELS["gemm"], 10)
+        if not number:
+            b.launch(KERNELS["elementwise"], 5000)
+    return b
+
+
+def test_in_a_part_what_the_device_ran_for_others_is_not_idle() -> None:
+    trace = at_steps(parse_trace(two_steps().to_bytes()), StepRange(None, None))
+    rows = {row.category: row for row in breakdown(trace)}
+    assert rows[OUTSIDE].time_ms == pytest.approx(5)
+    assert (None, None) == (rows[OUTSIDE].calls, rows[OUTSIDE].total_ms)
+    assert 1 == pytest.approx(sum(row.share or 0 for row in rows.values()))
+    assert rows[IDLE].time_ms is not None
+    assert rows[IDLE].time_ms < 0.05
+    assert rows[IDLE].time_ms * 1e6 == pytest.approx(int(idle_parts(trace).ns.sum()))
+    assert rows[IDLE].time_ms * 1e6 == pytest.approx(device_time(trace).idle_ns)
+
+
+def test_events_without_durations_have_no_times() -> None:
+    b = TraceBuilder()
+    b.op("aten::mm", dur_us=5)
+    document = b.document()
+    for event in document["traceEvents"]:
+        if event.get("cat") == "cpu_op":
+            del event["dur"]
+    (row,) = breakdown(parse_trace(json.dumps(document).encode()))
+    assert ("gemm", None, None, None, 1) == (
+        row.category, row.time_ms, row.share, row.total_ms, row.calls
+    )  # fmt: skip
+
+
+def test_annotations_that_were_recorded_as_operators_are_no_work() -> None:
+    b = TraceBuilder()
+    with b.op("ProfilerStep#2", dur_us=500):
+        b.op("aten::mm", dur_us=100)
+    (row,) = breakdown(parse_trace(b.to_bytes()))
+    assert ("gemm", 0.1, 1.0) == (row.category, row.time_ms, row.share)
+
+
+def test_idle_time_of_steps_adds_up_to_that_of_the_trace() -> None:
+    b = TraceBuilder(H100)
+    for number in range(5):
+        b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 900)
+        with b.annotation(f"ProfilerStep#{number}"):
+            b.launch(KERNELS["gemm"], 30 * number + 5)
+            b.advance(70)
+            b.launch(KERNELS["gemm"], 5)
+    trace = parse_trace(b.to_bytes())
+    parts = [at_steps(trace, StepRange(n, n + 1)) for n in range(5)]
+    whole = device_time(trace).idle_ns
+    assert whole == sum(device_time(part).idle_ns for part in parts)
+    assert whole == sum(int(idle_parts(part).ns.sum()) for part in parts)
+    assert whole == int(step_numbers(trace, "").columns["cuda_idle_ns"][:5].sum())
+    for part in parts[1:]:
+        rows = {row.category: row for row in breakdown(part)}
+        assert (rows[IDLE].time_ms or 0) > 0.8

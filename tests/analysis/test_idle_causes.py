@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -198,6 +199,16 @@ def test_work_that_does_not_start_though_it_was_launched_is_not_the_hosts_fault(
     found = causes_of(parse_trace(json.dumps(document).encode()))
     assert found["STALLED"] == pytest.approx(5000, abs=12)
     assert "QUEUED" not in found
+
+
+def test_our_own_mark_of_the_region_is_not_what_the_host_did() -> None:
+    b = TraceBuilder(H100)
+    with b.annotation(REGION):
+        between(b, lambda: b.advance(300))
+    trace = parse_trace(b.to_bytes())
+    parts = idle_parts(trace)
+    shown = {trace.names[trace.name[event]] for event in parts.event.tolist()}
+    assert REGION not in shown
 
 
 def test_annotations_that_were_recorded_as_operators_do_not_launch() -> None:

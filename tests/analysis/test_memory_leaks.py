@@ -15,7 +15,7 @@ from support.trace_builder import TraceBuilder
 from torch.profiler import ProfilerActivity, profile
 
 from pytest_torchprof.analysis.live_bytes import OUTSIDE
-from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks, steps_of
+from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks, moments_of
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 
@@ -148,8 +148,8 @@ def annotated(*steps: tuple[str, ...]) -> TraceBuilder:
     ("steps", "name", "count"),
     [
         ([(f"ProfilerStep#{i}", "train") for i in range(3)], "ProfilerStep*", 3),
-        ([("ProfilerStep#7", *["token"] * 6)], "token", 6),
-        ([("epoch", *["step"] * 5)] * 2, "step", 10),
+        ([("ProfilerStep#7", *["token"] * 6)], "ProfilerStep*", 1),
+        ([(f"batch {i}",) for i in range(6)], "batch *", 6),
         ([("epoch", "step")] * 2, "epoch", 2),
         ([("step", "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad")] * 5, "step", 5),
         ([("Optimizer.step#SGD.step", "nccl:all_reduce")] * 5, "Optimizer.step", 5),
@@ -162,11 +162,11 @@ def annotated(*steps: tuple[str, ...]) -> TraceBuilder:
 def test_steps_are_the_profilers_or_the_users_or_the_optimizers(
     steps: list[tuple[str, ...]], name: str, count: int
 ) -> None:
-    known = steps_of(parse_trace(annotated(*steps).to_bytes()))
+    known = moments_of(parse_trace(annotated(*steps).to_bytes()))
     assert (known.name, len(known.ends)) == (name, count)
 
 
-def test_steps_of_a_part_are_those_in_it() -> None:
+def test_moments_of_a_part_are_those_in_it() -> None:
     b = TraceBuilder()
     for number in range(2):
         with b.annotation(f"epoch {number}"):
@@ -175,7 +175,7 @@ def test_steps_of_a_part_are_those_in_it() -> None:
                     b.memory(100, "cpu")
     trace = parse_trace(b.to_bytes())
     assert [11, 5, 6] == [
-        len(steps_of(part).ends)
+        len(moments_of(part).ends)
         for part in (trace, trace.within(region="epoch 0"), trace.within(region="epoch 1"))
     ]
     (row,) = memory_leaks(trace.within(region="epoch 1")) or []
@@ -232,7 +232,7 @@ def test_a_live_loop_that_keeps_a_tensor_in_each_step_grows(
     prof.export_chrome_trace(str(tmp_path / "loop.json"))
     trace = read_trace(tmp_path / "loop.json")
     rows = memory_leaks(trace)
-    assert ("Optimizer.step", 8) == (steps_of(trace).name, len(steps_of(trace).ends))
+    assert ("Optimizer.step", 8) == (moments_of(trace).name, len(moments_of(trace).ends))
     if not grows:
         assert rows == []
         return

@@ -84,6 +84,9 @@ def test_ranks_have_a_column(say: Say, tmp_path: Path) -> None:
     assert {0, 1} == {row["rank"] for row in document["breakdown"]}
     assert {0, 1} == {row["rank"] for row in document["idle"]}
     assert "idle: " in say("summary", tmp_path)[1]
+    rows = json.loads(say("idle", tmp_path, "--format", "json")[1])["rows"]
+    assert {0, 1} == {row["rank"] for row in rows}
+    assert 0 == say("idle", tmp_path)[0]
 
 
 def test_one_step_has_its_own_idle_time(say: Say, tmp_path: Path) -> None:
@@ -99,8 +102,21 @@ def test_one_step_has_its_own_idle_time(say: Say, tmp_path: Path) -> None:
         "rows"
     ][:1]
     assert "Python between operators" == row["cause"]
-    assert row["time_ms"] == pytest.approx(0.2, abs=0.02)
+    # The pause before its first kernel is its own, too.
+    assert row["time_ms"] == pytest.approx(0.3, abs=0.02)
     assert 2 == say("idle", path, "--step", "7")[0]
+
+
+def test_steps_do_not_show_lower_bounds_as_numbers(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    for number in range(6):
+        with b.annotation(f"ProfilerStep#{number}"), b.op("aten::mm"):
+            b.launch(SGEMM, 10, record_kernel=bool(number % 2))
+    path = b.save(tmp_path / "lost.json")
+    rows = json.loads(say("steps", path, "--format", "json")[1])["rows"]
+    fields = ("kernels", "self_cuda_ms", "cuda_busy_ms", "cuda_idle_ms")
+    assert {None} == {row[field] for row in rows for field in fields}
+    assert {1} == {row["ops"] for row in rows}
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -130,7 +130,7 @@ def test_rows_are_those_without_a_timeline(say: Say, trace: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        (0, "no steps (call the profiler's step(), or annotate them with record_function)"),
+        (0, "no steps (annotate them with record_function, or give the profiler a schedule)"),
         (1, "1 step (ProfilerStep*), at least 5 are needed"),
         (4, "4 steps (ProfilerStep*), at least 5 are needed"),
     ],

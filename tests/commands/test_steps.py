@@ -51,7 +51,7 @@ def test_steps_has_a_row_per_step_and_a_summary(say: Say, trace: Path) -> None:
     assert {tuple(FIELDS.split())} == {tuple(row) for row in document["rows"]}
     assert {tuple(STATISTICS.split())} == {tuple(row) for row in document["statistics"]}
     assert list(range(3, 9)) == [row["step"] for row in document["rows"]]
-    assert "ProfilerStep#*" == document["step_names"]
+    assert "ProfilerStep*" == document["step_names"]
     assert {"self_cpu_ms", "self_cuda_ms", "ops", "kernels", "copies", "copied_bytes"} == set(
         document["outside"]
     )
@@ -61,7 +61,7 @@ def test_steps_has_a_row_per_step_and_a_summary(say: Say, trace: Path) -> None:
 
 def test_the_table_of_steps_says_what_is_usual_and_what_stands_out(say: Say, trace: Path) -> None:
     _, out, _ = say("steps", trace)
-    assert "6 steps: ProfilerStep#*" in out
+    assert "6 steps: ProfilerStep*" in out
     assert "duration: median " in out
     assert "cuda_busy: median 25 us ±0 %; outliers: step 3" in out
     assert "outside of steps: self_cpu 6 us, self_cuda 5 us, ops 1, kernels 1" in out
@@ -82,7 +82,7 @@ def test_a_table_of_some_steps_says_which(say: Say, trace: Path, command: str) -
     assert [5, 6] == document["steps"]
     assert "steps" not in asked(say, command, trace)
     _, out, _ = say(command, trace, "--step", "5:7")
-    assert "; only steps 5 to 6 of 3 to 8 (ProfilerStep#*)" in out.splitlines()[0]
+    assert "; only steps 5 to 6 of 3 to 8 (ProfilerStep*)" in out.splitlines()[0]
 
 
 def test_tables_of_some_steps_tell_of_these_only(say: Say, trace: Path) -> None:
@@ -144,7 +144,7 @@ def test_steps_by_a_name_of_ones_own(say: Say, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--step", "9"], "there is no step 9: its steps (ProfilerStep#*) are 3 to 8; choose one"),
+        (["--step", "9"], "there is no step 9: its steps (ProfilerStep*) are 3 to 8; choose one"),
         (["--step", "5:5"], "there is no step from 5 to before 5: its steps"),
         (["--step", "x"], "argument --step: 'x' is not N or A:B, such as 3 or 2:5"),
         (["--step=-1"], "argument --step: '-1' is not N or A:B"),
@@ -202,7 +202,7 @@ def test_traces_of_different_length_are_compared_per_step(say: Say, two: tuple[P
     assert "aten::randn" not in rows
     assert {0.0} == {round(one["percent"], 3) for one in document["growth"]}
     (note,) = [note for note in document["notes"] if note.startswith("per step")]
-    assert "a has 10 steps, b 4 (ProfilerStep#*)" in note
+    assert "a has 10 steps, b 4 (ProfilerStep*)" in note
     assert "--no-per-step" in note
     assert 0 == say("diff", *two, "--fail-over", "1")[0]
     assert 1 == say("diff", *reversed(two), "--fail-over", "1", "--no-per-step")[0]

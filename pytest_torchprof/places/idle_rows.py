@@ -77,15 +77,18 @@ def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
     # The lines of one location differ in what encloses them, such as the module.
     numbers: dict[object, int] = {}
     spot = np.array([numbers.setdefault(_spot(p), len(numbers)) for p in places], np.int64)[place]
-    keys = np.stack([parts.device, parts.cause, spot, name], axis=1)
-    groups, group = np.unique(keys, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    # One number for all columns: sorting rows takes ten times as long.
+    columns = parts.device + 1, parts.cause, spot, name + 1
+    widths = [int(column.max()) + 1 for column in columns]
+    keys, group = np.unique(np.ravel_multi_index(columns, widths), return_inverse=True)
+    groups = np.stack(np.unravel_index(keys, widths), axis=1) - np.array([1, 0, 0, 1])
     total = _sums(group, parts.ns, len(groups))
-    pairs, pair = np.unique(np.stack([group, parts.gap], axis=1), axis=0, return_inverse=True)
-    of_gap = _sums(pair.reshape(-1), parts.ns, len(pairs))
+    width = int(parts.gap.max()) + 1
+    pairs, pair = np.unique(group * width + parts.gap, return_inverse=True)
+    of_gap, of_group = _sums(pair, parts.ns, len(pairs)), pairs // width
     longest = np.zeros(len(groups), np.int64)
-    np.maximum.at(longest, pairs[:, 0], of_gap)
-    gaps = np.bincount(pairs[of_gap > 0, 0], minlength=len(groups))
+    np.maximum.at(longest, of_group, of_gap)
+    gaps = np.bincount(of_group[of_gap > 0], minlength=len(groups))
     most = np.full(len(groups), -1, np.int64)
     by_time = np.argsort(parts.ns, kind="stable")
     most[group[by_time]] = by_time  # the last one is kept: the longest part

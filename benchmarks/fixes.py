@@ -156,7 +156,7 @@ def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float, float | Non
     peak = measure(METRICS["peak_cpu_bytes"], trace)
     known = peak if isinstance(peak, int | float) else None  # not beside a DataLoader's workers
     begin, end = trace.region or (0, 0)
-    return end - begin, sum(one.cost_ms for one in found) if found else None, known
+    return end - begin, sum(one.cost_ms or 0 for one in found) if found else None, known
 
 
 if __name__ == "__main__":

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import NoReturn
 
-from pytest_torchprof.commands.option_types import count as _count
-from pytest_torchprof.commands.option_types import grouping as _grouping
-from pytest_torchprof.commands.option_types import name as _name
-from pytest_torchprof.commands.option_types import percent as _percent
-from pytest_torchprof.commands.option_types import seconds as _seconds
-from pytest_torchprof.commands.option_types import some as _some
-from pytest_torchprof.commands.option_types import steps as _steps
+from pytest_torchprof.commands import option_types as to
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape, streams
@@ -65,35 +59,37 @@ def _argument(*names: str, **options: object) -> Add:
     return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
 
 
-_TRACES = _argument("traces", nargs="+", type=_name, metavar="TRACE", help=_PATHS)
+_TRACES = _argument("traces", nargs="+", type=to.name, metavar="TRACE", help=_PATHS)
 _FORMAT = _argument(
     "--format", choices=_FORMATS, default="table", help="output format (default: table)"
 )
-_RANK = _argument("--rank", type=_count, metavar="N", help="with several ranks, read only this one")
+_RANK = _argument(
+    "--rank", type=to.count, metavar="N", help="with several ranks, read only this one"
+)
 _LIMIT = _argument(
     "--limit",
-    type=_count,
+    type=to.count,
     metavar="N",
     help="print at most N rows, 0 for all (default for tables: 30)",
 )
 _SORT = _argument("--sort", metavar="FIELD", help="sort by this field, largest first")
 _PEAKS = _argument(
     "--device-peaks",
-    type=_name,
+    type=to.name,
     metavar="FILE",
     help="JSON file with a chip's peak rates",
 )
 
 _STEP = _argument(
     "--step",
-    type=_steps,
+    type=to.steps,
     metavar="N|A:B",
     help="only step N, or the steps from A to before B (B is not included; either may be missing), "
     "by their own numbers",
 )
 _STEP_NAME = _argument(
     "--step-name",
-    type=_name,
+    type=to.name,
     metavar="NAME",
     help="the annotations that are the steps, by name or glob (default: ProfilerStep#N, else what "
     "repeats over most of the time)",
@@ -140,7 +136,7 @@ COMMANDS = (
             _argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
             _argument(
                 "--depth",
-                type=_some,
+                type=to.some,
                 metavar="N",
                 help="with --by module or stack: at most N levels of the tree",
             ),
@@ -161,7 +157,7 @@ COMMANDS = (
             _TRACES,
             _argument(
                 "--by",
-                type=_grouping,
+                type=to.grouping,
                 metavar="PART,…",
                 default="name",
                 help="name or op, or several of op, kernel (the same as name) and shape; several "
@@ -195,6 +191,13 @@ COMMANDS = (
                 default="",
                 help="thresholds of rules, with units: pageable-copy.bytes=2 MiB",
             ),
+            _argument(
+                "--min-gain",
+                metavar="PCT",
+                type=to.percent,
+                default=0.1,
+                help="hide what would gain less than this share of the time (default: 0.1)",
+            ),
             _STEP,
             _STEP_NAME,
             _LIMIT,
@@ -218,12 +221,12 @@ COMMANDS = (
         "A B [--by op|kernel] [--per-step] [--fail-over PCT]",
         "what appeared, disappeared, or changed between two traces",
         (
-            _argument("a", type=_name, metavar="A", help="the trace before (or a folder of ranks)"),
-            _argument("b", type=_name, metavar="B", help="the trace now"),
+            _argument("a", type=to.name, metavar="A", help="the trace before, or a folder"),
+            _argument("b", type=to.name, metavar="B", help="the trace now"),
             _argument("--by", choices=("op", "kernel"), default="op"),
             _argument(
                 "--fail-over",
-                type=_percent,
+                type=to.percent,
                 metavar="PCT",
                 help="exit with 1 if the time grew by more than this many percent",
             ),
@@ -247,8 +250,8 @@ COMMANDS = (
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
-            _argument("trace", type=_name, metavar="IN", help="the trace, or a folder of ranks"),
-            _argument("target", type=_name, metavar="OUT",
+            _argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
+            _argument("target", type=to.name, metavar="OUT",
                       help="the file to write; .gz compresses it"),
             _PEAKS,
             _FORMAT,
@@ -261,8 +264,8 @@ COMMANDS = (
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
-            _argument("trace", type=_name, metavar="TRACE", help="the trace, or a folder of ranks"),
-            _argument("target", type=_name, metavar="OUT", help="the file to write"),
+            _argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
+            _argument("target", type=to.name, metavar="OUT", help="the file to write"),
             _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
             _STEP,
             _STEP_NAME,
@@ -297,19 +300,19 @@ COMMANDS = (
         (
             _argument("ref", nargs="?", metavar="REF", help="git revision for side A; B is the "
                       "working tree, with its uncommitted changes"),
-            _argument("--a", type=_name, metavar="PATH",
+            _argument("--a", type=to.name, metavar="PATH",
                       help="a source tree for side A, instead of REF"),
-            _argument("--b", type=_name, metavar="PATH",
+            _argument("--b", type=to.name, metavar="PATH",
                       help="a source tree for side B (default: the working tree)"),
-            _argument("--python-a", type=_name, metavar="PY",
+            _argument("--python-a", type=to.name, metavar="PY",
                       help="Python of side A (default: this one)"),
-            _argument("--python-b", type=_name, metavar="PY",
+            _argument("--python-b", type=to.name, metavar="PY",
                       help="Python of side B (default: this one)"),
-            _argument("--min-time", type=_seconds, default=1.0, metavar="S", help="seconds of "
+            _argument("--min-time", type=to.seconds, default=1.0, metavar="S", help="seconds of "
                       "measured calls per test and side, at most (default: 1)"),
-            _argument("--rounds", type=_some, metavar="N",
+            _argument("--rounds", type=to.some, metavar="N",
                       help="run exactly this many pairs of turns per test"),
-            _argument("--threshold", type=_percent, default=2.0, metavar="PCT",
+            _argument("--threshold", type=to.percent, default=2.0, metavar="PCT",
                       help="ignore changes smaller than this many percent (default: 2)"),
             _LIMIT,
             _FORMAT,

@@ -26,6 +26,19 @@ class Idle(Frozen, frozen=True):
     before: Ints
     begins: Ints
 
+    @classmethod
+    def around(cls, begin: Ints, end: Ints) -> tuple[Idle, Ints]:
+        """Of events in order of their begins; and the first event of each busy span."""
+        reach = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.append(True, begin[1:] > reach[:-1])[: len(begin)])
+        last = np.append(first[1:], len(begin))[: len(first)] - 1
+        return cls.of_spans(begin[first], reach[last], begin), first
+
+    @classmethod
+    def of_spans(cls, start: Ints, end: Ints, begins: Ints) -> Idle:
+        """Of disjoint busy spans, in order."""
+        return cls(start, end, np.cumsum(end - start) - (end - start), begins)
+
     def between(self, begin: Ints, end: Ints) -> Ints:
         """How long no device was busy between two times.
 
@@ -34,7 +47,8 @@ class Idle(Frozen, frozen=True):
         if not len(self.start):
             return np.zeros(len(begin), np.int64)
         begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
-        return np.maximum(end - begin - (self._busy(end) - self._busy(begin)), 0)
+        idle: Ints = np.maximum(end - begin - self.busy_between(begin, end), 0)
+        return idle
 
     def since(self, times: Ints) -> Ints:
         """When the device ended what it ran before it began something at these times; the times
@@ -51,6 +65,13 @@ class Idle(Frozen, frozen=True):
         return np.where(
             at < len(self.begins), self.begins[np.minimum(at, len(self.begins) - 1)], times
         )
+
+    def busy_between(self, begin: Ints, end: Ints) -> Ints:
+        """How long some device was busy between two times."""
+        if not len(self.start):
+            return np.zeros(len(begin), np.int64)
+        begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
+        return self._busy(end) - self._busy(begin)
 
     def _busy(self, times: Ints) -> Ints:
         at = np.searchsorted(self.start, times, side="right") - 1
@@ -98,12 +119,7 @@ def _idle_of(trace: Events, device: int) -> Idle:
 
 
 def _of_events(trace: Events, events: Ints) -> Idle:
-    begins = trace.ts[events]
-    reach = np.maximum.accumulate(begins + trace.dur[events])
-    apart = begins[1:] > reach[:-1]
-    start = begins[np.concatenate([[True], apart])] if len(events) else begins
-    end = reach[np.concatenate([apart, [True]])] if len(events) else reach
-    return Idle(start, end, np.cumsum(end - start) - (end - start), begins)
+    return Idle.around(trace.ts[events], trace.ts[events] + trace.dur[events])[0]
 
 
 def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:

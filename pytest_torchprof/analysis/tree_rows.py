@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from pytest_torchprof.analysis.call_tree import CallTree, TreeBy, call_tree
-from pytest_torchprof.analysis.uncounted_flops import uncounted_operators
+from pytest_torchprof.analysis.uncounted_flops import uncounted_kernels, uncounted_operators
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
@@ -32,9 +32,9 @@ class TreeRow:
     ``path`` are the labels from the outermost in, ``name`` the last one, ``depth`` their number.
     ``count`` is how many modules, functions or annotations share the node, ``calls`` how often they
     ran. CPU time is self time of operators, annotations and runtime calls; bytes are allocations
-    less frees. ``flops`` are None where those of an operator are unknown, ``cuda`` and ``kernels``
-    without device events, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of the
-    subtree in all device time, or in all CPU time without device events.
+    less frees. ``flops`` are None where those of an operator or a kernel are unknown, ``cuda`` and
+    ``kernels`` without device events, bytes without ``profile_memory``. ``share`` is the part (0 to
+    1) of the subtree in all device time, or in all CPU time without device events.
 
     The row of what is outside of all labels has no path; its depth is 1, its count and calls 0.
     """
@@ -151,7 +151,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
     host = (trace.selection & trace.is_kind(*HOST_KINDS)).nonzero()[0]
     device = trace.device_rows[trace.selection[trace.device_rows]]
     kernels = device[trace.kind[device] == Kind.KERNEL]
-    unknown = (unknown_flops(trace) | uncounted_operators(trace)).nonzero()[0]
+    unknown = unknown_flops(trace) | uncounted_operators(trace) | uncounted_kernels(trace)
 
     def total(events: Ints, values: Ints | int = 1) -> Ints:
         out = np.zeros(size, np.int64)
@@ -162,7 +162,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
         "cpu_ns": total(host, trace.self_ns[host]),
         "cuda_ns": total(device, trace.dur[device]),
         "flops": total(host, op_flops(trace)[host]),
-        "unknown": total(unknown),
+        "unknown": total(unknown.nonzero()[0]),
         "kernels": total(kernels),
     }
     events = total(host) + total(device)

@@ -254,6 +254,15 @@ def uncounted_operators(trace: Events) -> Bools:
     return out
 
 
+def uncounted_kernels(trace: Events) -> Bools:
+    """Kernels that may compute products and that no operator covers: what they do is unknown."""
+    out = np.zeros(len(trace), bool)
+    if uncounted_flops(trace) is not None:
+        alone, _, replayed = trace.once(_unanswered)
+        out[alone] = out[replayed] = True
+    return out
+
+
 def flops_gap(trace: Events) -> Reason | None:
     """Why the FLOPs of the selection are unknown, with names; None if they are known."""
     found = uncounted_flops(trace)

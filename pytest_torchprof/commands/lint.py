@@ -26,19 +26,23 @@ from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.rule_page import page_of
+from pytest_torchprof.rules.engine.costs import span_ns
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pytest_torchprof.commands.inputs import Ranks
     from pytest_torchprof.rules.engine.check import Checked
 
 
 #: Columns of a finding in a Markdown table.
-_MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
+_MARKDOWN = (
+    *("rule", "count", "cost_ms", "share", "bytes"),
+    *("location", "module", "path", "message", "fix"),
+)
 
 
 def run_lint(options: Namespace) -> int:
@@ -58,25 +62,28 @@ def run_lint(options: Namespace) -> int:
     wanted = len(book.keys() - ignored)
     idle = not wanted or any(len(found.unchecked) == wanted for found in checked.values())
     blind = _blind(ranks, checked, wanted)
-    shown, left = _limited(options, rows)
+    worth = _worth(options, rows, {code for code, rule in book.items() if rule.memory})
+    shown, left = _limited(options, worth)
     parts: TableRow = {
         "findings": shown,
         "unchecked": unchecked,
         "errors": errors,
         "left_out": left,
     }
+    hidden = _hidden(len(rows) - len(worth), options.min_gain)
     parts["notes"] = blind
     if options.format == "json":
         write(row_formats.to_json(document("lint", ranks, parts)))
     elif options.format == "table":
         width = terminal_width()
-        body = text.findings(shown, width, rows) if rows else "no findings\n"
-        notes = _notes(parts, rows, ignored, idle=idle)
-        write(f"{heading_of(ranks)}\n\n{body}\n{text.wrapped(notes, width)}")
+        body = text.findings(shown, width, worth) if worth else "" if rows else "no findings\n"
+        notes = _notes(parts, worth, ignored, hidden, idle=idle)
+        blocks = [heading_of(ranks) + "\n", body, text.wrapped(notes, width)]
+        write("\n".join(block for block in blocks if block))
     else:
-        every = (*fields_of(Finding), "page")
+        every = (*fields_of(Finding), "page", "share")
         fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
-        notes = _notes(parts, rows, ignored, idle=idle)
+        notes = _notes(parts, worth, ignored, hidden, idle=idle)
         print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
     return FAILED if options.fail and (rows or errors or blind) else OK
 
@@ -85,9 +92,46 @@ def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
     """Findings of all ranks, the costliest first."""
     rows: list[TableRow] = []
     for rank, found in checked.items():
-        mine = [{**vars(finding), "page": page_of(finding.rule)} for finding in found.findings()]
+        span_ms = span_ns(ranks[rank].events) / 1e6
+        mine = [
+            {
+                **vars(finding),
+                "page": page_of(finding.rule),
+                "share": _share(finding.cost_ms, span_ms),
+            }
+            for finding in found.findings()
+        ]
         rows += with_rank(ranks, rank, mine)
-    return sorted(rows, key=lambda row: -row["cost_ms"])
+    return sorted(rows, key=lambda row: 1 if row["cost_ms"] is None else -row["cost_ms"])
+
+
+def _share(cost_ms: float | None, span_ms: float) -> float | None:
+    """Of the time, from 0 to 1."""
+    return None if cost_ms is None or not span_ms else cost_ms / span_ms
+
+
+def _worth(options: Namespace, rows: list[TableRow], memory: Collection[str]) -> list[TableRow]:
+    """Those that gain enough to be shown, an unknown time, or memory, as these rules say.
+
+    JSON and CSV have all.
+    """
+    if options.format in ("json", "csv"):
+        return rows
+    least = options.min_gain / 100
+    return [
+        row
+        for row in rows
+        if row["rule"] in memory or row["share"] is None or row["share"] >= least
+    ]
+
+
+def _hidden(count: int, min_gain: float) -> list[str]:
+    """How many findings gain too little to be shown, if any do."""
+    if not count:
+        return []
+    gains = "gains" if count == 1 else "gain"
+    less = f"{gains} less than {min_gain:g} % of the time"
+    return [f"hidden: {plural(count, 'place')} that {less} (--min-gain 0 shows all)"]
 
 
 def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
@@ -139,15 +183,24 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
 
 
 def _notes(
-    parts: TableRow, rows: list[TableRow], ignored: frozenset[str], *, idle: bool
+    parts: TableRow,
+    rows: list[TableRow],
+    ignored: frozenset[str],
+    hidden: list[str],
+    *,
+    idle: bool,
 ) -> list[str]:
-    """The notes below the findings; ``idle``: nothing was checked, in one file at least."""
+    """The notes below the findings; ``idle``: nothing was checked, in one file at least.
+
+    ``hidden``: how many findings are not shown, in words.
+    """
     lines: list[str] = []
     if left := parts["left_out"]:
         lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")
     if rows:
         every = {row["rule"] for row in rows}
         lines.append(f"{text.rule_totals(rows)}, by {plural(len(every), 'rule')}")
+    lines += hidden
     if not idle:
         lines += text.gaps("not checked", parts["unchecked"])
     if ignored:

@@ -45,7 +45,8 @@ class Finding:
     ``location`` is ``file:line`` in the user's code, or the path of operators if the line is
     unknown; ``path`` is that path, ``module`` the path of the first enclosing ``nn.Module``,
     ``modules`` the number of such modules, None if none is known. ``cost_ms`` and ``bytes`` are
-    estimates for this run: time of the events, and bytes they moved.
+    estimates for this run, None if unknown: the ms to gain, on the device if the trace has one, and
+    bytes that are moved needlessly.
     ``accepted``: it fails no test, because the baseline or a marker (with ``reason``) accepts it.
     """
 
@@ -55,7 +56,7 @@ class Finding:
     location: str | None = None
     fix: str = ""
     accepted: bool = False
-    cost_ms: float = 0.0
+    cost_ms: float | None = None
     bytes: int | None = None
     path: str | None = None
     module: str | None = None

@@ -41,7 +41,7 @@ def finding_lines(
 
 
 def _cost(findings: Iterable[Finding]) -> float:
-    return sum(finding.cost_ms for finding in findings)
+    return sum(finding.cost_ms or 0 for finding in findings)
 
 
 def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[str]:
@@ -53,7 +53,7 @@ def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[s
     lines = [f"  {rule} {counts}{costs}{moves}:"]
     for finding in found[:_MOST_PLACES]:
         times = f" ({finding.count}×)" if finding.count > 1 else ""
-        more = more_modules(finding.modules)
+        more = more_modules(finding.module, finding.modules)
         module = f" in {finding.module}{more}" if finding.module else ""
         place = f"{finding.location}{times}{module}: " if finding.location else ""
         lines.append(f"    {place}{finding.message}")

@@ -36,20 +36,27 @@ def by_cost(rows: Sequence[FindingRow]) -> list[str]:
     """The rules that found something, costliest first."""
     cost: dict[str, float] = {}
     for row in rows:
-        cost[row["rule"]] = cost.get(row["rule"], 0) + row["cost_ms"]
+        cost[row["rule"]] = cost.get(row["rule"], 0) + (row["cost_ms"] or 0)
     return sorted(cost, key=lambda rule: (-cost[rule], rule))
 
 
 def rule_totals(rows: Sequence[FindingRow]) -> str:
-    """The totals of a rule: ``3 matches in 2 places, 12.3 ms``."""
+    """The totals of a rule: ``3 matches in 2 places, 12.3 ms to gain (1.5 %)``."""
     count = sum(row["count"] for row in rows)
     matches = f"{count:,} match{'' if count == 1 else 'es'}"
     parts = [f"{matches} in {plural(len(rows), 'place')}"]
-    if cost := sum(row["cost_ms"] for row in rows):
-        parts.append(format_quantity(cost, "ms"))
+    if costs := [row["cost_ms"] for row in rows if row["cost_ms"] is not None]:
+        parts.append(f"{format_quantity(sum(costs), 'ms')} to gain{_share(rows)}")
     if moved := sum(row["bytes"] or 0 for row in rows):
         parts.append(format_quantity(moved, "B"))
     return ", ".join(parts)
+
+
+def _share(rows: Sequence[FindingRow]) -> str:
+    """The share of the time, unless there are several ranks."""
+    shares = [row["share"] for row in rows if row.get("share") is not None]
+    several = any("rank" in row or "trace" in row for row in rows)
+    return "" if several or not shares else f" ({100 * sum(shares):.3g} %)"
 
 
 def _block(
@@ -73,7 +80,7 @@ def _block(
 
 def _numbers(row: FindingRow) -> tuple[str, ...]:
     rank = f"rank {row['rank']}" if "rank" in row else escape.line(row.get("trace", ""))
-    cost = format_quantity(row["cost_ms"], "ms") if row["cost_ms"] else UNKNOWN
+    cost = UNKNOWN if row["cost_ms"] is None else format_quantity(row["cost_ms"], "ms")
     moved = format_quantity(row["bytes"], "B") if row["bytes"] else ""
     return rank, f"×{row['count']:,}", cost, moved
 
@@ -86,7 +93,7 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
         path = ""
     parts = [_tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
-    more = more_modules(row["modules"])
+    more = more_modules(module, row["modules"])
     parts += [f"in {_tail(module, room - 3 - len(more))}{more}"] if module else []
     if tell:
         parts += textwrap.wrap(escape.line(row["message"]), room)
@@ -99,10 +106,15 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
     return [(head if n == 0 else " " * len(head)) + line for n, line in enumerate(lines)]
 
 
-def more_modules(modules: int | None) -> str:
-    """`` and 2 more modules``, after the path of the first one; empty for a single one."""
-    others = (modules or 1) - 1
-    return f" and {plural(others, 'more module')}" if others else ""
+def more_modules(module: str | None, modules: int | None) -> str:
+    """`` (3 modules)`` after the common path of several, `` and 2 more modules`` after that of the
+    first; empty for a single one.
+    """
+    if (modules or 1) == 1:
+        return ""
+    if module and "*" in module:
+        return f" ({modules} modules)"
+    return f" and {plural((modules or 1) - 1, 'more module')}"
 
 
 def _tail(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import Matches, rule
 from pytest_torchprof.rules.evidence.accelerator import FUSED_TYPES, chip_of
 from pytest_torchprof.trace import nesting
@@ -96,7 +96,7 @@ def math_attention(trace: Events) -> Matches:
     whole = (above >= 0) & trace.named(ATTENTION)[above]
     event = np.where(whole, above, calls)
     return Matches(
-        event[kept], messages, cost_ns=time[kept] // 2, span_ns=reach(trace, event[kept])
+        event[kept], messages, cost_ns=time[kept] // 2, span_ns=around(trace, event[kept])
     )
 
 

@@ -213,12 +213,11 @@ def _matches(trace: Events, rows: Sequence[CompileNote]) -> Matches:
     events = {row.id: -1 for row in rows}
     for name in events:
         events[name] = _first(trace, trace.named(f"{_REGION}: {name}"))
-    cost = np.array([int((row.ms or 0) * 1e6) for row in rows], np.int64)
+    cost = np.array([-1 if row.ms is None else int(row.ms * 1e6) for row in rows], np.int64)
     return Matches(
         np.array([events[row.id] for row in rows], np.int64),
         [row.reason for row in rows],
         cost_ns=cost,
-        span_ns=(np.zeros(len(rows), np.int64), np.full(len(rows), cost.sum())),
         location=[row.location for row in rows],
     )
 
@@ -237,7 +236,7 @@ def _resumed(trace: Events) -> Matches:
     return Matches(
         np.array([event for event, _ in rows.values()], np.int64),
         [text for _, text in rows.values()],
-        cost_ns=np.zeros(len(rows), np.int64),
+        cost_ns=np.full(len(rows), -1),
         location=[f"{file}:{line}" for file, line, _ in rows],
     )
 

@@ -75,7 +75,8 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     event, maker, size = np.array([(f.call, f.maker, f.bytes) for f in found], np.int64).T
     messages = [f"{f.words} on the CPU, then copied to the device" for f in found]
     copies = np.array([f.copy for f in found], np.int64)
-    begin, end = _spans(trace, copies, maker)
+    begin, _ = _spans(trace, copies, maker)
+    _, end = _spans(trace, copies, event)
     return Matches(
         event,
         messages,
@@ -267,11 +268,10 @@ def _costs(trace: Events, copies: Ints, events: Ints) -> Ints:
 
 
 def _spans(trace: Events, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
-    """From the start of the host event (if any, else the copy) to the end of both."""
-    rows = np.where(events >= 0, events, copies)
-    begin = np.minimum(trace.ts[rows], trace.ts[copies])
-    ends = (trace.ts[some] + trace.dur[some] for some in (rows, copies))
-    return begin, np.maximum(*ends)
+    """Begin and end of the host event, if any, else of the call that copies, else of the copy."""
+    calls = np.where(trace.launch[copies] >= 0, trace.launch[copies], copies)
+    rows = np.where(events >= 0, events, calls)
+    return trace.ts[rows], trace.ts[rows] + trace.dur[rows]
 
 
 def _round_trips(

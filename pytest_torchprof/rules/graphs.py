@@ -49,6 +49,7 @@ _BESIDE_TRAINING: Final = (
 
 @rule(
     "missing-no-grad",
+    memory=True,
     fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which keeps "
     "autocast's cache of weights",
     triggers=LAYER.pattern,
@@ -188,14 +189,16 @@ def missing_no_grad(
     ]
     rows = found.rows[starts[chosen]]
     last = np.array([part[-1] for part in parts], np.int64)
+    begin, end = trace.ts[rows], trace.ts[last] + trace.dur[last]
     return Matches(
         rows,
         [
             f"{n} layer{'s' * (n > 1)} recorded a graph that no backward used"
             for n in size[chosen].tolist()
         ],
-        cost_ns=np.array(cost, np.int64),
-        span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
+        # At least half of the time is that of the layers themselves.
+        cost_ns=np.minimum(np.array(cost, np.int64), (end - begin) // 2),
+        span_ns=(begin, end),
         parts=parts,
         fix=[_BESIDE_TRAINING] * len(rows) if len(nodes) else None,
         apart=found.rows[used],

@@ -11,7 +11,7 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.accelerator import chip_of
 from pytest_torchprof.trace import nesting
@@ -154,7 +154,7 @@ def fp32_matmul(trace: Events, *, smallest_dimension: float) -> Matches:
         [messages[which] for which in products.which[found].tolist()],
         cost_ns=(products.kernel_ns(trace)[found] * saves).astype(np.int64),
         fix=list(map(_fix, chips)),
-        span_ns=reach(trace, products.event[found]),
+        span_ns=around(trace, products.event[found]),
     )
 
 
@@ -273,7 +273,7 @@ def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: floa
         products.event[found],
         [messages[one] for one in products.which[found].tolist()],
         cost_ns=products.kernel_ns(trace)[found] // 2,
-        span_ns=reach(trace, products.event[found]),
+        span_ns=around(trace, products.event[found]),
     )
 
 

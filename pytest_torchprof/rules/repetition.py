@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence import estimated_cpu_time as estimate
 from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, gradients, recast
@@ -395,5 +395,5 @@ def _matches(
     ):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(
-        event, message, None, cost, moved_bytes, None, fix, reach(trace, event), wants_tensors
+        event, message, None, cost, moved_bytes, None, fix, around(trace, event), wants_tensors
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.analysis.device_gain import gain
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.kept_gradients import hooks_read, outlive
 from pytest_torchprof.rules.evidence.nodes import engine_nodes, forward_calls
@@ -95,15 +95,14 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
     # Includes what is between the nodes: additions of gradients, and the engine itself.
-    spans = [reach(trace, again) for _, again in found]
-    begin = np.array([starts.min() for starts, _ in spans], np.int64)
-    end = np.array([ends.max() for _, ends in spans], np.int64)
+    begin = np.array([trace.ts[again].min() for _, again in found], np.int64)
+    end = np.array([(trace.ts + trace.dur)[again].max() for _, again in found], np.int64)
     event = np.array([_begin(trace, late) for late, _ in found], np.int64)
     before = np.array([_begin(trace, one) for one in first], np.int64)
     return Matches(
         event,
         "backward runs a graph that an earlier backward has already run",
-        cost_ns=end - begin,
+        cost_ns=gain(trace).between(begin, end),
         span_ns=(begin, end),
         wants_tensors=asks,
         # Their place is where the two differ: one function may call backward for both.

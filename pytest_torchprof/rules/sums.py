@@ -43,6 +43,7 @@ _MANY: Final = 10_000
 
 @rule(
     "accumulated-graph",
+    memory=True,
     fix="sum without the graph: loss.item(), or loss.detach(), which does not wait for the device",
     triggers=_JOINS.pattern,
     steps=Threshold(3, "1", "a few graphs are soon dropped"),

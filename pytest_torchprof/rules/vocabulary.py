@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec.structs import replace
 
+from pytest_torchprof.analysis.device_gain import gain
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
@@ -55,6 +56,7 @@ _OTHER: Final = "select the position before the product, as in lm_head(hidden[:,
 
 @rule(
     "all-logits",
+    memory=True,
     fix=_LAST,
     triggers={r"aten::(select|slice|narrow)$": 1, _PRODUCT.pattern: 1},
     needs="shapes",
@@ -112,14 +114,15 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
         return NO_MATCHES
     event = np.array([row for row, _ in found], np.int64)
     share = np.array([1 - 1 / result.positions for _, result in found])
-    begin, end = reach(trace, event)
+    begin, end = around(trace, event)
+    worth = gain(trace).between(begin, end)
     return Matches(
         event,
         [
             f"logits of {result.shape[-1]:,} tokens for all positions, of which one is used"
             for _, result in found
         ],
-        cost_ns=((end - begin) * share * _backward(trace, event)).astype(np.int64),
+        cost_ns=(worth * share * _backward(trace, event)).astype(np.int64),
         bytes=np.array([result.wasted for _, result in found], np.int64),
         fix=[_LAST if result.used == result.positions - 1 else _OTHER for _, result in found],
     )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.gaps import absent_gap, waits_gap
-from pytest_torchprof.analysis.idle import idle_by_waits
+from pytest_torchprof.analysis.idle import idle, idle_by_waits
 from pytest_torchprof.analysis.launches import launches
 from pytest_torchprof.analysis.unprofiled_time import wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
-from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def host_sync(trace: Events) -> Matches:
     known = (first >= 0) & (found.last >= 0)
     begin = np.where(known, trace.ts[first], 0)
     end = np.where(known, trace.ts[found.last] + trace.dur[found.last], 0)
+    until = np.where(known, idle(trace).next_begin(end), 0)
     # Without the wait, the host would have been ahead by the time it waited.
     cost = np.zeros(len(found), np.int64)
     cost[known] = np.minimum(idle_by_waits(trace, begin[known], end[known]), found.ns[known])
@@ -99,7 +100,7 @@ def host_sync(trace: Events) -> Matches:
         cost_ns=cost,
         bytes=found.bytes,
         fix=[_READ_LATE if copies else _LEAVE_OUT for copies in found.copies.tolist()],
-        span_ns=(begin, end),
+        span_ns=(begin, until),
     )
 
 
@@ -168,7 +169,12 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
     torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
     ```
     """
-    events, messages, costs = [], [], []
+    messages = list[str]()
+    events: list[Ints] = []
+    counts: list[Ints] = []
+    costs: list[Ints] = []
+    begins: list[Ints] = []
+    ends: list[Ints] = []
     for device, mine in launches(trace).items():
         steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e6)
         waited = steady & mine.late & (mine.gap > 0)
@@ -177,16 +183,25 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
             continue
         kernel_ns = np.median(trace.dur[mine.event[mine.single]])
         # A longer gap has another cause than the launch.
-        idle = int(np.minimum(mine.gap, mine.pace)[waited].sum())
-        share = min(idle / (idle + mine.busy_ns), _unprofiled_share(trace, mine.busy_ns))
+        idle_ns = np.minimum(mine.gap, mine.pace)[waited]
+        total = int(idle_ns.sum())
+        share = min(total / (total + mine.busy_ns), _unprofiled_share(trace, mine.busy_ns))
         if kernel_ns < np.median(mine.pace[steady]) and share >= idle_share:
-            events.append(_around(trace, mine.call[mine.single]))
-            messages.append(
+            text = (
                 f"device {device} is idle for most of the time while the host launches {count} "
                 "kernels one by one"
             )
-            costs.append(idle)
-    return Matches(np.array(events, np.int64), messages, cost_ns=np.array(costs, np.int64))
+            events.append(np.full(len(idle_ns), _around(trace, mine.call[mine.single])))
+            messages += [text] * len(idle_ns)
+            # One match, whose cost is that of all gaps.
+            counts.append(np.eye(1, len(idle_ns), dtype=np.int64)[0])
+            costs.append(idle_ns)
+            ends.append(trace.ts[mine.event[waited]])
+            begins.append(ends[-1] - mine.gap[waited])
+    if not messages:
+        return NO_MATCHES
+    event, each, cost, begin, end = map(np.concatenate, (events, counts, costs, begins, ends))
+    return Matches(event, messages, each, cost, span_ns=(begin, end))
 
 
 def _unprofiled_share(trace: Events, busy_ns: int) -> float:

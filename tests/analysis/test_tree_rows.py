@@ -294,3 +294,10 @@ def test_a_real_model() -> None:
     linear = [row for row in rows.values() if row.name == "Linear" and "ViTLayer" in row.path]
     assert 72 == sum(row.count for row in linear)
     assert 24 == rows["ViTModel", "ViTEncoder", "ViTLayer", "LayerNorm"].count
+
+
+def test_a_kernel_without_an_operator_has_unknown_flops() -> None:
+    b = transformer()
+    b.launch("cutlass_80_tensorop_bf16_gemm", 10)
+    rows = rows_of(b)
+    assert {"(no module)"} == {row.name for row in rows if row.flops is None}

@@ -124,6 +124,7 @@ def test_findings_have_the_fields_that_are_promised(say: Say, trace: Path) -> No
     document = linted(say, trace)
     fields = (
         "rule count message location fix accepted cost_ms bytes path module reason modules page"
+        " share"
     )
     assert "torchprof-lint/1" == document["schema"]
     assert {tuple(fields.split())} == {tuple(row) for row in document["findings"]}
@@ -281,12 +282,35 @@ def test_bad_usage_is_one_line(
 def test_a_limited_table_has_the_costliest_of_each_rule(say: Say, trace: Path) -> None:
     _, out, _ = say("lint", trace, "--limit", "2")
     headings = re.findall(r"^[a-z-]+: .* matches in .*", out, re.MULTILINE)
-    expected = ["slow-add: 3 matches in 2 places, 9 us"]
-    assert [*expected, "large-copy: 3 matches in 2 places, 3 us, 24 KiB"] == headings
+    assert [
+        "slow-add: 3 matches in 2 places, 9 us to gain (26.1 %)",
+        "large-copy: 3 matches in 2 places, 3 us to gain (8.7 %), 24 KiB",
+    ] == headings
     assert 2 == out.count("  … and 1 more place\n")
     assert "… and 2 more places: --limit 0 shows all" in out
     document = linted(say, trace, "--limit", "1")
     assert (1, 3) == (len(document["findings"]), document["left_out"])
+
+
+def test_what_gains_too_little_is_counted_and_not_shown(say: Say, tmp_path: Path) -> None:
+    b = builder_of(H100)
+    b.advance(10)
+    b.launch("long", 10_000)
+    b.launch("next", 10)
+    path = b.save(tmp_path / "x.json")
+    status, out, _ = say("lint", path, "--fail")
+    assert (1, 0) == (status, out.count("slow-add"))
+    assert "hidden: 4 places that gain less than 0.1 % of the time (--min-gain 0 shows all)" in out
+    assert "slow-add: 3 matches" in say("lint", path, "--min-gain", "0")[1]
+    shares = [row["share"] for row in linted(say, path)["findings"]]
+    assert 4 == len(shares)
+    assert 0 < min(shares) <= max(shares) < 0.001
+
+
+def test_a_share_is_of_the_time_from_the_first_event_to_the_last(say: Say, trace: Path) -> None:
+    document = linted(say, trace)
+    first = document["findings"][0]
+    assert first["share"] == pytest.approx(first["cost_ms"] / 0.0345, rel=0.01)
 
 
 def test_several_ranks_are_distinguished(say: Say, tmp_path: Path) -> None:
@@ -297,7 +321,8 @@ def test_several_ranks_are_distinguished(say: Say, tmp_path: Path) -> None:
     document = linted(say, folder)
     assert {0, 1} == {row["rank"] for row in document["findings"]}
     assert "rank 0: no accelerator" in document["unchecked"]["on-device"]
-    assert "rank 1  ×2  6 us" in say("lint", folder)[1]
+    assert re.search(r"rank 0  ×2 +6 us", say("lint", folder)[1])
+    assert re.search(r"rank 1  ×2 +\d", say("lint", folder)[1])
     one = linted(say, folder, "--rank", "1")
     assert "rank" not in one["findings"][0]
     rows = list(csv.DictReader(io.StringIO(say("lint", folder, "--format", "csv")[1])))
@@ -402,7 +427,8 @@ def test_a_message_shared_by_all_places_is_printed_once() -> None:
 
 
 def test_a_place_without_cost_or_location_is_unknown() -> None:
-    assert "×1  –  –" in findings([row(cost_ms=0.0, location=None, path=None)], 80)
+    assert "×1  –  –" in findings([row(cost_ms=None, location=None, path=None)], 80)
+    assert "×1  0 ms  –" in findings([row(cost_ms=0.0, location=None, path=None)], 80)
 
 
 def test_a_place_says_how_many_modules_run_it() -> None:

@@ -163,7 +163,7 @@ def test_places_are_computed_once_for_all_rules(trace: Events) -> None:
     [
         (
             [Place("a.py:1", "mm", "net.0"), Place("a.py:1", "mm", "net.1")],
-            {("a.py:1", "net.0", 2, 3)},
+            {("a.py:1", "net.*", 2, 3)},
         ),
         (
             [Place("a.py:1", "mm", "net.0"), Place("a.py:1", "net > mm", "net.0")],
@@ -177,10 +177,14 @@ def test_places_are_computed_once_for_all_rules(trace: Events) -> None:
         ),
         (
             [Place(None, "mm", "net.0"), Place(None, "mm", "net.1")],
-            {("mm", "net.0", 1, 2), ("mm", "net.1", 1, 1)},
+            {("mm", "net.*", 2, 3)},
+        ),
+        (
+            [Place(None, "mm", "net.0.a"), Place(None, "mm", "net.1.b")],
+            {("mm", "net.0.a", 1, 2), ("mm", "net.1.b", 1, 1)},
         ),
     ],
-    ids=["two modules", "two paths", "one known", "no module", "two lines", "no lines"],
+    ids=["two modules", "two paths", "one known", "no module", "two lines", "layers", "no lines"],
 )
 def test_one_line_that_several_modules_run_is_one_finding(
     trace: Events,
@@ -204,7 +208,7 @@ def test_a_line_that_the_rule_knows_is_one_finding_whatever_runs_it(trace: Event
 
     places = [Place("b.py:1", "mm", "net.0"), Place("b.py:2", "mm", "net.1")]
     (found,) = check(trace, [every]).findings(lambda *_: (places, np.array([0, 1])))
-    assert ("a.py:1", "net.0", 2, 2) == (found.location, found.module, found.modules, found.count)
+    assert ("a.py:1", "net.*", 2, 2) == (found.location, found.module, found.modules, found.count)
 
 
 def test_one_look_for_all_expressions_finds_what_each_finds(

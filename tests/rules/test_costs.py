@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Finding
+
 A100 = "NVIDIA A100-SXM4-40GB"
 SGEMM = "ampere_sgemm_128x64_tn"
 
@@ -34,7 +39,12 @@ def recorded(b: TraceBuilder) -> Events:
 def costs(trace: Events, *codes: str) -> list[float]:
     """In us, of these rules' findings."""
     found = check(trace, [RULES[code] for code in codes or RULES])
-    return [finding.cost_ms * 1e3 for finding in found.findings()]
+    return [finding.cost_ms * 1e3 for finding in found.findings() if finding.cost_ms is not None]
+
+
+def total_ms(found: Iterable[Finding], *codes: str) -> float:
+    """What findings cost together, of these rules or all."""
+    return sum(one.cost_ms or 0 for one in found if not codes or one.rule in codes)
 
 
 def span_ms(trace: Events) -> float:
@@ -168,8 +178,7 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
     trace = recorded(b)
     found = check(trace, rules).findings()
     assert len(found) == 3
-    total = sum(one.cost_ms for one in found)
-    assert total == pytest.approx(trace.dur[trace.named("aten::mul")][0] / 1e6)
+    assert total_ms(found) == pytest.approx(trace.dur[trace.named("aten::mul")][0] / 1e6)
     assert len({one.cost_ms for one in found}) == 1
 
 
@@ -180,9 +189,8 @@ def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
     assert len(built) > 10
     for trace in map(recorded, built):
         found = check(trace, RULES.values()).findings()
-        assert 0 <= sum(one.cost_ms for one in found) <= span_ms(trace) + 1e-9
-        waits = [one.cost_ms for one in found if one.rule == "host-sync"]
-        assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
+        assert 0 <= total_ms(found) <= span_ms(trace) + 1e-9
+        assert total_ms(found, "host-sync") * 1e6 <= device_time(trace).idle_ns + 1e-6
 
 
 @pytest.mark.one_in(4)
@@ -190,9 +198,60 @@ def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
 def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
     trace = read_trace(path)
     found = check(trace, RULES.values()).findings()
-    assert sum(one.cost_ms for one in found) <= span_ms(trace)
-    waits = [one.cost_ms for one in found if one.rule == "host-sync"]
-    assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
+    assert total_ms(found) <= span_ms(trace)
+    assert total_ms(found, "host-sync") * 1e6 <= device_time(trace).idle_ns + 1e-6
+
+
+CLAIMS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 20), st.integers(0, 30)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(CLAIMS)
+def test_time_that_several_findings_claim_is_counted_once(
+    drawn: list[tuple[int, int, int, int]],
+) -> None:
+    b = TraceBuilder()
+    b.op("aten::mul", [[2]], dur_us=60)
+    trace = recorded(b)
+    start = int(trace.ts.min())
+    rules = []
+    for number in range(4):
+        mine = [one for one in drawn if one[0] == number]
+        begin = np.array([start + 1000 * since for _, since, _, _ in mine], np.int64)
+        length = np.array([1000 * took for _, _, took, _ in mine], np.int64)
+        cost = np.array([1000 * wanted for *_, wanted in mine], np.int64)
+        found = Matches(
+            np.zeros(len(mine), np.int64), "slow", cost_ns=cost, span_ns=(begin, begin + length)
+        )
+        rules.append(Rule(f"rule-{number}", lambda _, found=found: found, "do not"))
+    costs_us = {one.rule: (one.cost_ms or 0) * 1e3 for one in check(trace, rules).findings()}
+    covered = {t for _, since, took, _ in drawn for t in range(since, since + took)}
+    assert sum(costs_us.values()) <= len(covered) + 1e-9
+    for number in range(4):
+        mine = [one for one in drawn if one[0] == number]
+        own = {t for _, since, took, _ in mine for t in range(since, since + took)}
+        wanted = min(sum(min(took, cost) for *_, took, cost in mine), len(own))
+        assert costs_us.get(f"rule-{number}", 0) <= wanted + 1e-9
+        others = {
+            t for n, since, took, _ in drawn if n != number for t in range(since, since + took)
+        }
+        if not own & others:
+            assert costs_us.get(f"rule-{number}", 0) == pytest.approx(wanted)
+
+
+def test_an_unknown_cost_is_none_and_comes_last() -> None:
+    b = TraceBuilder()
+    b.op("aten::mul", [[2]], dur_us=60)
+    costs_ns = {"a": -1, "b": 0, "c": 5_000}
+    rules = [
+        Rule(code, lambda _, ns=ns: Matches(np.zeros(1, np.int64), "x", cost_ns=np.array([ns])), "")
+        for code, ns in costs_ns.items()
+    ]
+    found = check(recorded(b), rules).findings()
+    assert [(one.rule, one.cost_ms) for one in found] == [("c", 0.005), ("b", 0.0), ("a", None)]
 
 
 # --------------------------------------------------------------------------- without the profiler
@@ -220,3 +279,17 @@ def test_costs_are_from_the_timed_rounds_if_there_are_any(
     (profiled,), (cost,) = (costs(one, "grad-not-none") for one in (filling(None), trace))
     assert profiled > 400
     assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)
+
+
+def test_on_a_device_a_graph_costs_its_nodes_and_not_the_memory_that_it_keeps() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    sequence = 0
+    for _ in range(3):
+        for _ in range(4):
+            dims = [[4096, 4096], [4096, 4096], [4096]]
+            with b.op("aten::linear", dims, ["float"] * 3, args={"Sequence number": sequence}):
+                b.launch(SGEMM, 5_000)
+            sequence += 1
+    trace = recorded(b)
+    (cost,) = costs(trace, "missing-no-grad")
+    assert cost == pytest.approx(1.2 * sequence)

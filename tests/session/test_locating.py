@@ -415,13 +415,13 @@ NET = """
 @pytest.mark.parametrize(
     ("body", "module", "modules"),
     [
-        ("model = Net(); model(X)", "model.blocks.0.attn", 2),
+        ("model = Net(); model(X)", "model.blocks.*.attn", 2),
         ("MODEL.blocks[1](X)", "MODEL.blocks.1.attn", 1),
-        ("net(X)", "net.blocks.0.attn", 2),
-        ("Trainer().step()", "model.blocks.0.attn", 2),
+        ("net(X)", "net.blocks.*.attn", 2),
+        ("Trainer().step()", "model.blocks.*.attn", 2),
         ("net.first(X)", "net.blocks.0.attn", 1),
-        ("Net()(X)", "Net.blocks.0.attn", 2),
-        ("seq = nn.Sequential(Block(), Block()); seq(X)", "seq.0.attn", 2),
+        ("Net()(X)", "Net.blocks.*.attn", 2),
+        ("seq = nn.Sequential(Block(), Block()); seq(X)", "seq.*.attn", 2),
         ("Attention().forward(X)", None, None),
         ("net.blocks[0].attn(X)", "net.blocks.0.attn", 1),
         ("f = torch.compile(net, backend='eager'); f(X)", "f", 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace as with_cost
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,8 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.place import PlacedEvents
 from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_of
-from pytest_torchprof.rules.engine.grouping import grouped, within_span
+from pytest_torchprof.rules.engine.costs import costs_ms
+from pytest_torchprof.rules.engine.grouping import grouped
 from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.name_index import Names, count, names_of, present
 
@@ -74,14 +76,22 @@ class Checked(Frozen, frozen=True):
         if not self.matches:
             return ()
         places, at = placing(self.trace, *_asked(self.matches.values()))
-        found, start = list[Finding](), 0
+        found, of, start = list[Finding](), list[int](), 0
         for rule, matches in self.matches.items():
             stop = start + len(matches)
-            found += grouped(self.trace, rule, matches, places, at[start:stop])
+            more, numbers = grouped(rule, matches, places, at[start:stop])
+            of += [len(found) + number for number in numbers]
+            found += more
             start = stop
-        elsewhere = {rule.code for rule in self.matches if rule.gated_by is not None}
-        found = within_span(self.trace, found, elsewhere)
-        return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
+        costs = costs_ms(self.trace, self.matches, np.array(of, np.int64), len(found))
+        priced = [with_cost(one, cost_ms=cost) for one, cost in zip(found, costs, strict=True)]
+        return tuple(sorted(priced, key=_costliest))
+
+
+def _costliest(finding: Finding) -> tuple[float, str, str, str]:
+    """Sorts findings by cost, those of unknown cost last."""
+    cost = -1.0 if finding.cost_ms is None else finding.cost_ms
+    return -cost, finding.rule, finding.location or "", finding.message
 
 
 def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]:

@@ -60,13 +60,16 @@ class Matches(Frozen, frozen=True):
         message: what was found, one for all rows or one per row; rows with the same message and
             place become one finding.
         count: how many matches a row stands for; None: 1 each.
-        cost_ns: the estimated time that it costs in this run; None: the event's duration. The
-            reported cost is at most the duration of the match, see ``span_ns``.
+        cost_ns: the estimated time to gain, -1 if unknown; None: all that the event is worth. The
+            reported cost is at most what the match is worth: where the trace has all of a device's
+            work, the exposed device time of what the host launches from begin to end, and the idle
+            time that the host causes in it; else its length. Matches that cover the same time share
+            it, see ``span_ns``.
         bytes: bytes that it moves needlessly, -1 if unknown; None: not that kind of rule.
         location: ``file:line`` of each row if the rule itself knows it, else None.
         fix: what to do instead, one per row, if it differs from the rule's own.
-        span_ns: start and end of each row's match, on host and device; None: those of the event,
-            where its duration is the cost; otherwise unknown.
+        span_ns: begin and end of each row's match, on the host; None: those of the event if
+            ``cost_ns`` is None, else unknown, so all of the trace.
         wants_tensors: a capture that identifies tensors may have other matches;
             a live test is then captured once more.
         wants_module_calls: fewer may match in a trace that tells calls of modules; a live test then
@@ -143,6 +146,8 @@ class Rule(Frozen, frozen=True, eq=False):
             rule whose readiness depends on what ran earlier in the process.
         timed: its matches depend on time, so they are not compared with a baseline; a marker may
             still forbid them.
+        memory: its matches cost memory as well as time, so `torchprof lint` shows them even if
+            they gain little time.
     """
 
     code: str
@@ -155,6 +160,7 @@ class Rule(Frozen, frozen=True, eq=False):
     blind: Callable[[Events], Reason | str | None] | None = None
     gated_by: str | None = None
     timed: bool = False
+    memory: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -194,6 +200,7 @@ def rule(
     blind: Callable[[Events], Reason | str | None] | None = None,
     gated_by: str | None = None,
     timed: bool = False,
+    memory: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the decorated function; ``needs`` are words, thresholds keyword arguments.
@@ -217,6 +224,7 @@ def rule(
             blind,
             gated_by,
             timed,
+            memory,
         )
 
     return make

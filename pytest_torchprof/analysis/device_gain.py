@@ -1,0 +1,117 @@
+"""What a device would gain if the host did not do something: its exposed work, and its idle time.
+
+Waits, launches and copies cost a device only what nothing hides. So a stretch of the host's time is
+worth the exposed time of what was launched in it, and the time in it in which no device ran
+anything because the host was late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.analysis.breakdown import EXPOSED, categories
+from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
+from pytest_torchprof.analysis.idle import Idle
+from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.work.categories import CATEGORIES
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+
+
+class Gain(Frozen, frozen=True):
+    """What stretches of the host's time are worth to the devices.
+
+    ``at``: when device events were launched (their own start if that is unknown), in order;
+    ``before``: the exposed time in ns of all that were launched earlier, one more than of ``at``;
+    ``late``: when some device was busy or had work queued.
+    """
+
+    at: Ints
+    before: Ints
+    late: Idle
+
+    def between(self, begin: Ints, end: Ints) -> Ints:
+        """Nanoseconds for each stretch from ``begin`` up to ``end``; 0 for stretches that end
+        before they begin.
+
+        Those of disjoint stretches add up to at most the devices' busy and idle time.
+        """
+        exposed = self.before[self.at.searchsorted(end)] - self.before[self.at.searchsorted(begin)]
+        worth: Ints = np.maximum(exposed + self.late.between(begin, end), 0)
+        return worth
+
+
+class Elapsed:
+    """What stretches of time are worth where the host's time counts: their lengths."""
+
+    def between(self, begin: Ints, end: Ints) -> Ints:
+        """Nanoseconds for each stretch."""
+        length: Ints = np.maximum(end - begin, 0)
+        return length
+
+
+def gain(trace: Events) -> Gain | Elapsed:
+    """What the device would gain where all of its work is known, else the time that elapsed."""
+    return trace.once(_gain)
+
+
+def _gain(trace: Events) -> Gain | Elapsed:
+    if not len(trace.device_rows) or trace.once(device_gap) or trace.once(device_time_gap):
+        return Elapsed()
+    event = trace.device_rows[trace.selection[trace.device_rows]]
+    launch = trace.launch[event]
+    at = np.where(launch >= 0, trace.ts[launch], trace.ts[event])
+    order = np.argsort(at, kind="stable")
+    exposed = exposed_ns(trace, event)[order]
+    before = np.concatenate([[0], np.cumsum(exposed)])
+    return Gain(at[order], before, trace.whole.once(_late))
+
+
+def exposed_ns(trace: Events, event: Ints) -> Ints:
+    """How long each of these device events, in order of time, ran while none of them that takes
+    precedence did: computation before communication and copies, then the earlier one.
+
+    For all events of a device, they add up to its busy time.
+    """
+    exposed = np.zeros(len(event), np.int64)
+    hidden = np.isin(categories(trace, event), [CATEGORIES.index(name) for name in EXPOSED])
+    device = trace.device[event]
+    for one in nesting.distinct(device).tolist():
+        first, second = ((device == one) & (hidden == later) for later in (False, True))
+        begin, end = trace.ts[event], trace.ts[event] + trace.dur[event]
+        exposed[first] = _own(begin[first], end[first])
+        exposed[second] = _own(begin[second], end[second])
+        if first.any() and second.any():
+            computing, _ = Idle.around(begin[first], end[first])
+            begin = np.maximum(begin[second], end[second] - exposed[second])
+            exposed[second] -= computing.busy_between(begin, end[second])
+    return exposed
+
+
+def _own(begin: Ints, end: Ints) -> Ints:
+    """The part of each interval, in order of their begins, that no earlier one covers."""
+    if not len(begin):
+        return begin
+    before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+    own: Ints = np.maximum(end - np.maximum(begin, before), 0)
+    return own
+
+
+def _late(trace: Events) -> Idle:
+    """When some device was busy, or would have been if it had begun its next event when the host
+    had launched it.
+    """
+    rows = trace.device_rows
+    begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+    busy, first = Idle.around(begin, end)
+    launch = trace.launch[rows[first]]
+    ready = np.where(launch >= 0, trace.ts[launch] + trace.dur[launch], busy.start)
+    ready = np.minimum(ready, busy.start)
+    ready[1:] = np.maximum(ready[1:], busy.end[:-1])
+    ready[:1] = busy.start[:1]
+    return Idle.of_spans(ready, busy.end, busy.begins)

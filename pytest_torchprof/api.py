@@ -205,7 +205,8 @@ class Trace:
             dataclasses.replace(row, kernel_short=short_kernels(row.kernel))
             for row in kernel_rows(self.events, by=by, extra=_chips(peaks))
         ]
-        return Rows(rows, kernel_fields(words), self._unknown, kernel_columns(words))
+        unknown = [*self._unknown, *["bytes"] * any(row.bytes is None for row in rows)]
+        return Rows(rows, kernel_fields(words), unknown, kernel_columns(words))
 
     @property
     def _unknown(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from pytest_torchprof.analysis.roofline import (
     roof_of,
 )
 from pytest_torchprof.core.counted_names import CountedNames
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
@@ -153,6 +154,23 @@ def kernel_work(trace: Events, extra: Sequence[Device] = ()) -> KernelWork:
     for pct in (compute, bandwidth):
         pct[seconds <= 0] = np.nan
     return KernelWork(work.event, work.flops, work.done, work.bytes, compute, bandwidth)
+
+
+class Unsized(Frozen, frozen=True):
+    """Device events that move an unknown number of bytes: how many of ``every``, and what the
+    others move.
+    """
+
+    count: int
+    every: int
+    known_bytes: int
+
+
+def unsized(trace: Events, extra: Sequence[Device] = ()) -> Unsized:
+    """Why the sum of the bytes of a trace's device events is only a lower bound, if it is."""
+    work = believable_work(trace, extra)
+    known = work.bytes >= 0
+    return Unsized(int((~known).sum()), len(known), int(work.bytes[known].sum()))
 
 
 def kernel_rows(

@@ -146,12 +146,18 @@ def memory_timeline(trace: Events, points: int = 0) -> list[MemoryPoint]:
     """The level of each device after each change, or at this many moments.
 
     A moment stands for an equal share of the time between a device's first and last change: it is
-    that of the highest level there, the first of several. Shares without a change have none.
+    that of the highest level there, the first of several. Shares without a change have none. Of a
+    part of the trace, only the time from its first allocation or free to its last one counts.
+
+    Raises:
+        ValueError: ``points`` is negative.
     """
+    if points < 0:
+        raise ValueError(f"a timeline of {points} moments: give 0 for all changes, or a number")
     found = []
     for series in series_of(trace):
         begin = int(trace.ts[0])
-        rows = _moments(series, points)
+        rows = _moments(series, _changes_in(trace, series), points)
         for at, parts in zip(series.ts[rows].tolist(), _levels(series, rows), strict=True):
             found.append(MemoryPoint(series.device, (at - begin) / 1e6, sum(parts), *parts))
     return found
@@ -166,15 +172,25 @@ def _levels(series: Series, rows: Ints) -> list[list[int]]:
     return np.stack(columns, 1).tolist()  # type: ignore[no-any-return]
 
 
-def _moments(series: Series, points: int) -> Ints:
-    rows = np.arange(len(series.ts))
+def _changes_in(trace: Events, series: Series) -> Ints:
+    """The changes while the selected part ran: what it allocated may be freed after it."""
+    events = series.memory.event[selected(trace, series.memory)]
+    if not len(events):
+        return np.zeros(0, np.int64)
+    times = trace.ts[events]
+    inside: Ints = ((series.ts >= times.min()) & (series.ts <= times.max())).nonzero()[0]
+    return inside
+
+
+def _moments(series: Series, rows: Ints, points: int) -> Ints:
     if not points or len(rows) <= points:
         return rows
-    begin, span = series.ts[0], max(int(series.ts[-1] - series.ts[0]), 1)
-    share = np.minimum((series.ts - begin) * points // span, points - 1)
-    order = np.lexsort((rows, -series.size.cumsum(), share))
+    ts = series.ts[rows]
+    span = max(int(ts[-1] - ts[0]), 1)
+    share = np.minimum((ts - ts[0]) * points // span, points - 1)
+    order = np.lexsort((rows, -series.size.cumsum()[rows], share))
     first = np.diff(share[order], prepend=-1) > 0
-    return np.sort(order[first])
+    return np.sort(rows[order[first]])
 
 
 def device_memory(trace: Events) -> list[DeviceMemory]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
-from pytest_torchprof.analysis.kernel_rows import UNLINKED
+from pytest_torchprof.analysis.kernel_rows import UNLINKED, unsized
 from pytest_torchprof.analysis.roofline import REACHABLE, NoRoof, unroofed
 from pytest_torchprof.commands.inputs import (
     device_time_note,
@@ -49,6 +49,7 @@ def run_kernels(options: Namespace) -> int:
     chips, words = extra_chips(options), parse_grouping(options.by)
     ranks = load_steps(options, options.traces)
     notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
+    notes += notes_of(ranks, lambda trace: _no_bytes(trace, chips))
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
     if len(words) > 1:
         notes.append(f"gain: total - roofline / {REACHABLE:g}, if that is above 0")
@@ -65,6 +66,16 @@ def run_kernels(options: Namespace) -> int:
         order="total_ms",
         notes=notes,
     )
+
+
+def _no_bytes(trace: Trace, chips: Sequence[Device]) -> str:
+    """A note on why there is no sum of bytes; empty if there is one."""
+    found = unsized(trace.events, chips)
+    if not found.count:
+        return ""
+    known = f"at least {cell('bytes', found.known_bytes)}: " if found.known_bytes else ""
+    of = f"{found.count:,} of {plural(found.every, 'device event')}"
+    return f"no total of bytes: {known}those of {of} are unknown"
 
 
 def roofline_note(trace: Trace, chips: Sequence[Device]) -> str:

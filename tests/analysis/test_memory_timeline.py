@@ -21,8 +21,10 @@ from pytest_torchprof.analysis.memory_timeline import (
     device_memory,
     memory_timeline,
 )
+from pytest_torchprof.core.step_range import StepRange
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
+from pytest_torchprof.trace.steps import at_steps
 
 PARTS = [f"{category.name.lower()}_bytes" for category in Category]
 ENGINE = "autograd::engine::evaluate_function: "
@@ -186,6 +188,32 @@ def test_of_a_live_capture_counts_the_region() -> None:
     assert 1500 == totals(b)[0]
     (point,) = memory_timeline(parse_trace(b.to_bytes()))
     assert (point.live_bytes, point.before_bytes) == (1500, 1000)
+
+
+def test_of_a_step_has_no_moment_outside_of_it() -> None:
+    b = TraceBuilder("GPU", start_bytes={"cuda": 0})
+    kept = []
+    for number in range(3):
+        with b.annotation(f"ProfilerStep#{number}"):
+            for _ in range(2):
+                with b.op("aten::mul", [[8]]):
+                    kept.append(b.memory(512))
+    for block in kept:
+        with b.op("aten::drop"):
+            b.free(block)
+    trace = at_steps(parse_trace(b.to_bytes()), StepRange.parse("1"))
+    inside = trace.ts[trace.selection]
+    points = memory_timeline(trace)
+    first = int(trace.ts[0])
+    assert 2 == len(points)
+    assert all(inside.min() <= first + point.at_ms * 1e6 <= inside.max() + 1e4 for point in points)
+
+
+def test_a_negative_number_of_moments_is_an_error() -> None:
+    b = TraceBuilder("GPU")
+    b.memory(100)
+    with pytest.raises(ValueError, match="a timeline of -1 moments"):
+        memory_timeline(parse_trace(b.to_bytes()), -1)
 
 
 # -------------------------------------------------------------------- stored traces

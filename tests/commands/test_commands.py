@@ -727,6 +727,19 @@ def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path
         assert note.endswith("lacks Concrete Inputs in this trace")
 
 
+def test_a_sum_of_bytes_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    with builder.op("aten::mm", [[256, 512], [512, 1024]], ["float", "float"]):
+        builder.launch("gemm", 10)
+    whole = json.loads(say("kernels", builder.save(tmp_path / "a.json"), "--format", "json")[1])
+    assert isinstance(whole["total"]["bytes"], int)
+    builder.kernel_without_runtime("my_kernel", 1)
+    part = json.loads(say("kernels", builder.save(tmp_path / "b.json"), "--format", "json")[1])
+    assert part["total"]["bytes"] is None
+    (note,) = (note for note in part["notes"] if note.startswith("no total of bytes: at least "))
+    assert note.endswith(": those of 1 of 2 device events are unknown")
+
+
 def test_a_lower_bound_of_one_rank_gives_no_total(say: Say, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()

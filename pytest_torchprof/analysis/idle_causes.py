@@ -21,6 +21,8 @@ from pytest_torchprof.trace.levels import COMPILING, FETCH
 from pytest_torchprof.trace.tree import are_annotations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -33,6 +35,8 @@ _FIRST_USE_NS: Final = 5_000_000
 #: A device that has work starts it within this time, unless something holds it up: in 96 public
 #: traces with gaps, 99 % of such delays are below 10 us, and only five have any of 100 us or more.
 _STALL_NS: Final = 100_000
+#: How many gaps are explained at once.
+_AT_ONCE: Final = 4096
 
 _ALLOCATION: Final = late(
     r"^(cuda|hip|xpu)(Malloc|Free|HostAlloc|HostRegister|HostUnregister|MallocHost|FreeHost|HostFree"
@@ -89,7 +93,32 @@ def idle_parts(trace: Events) -> IdleParts:
 
 
 def _idle_parts(trace: Events) -> IdleParts:
-    device, begin, end, first = _gaps(trace)
+    gaps, host = _gaps(trace), _Host(trace)
+    # Some at a time: most of what the host did is soon summed up.
+    pieces = [
+        _merged(_parts_of(trace, host, [column[at : at + _AT_ONCE] for column in gaps], at))
+        for at in range(0, len(gaps[0]), _AT_ONCE)
+    ]
+    if not pieces:
+        none = np.zeros(0, np.int64)
+        return IdleParts(none, none, none, none, none)
+    columns = zip(*((p.device, p.gap, p.cause, p.event, p.ns) for p in pieces), strict=True)
+    return IdleParts(*map(np.concatenate, columns))
+
+
+def _merged(parts: IdleParts) -> IdleParts:
+    """Parts of one gap with the same cause and event become one."""
+    order = np.lexsort((parts.event, parts.cause, parts.gap))
+    gap, cause, event = parts.gap[order], parts.cause[order], parts.event[order]
+    new = np.append(True, (np.diff(gap) != 0) | (np.diff(cause) != 0) | (np.diff(event) != 0))
+    first = np.flatnonzero(new[: len(gap)])
+    ns = np.add.reduceat(parts.ns[order], first) if len(first) else parts.ns
+    return IdleParts(parts.device[order][first], gap[first], cause[first], event[first], ns)
+
+
+def _parts_of(trace: Events, host: _Host, gaps: Sequence[Ints], number: int) -> IdleParts:
+    """The parts of these gaps, of which the first one has this number."""
+    device, begin, end, first = gaps
     launch = trace.launch[first]
     known = launch >= 0
     # When the host had launched the event that ends the gap.
@@ -97,7 +126,6 @@ def _idle_parts(trace: Events) -> IdleParts:
     ready = np.clip(ready, begin, end)
     thread = np.where(known, trace.thread[launch], -1).astype(np.int64)
 
-    host = _Host(trace)
     gap, event, since, until = host.did(thread, begin, ready)
     # Without operators in the trace, nothing tells what the host did between calls.
     silent = int(Cause.PYTHON if trace.has(Kind.OP) else Cause.UNKNOWN)
@@ -114,7 +142,7 @@ def _idle_parts(trace: Events) -> IdleParts:
     later = np.where(known[queued], late_, int(Cause.UNKNOWN))
     cause = np.concatenate([cause, later])
     event = np.concatenate([event, np.where(known[queued], host.shown[launch[queued]], -1)])
-    return IdleParts(device[gap], gap, cause, event, ns)
+    return IdleParts(device[gap], gap + number, cause, event, ns)
 
 
 def _gaps(trace: Events) -> tuple[Ints, Ints, Ints, Ints]:
@@ -177,6 +205,8 @@ class _Host:
 
     def __init__(self, trace: Events) -> None:
         self.trace = trace
+        # Not kept with the trace: they are as large as all of it.
+        self._timelines: dict[int, tuple[Ints, Ints]] = {}
         self.parent, self.depth = trace.frames
         self.cause, self.shown = self._causes()
         launch = trace.launch[trace.device_rows]
@@ -226,7 +256,9 @@ class _Host:
 
     def _timeline(self, thread: int) -> tuple[Ints, Ints]:
         """Times at which the innermost event of a thread changes, and the event from then on."""
-        return self.trace.once(_timeline, thread)
+        if thread not in self._timelines:
+            self._timelines[thread] = _timeline(self.trace, thread)
+        return self._timelines[thread]
 
     def _causes(self) -> tuple[Ints, Ints]:
         """For each event: the cause if it is the innermost one, and the event to show for it."""

@@ -18,7 +18,7 @@ import numpy as np
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, decode_part
+from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.work import masks
@@ -193,23 +193,35 @@ def _bytes(trace: Events, calls: Ints, kernels: Ints) -> Ints:
     """Compulsory bytes of these calls, -1 where unknown; and one kernel of each."""
     ruled = np.flatnonzero(trace.names_where(TRAFFIC.__contains__)[calls])
     out = np.full(len(calls), -1, np.int64)
-    seen: dict[tuple[int, int, bytes, bytes, bytes, bytes], int] = {}
-    names = trace.name[calls[ruled]].tolist()
-    launched = trace.name[kernels[ruled]].tolist()
-    for i, name, kernel, a in zip(
-        ruled.tolist(), names, launched, trace.operands(calls[ruled]), strict=True
+    if not len(ruled):
+        return out
+    kinds, firsts, _ = alike(trace.name[calls[ruled]], trace.args[calls[ruled]])
+    operands = trace.operands(calls[ruled[firsts]])
+    of_kind = np.full(len(firsts), -1, np.int64)
+    for kind, (name, a) in enumerate(
+        zip(trace.name[calls[ruled[firsts]]].tolist(), operands, strict=True)
     ):
         parts = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        item = item_bytes(trace.names[kernel]) if b"TensorList" in parts[1] else 0
-        key = (name, item, *parts)
-        if key not in seen:
-            dims, types, strides, concrete = map(decode_part, parts)
-            count = compulsory_bytes(
-                trace.names[name], dims, types, strides, concrete, item or None
-            )
-            seen[key] = -1 if count is None else count
-        out[i] = seen[key]
+        if b"TensorList" not in parts[1]:
+            of_kind[kind] = _moved(trace.names[name], parts)
+            continue
+        # The trace lacks the dtypes of the list's tensors: the kernel tells their size.
+        mine = ruled[kinds == kind]
+        by_kernel = {
+            kernel: _moved(trace.names[name], parts, item_bytes(trace.names[kernel]))
+            for kernel in nesting.distinct(trace.name[kernels[mine]]).tolist()
+        }
+        out[mine] = [by_kernel[kernel] for kernel in trace.name[kernels[mine]].tolist()]
+    known = of_kind[kinds] >= 0
+    out[ruled[known]] = of_kind[kinds][known]
     return out
+
+
+def _moved(name: str, parts: tuple[bytes, ...], item: int = 0) -> int:
+    """The compulsory bytes of a call with these operands, -1 if unknown."""
+    dims, types, strides, concrete = map(decode_part, parts)
+    count = compulsory_bytes(name, dims, types, strides, concrete, item or None)
+    return -1 if count is None else count
 
 
 def item_bytes(kernel: str) -> int:

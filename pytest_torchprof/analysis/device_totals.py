@@ -11,6 +11,7 @@ from pytest_torchprof.trace.arguments import MemoryTotals, decode, int64_column
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
 
 
 def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int | None:
@@ -33,13 +34,23 @@ def _begin(trace: Events) -> int:
     return int(trace.ts[chosen].min()) if len(chosen) else 0
 
 
+def _totals(trace: Events) -> dict[str, Ints]:
+    """What the accelerators' allocators recorded at each event."""
+    memory = trace.memory
+    found = decode(MemoryTotals, trace.args[memory.event[memory.on_device]])
+    return {
+        "allocated": int64_column([totals.allocated for totals in found]),
+        "reserved": int64_column([totals.reserved for totals in found]),
+    }
+
+
 def _highest(trace: Events, what: str) -> int | None:
     memory = trace.memory
     rows = memory.on_device.nonzero()[0]
     if not len(rows):
         return None
     events = memory.event[rows]
-    total = int64_column([getattr(a, what) for a in decode(MemoryTotals, trace.args[events])])
+    total = trace.whole.once(_totals)[what]
     if (total < 0).any():
         return None
     counts = selected(trace, memory.where(memory.on_device))

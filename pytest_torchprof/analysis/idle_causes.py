@@ -73,7 +73,7 @@ class Cause(IntEnum):
 
 class IdleParts(Frozen, frozen=True):
     """Parts of gaps, as arrays of one length: ``ns`` of each ``gap`` (numbered from 0) of a
-    ``device`` are given to a ``cause`` (a number of `Cause`).
+    ``device`` are given to a ``cause`` (a number of `Cause`), in order of gaps, then causes.
 
     ``event`` is what the host did: the wait, the fetch, the outermost operator, the innermost
     Python function; or, where it did nothing that the trace shows, the outermost operator that came
@@ -108,12 +108,27 @@ def _idle_parts(trace: Events) -> IdleParts:
 
 def _merged(parts: IdleParts) -> IdleParts:
     """Parts of one gap with the same cause and event become one."""
-    order = np.lexsort((parts.event, parts.cause, parts.gap))
-    gap, cause, event = parts.gap[order], parts.cause[order], parts.event[order]
-    new = np.append(True, (np.diff(gap) != 0) | (np.diff(cause) != 0) | (np.diff(event) != 0))
-    first = np.flatnonzero(new[: len(gap)])
-    ns = np.add.reduceat(parts.ns[order], first) if len(first) else parts.ns
-    return IdleParts(parts.device[order][first], gap[first], cause[first], event[first], ns)
+    if not len(parts.ns):
+        return parts
+    # One number for all columns: sorting by several takes much longer.
+    width = int(parts.event.max()) + 2
+    key = (parts.gap * len(Cause) + parts.cause) * width + parts.event + 1
+    order = key.argsort(kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))
+    ns = np.add.reduceat(parts.ns[order], first)
+    mine = order[first]
+    return IdleParts(parts.device[mine], parts.gap[mine], parts.cause[mine], parts.event[mine], ns)
+
+
+def of_causes(parts: IdleParts) -> IdleParts:
+    """The same by gap and cause alone, without events."""
+    if not len(parts.ns):
+        return parts
+    new = (np.diff(parts.gap) != 0) | (np.diff(parts.cause) != 0)  # parts are in order of both
+    first = np.flatnonzero(np.append(True, new))
+    ns = np.add.reduceat(parts.ns, first)
+    nothing = np.full(len(first), -1, np.int64)
+    return IdleParts(parts.device[first], parts.gap[first], parts.cause[first], nothing, ns)
 
 
 def _parts_of(trace: Events, host: _Host, gaps: Sequence[Ints], number: int) -> IdleParts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_time_gap
-from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts, of_causes
 from pytest_torchprof.places.frames import by_frames
 
 if TYPE_CHECKING:
@@ -69,11 +69,10 @@ def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
     parts = idle_parts(trace)
     if not len(parts.ns) or trace.once(device_time_gap) is not None:
         return []
+    parts = of_causes(parts) if by == "cause" else parts
     places, place = _places(trace, parts.event) if by == "place" else ([None], _zeros(parts.ns))
     names, named = trace.shown_names
     name = np.where(parts.event >= 0, named[trace.name[parts.event]], -1)
-    if by == "cause":
-        name = np.full(len(name), -1)
     # The lines of one location differ in what encloses them, such as the module.
     numbers: dict[object, int] = {}
     spot = np.array([numbers.setdefault(_spot(p), len(numbers)) for p in places], np.int64)[place]

@@ -188,13 +188,22 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
 
 def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Parent and depth if some intervals only overlap."""
-    parent, depth, stack = [], [], list[tuple[int, int]]()
-    for i, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while stack and 2 * stack[-1][1] <= first + last:
-            stack.pop()
-        parent.append(stack[-1][0] if stack else -1)
-        depth.append(len(stack))
-        stack.append((i, last))
+    parent, depth = [], []
+    # What is open, and twice its ends; an end that never comes saves asking whether anything is.
+    rows, ends = [-1], [int(np.iinfo(np.int64).max)]
+    top = ends[0]
+    for row, (middle, last) in enumerate(
+        zip((start + end).tolist(), (2 * end).tolist(), strict=True)
+    ):
+        while top <= middle:
+            rows.pop()
+            ends.pop()
+            top = ends[-1]
+        parent.append(rows[-1])
+        depth.append(len(rows) - 1)
+        rows.append(row)
+        ends.append(last)
+        top = last
     return np.array(parent, np.int64), np.array(depth, np.int64)
 
 

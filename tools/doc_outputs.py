@@ -54,7 +54,8 @@ def _step() -> TraceBuilder:
             builder.launch(name, 180, grid=(16, 4, 16))
         with builder.op("aten::add_", [[16], [16]]):
             add = "at::native::CUDAFunctor_add<float>"
-            builder.launch(f"void at::native::vectorized_elementwise_kernel<4, {add}>(int)", 2)
+            name = f"void at::native::vectorized_elementwise_kernel<4, {add}>(int)"
+            builder.launch(name, 2, grid=(1, 1, 1))
     return builder
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from pytest_torchprof.analysis.breakdown import EXPOSED, categories
 from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
 from pytest_torchprof.analysis.idle import Idle
+from pytest_torchprof.analysis.launches import launched_at
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.work.categories import CATEGORIES
@@ -64,8 +65,7 @@ def _gain(trace: Events) -> Gain | Elapsed:
     if not len(trace.device_rows) or trace.once(device_gap) or trace.once(device_time_gap):
         return Elapsed()
     event = trace.device_rows[trace.selection[trace.device_rows]]
-    launch = trace.launch[event]
-    at = np.where(launch >= 0, trace.ts[launch], trace.ts[event])
+    at = launched_at(trace, event)
     order = np.argsort(at, kind="stable")
     exposed = exposed_ns(trace, event)[order]
     before = np.concatenate([[0], np.cumsum(exposed)])

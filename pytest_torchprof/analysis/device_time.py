@@ -62,15 +62,19 @@ def launched_ns(trace: Events) -> Ints:
     return below
 
 
-def launched_in(trace: Events, events: Ints) -> tuple[Ints, Ints]:
-    """For each of these host events: a kernel that it launched, -1 for none; their time."""
+def launched_in(trace: Events, events: Ints, end: Ints | None = None) -> tuple[Ints, Ints]:
+    """For each of these host events: a kernel that it launched, -1 for none; their time.
+
+    ``end``: until when, in ns, if not until the end of each event.
+    """
     first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
     if not trace.has(Kind.KERNEL):
         return first, below
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL) & (trace.launch >= 0))
     kernels = kernels[np.argsort(trace.launch[kernels], kind="stable")]
     thread, called = trace.thread[trace.launch[kernels]], trace.ts[trace.launch[kernels]]
-    start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
+    start = trace.ts[events]
+    end = start + trace.dur[events] if end is None else end
     for one in nesting.distinct(trace.thread[events]):
         asked, mine = np.flatnonzero(trace.thread[events] == one), kernels[thread == one]
         when = called[thread == one]

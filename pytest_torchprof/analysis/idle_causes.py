@@ -31,7 +31,7 @@ _CPU_WORK_NS: Final = 100_000
 #: A call of the driver that takes this long while the device is idle initializes something on first
 #: use, or loads kernels: in 12 public traces, launches and calls that create streams or events took
 #: 6 ms to 4 s.
-_FIRST_USE_NS: Final = 5_000_000
+FIRST_USE_NS: Final = 5_000_000
 #: A device that has work starts it within this time, unless something holds it up: in 96 public
 #: traces with gaps, 99 % of such delays are below 10 us, and only five have any of 100 us or more.
 _STALL_NS: Final = 100_000
@@ -281,7 +281,7 @@ class _Host:
         host = trace.is_kind(*HOST_KINDS, Kind.PYTHON)
         own = np.full(len(trace), -1, np.int64)
         for cause, events in (
-            (Cause.COMPILING, trace.is_kind(Kind.RUNTIME) & (trace.dur >= _FIRST_USE_NS)),
+            (Cause.COMPILING, trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)),
             (Cause.ALLOCATING, trace.names_where(_ALLOCATION.search)),
             (Cause.COMPILING, trace.names_where(_LOADS_KERNELS.search)),
             (Cause.WAITING, trace.names_where(SYNC_CALL.search)),

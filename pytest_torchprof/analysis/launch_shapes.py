@@ -97,6 +97,16 @@ def launched(trace: Events, event: Ints, extra: Sequence[Device] = ()) -> Launch
     return Launched(grid, block, registers, shared, occupancy, per_sm, warps, waves)
 
 
+def multiprocessors(trace: Events, number: int, extra: Sequence[Device] = ()) -> int | None:
+    """How many multiprocessors a device has, by its driver, else by the table of devices."""
+    found = {whole_number(entry.get("numSms")) for entry in listed_device(trace, number)}
+    known = found.pop() if len(found) == 1 else -1
+    if known > 0:
+        return known
+    device = device_of(trace, number, extra)
+    return device.multiprocessors if device is not None else None
+
+
 def tail_of(waves: float | None) -> float | None:
     """The share of the last wave that is empty; None if the waves are unknown.
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"\w*GraphLaunch")
+#: They wait for the device. Source: CUDA's programming guide, "Implicit Synchronization".
+_FREES: Final = late(r"^(cuda|hip)Free$")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
@@ -68,6 +70,49 @@ def _launches(trace: Events) -> dict[int, Launches]:
         own = np.where(single, pace[call], -1)
         out[device] = Launches(event, gap, call, single, own, returned > before, busy)
     return out
+
+
+def launched_at(trace: Events, event: Ints) -> Ints:
+    """When the host launched these device events, in ns; their own begin where that is unknown."""
+    launch = trace.launch[event]
+    return np.where(launch >= 0, trace.ts[launch], trace.ts[event])
+
+
+class Followed(Frozen, frozen=True):
+    """Of some device events: ``alone`` if the device ran nothing else meanwhile, and ``delays`` if
+    what comes next waits for them.
+
+    What comes next does not wait if the host launched it after the event ended, and did not itself
+    wait for the device then: if the event were shorter, the device would only be idle for longer.
+    """
+
+    alone: Bools
+    delays: Bools
+
+
+def followed(trace: Events, event: Ints) -> Followed:
+    """How these device events relate to the others of their device, selected or not."""
+    alone, delays = np.ones((2, len(event)), bool)
+    device = trace.device[event]
+    waits = trace.names_where(lambda name: SYNC_CALL.search(name) or _FREES.search(name))
+    every, calls = trace.device_rows, np.flatnonzero(waits)
+    until = np.maximum.accumulate(trace.ts[calls] + trace.dur[calls]) if len(calls) else calls
+    for number in _distinct(device):
+        mine, rows = np.flatnonzero(device == number), every[trace.device[every] == number]
+        at = np.searchsorted(rows, event[mine])
+        begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+        reach, done = np.maximum.accumulate(end), end[at]
+        earlier = np.where(at > 0, reach[at - 1], begin[0])
+        later = np.append(begin[1:], np.iinfo(np.int64).max)[at]
+        alone[mine] = (earlier <= begin[at]) & (later >= done)
+        after = np.searchsorted(begin, done)
+        launch = np.append(trace.launch[rows], -1)[np.minimum(after, len(rows))]
+        queued = (launch < 0) | (trace.ts[launch] <= done)
+        # A call that began before the event ended, and returned after that.
+        before = np.searchsorted(trace.ts[calls], done) - 1
+        waited = (before >= 0) & (np.append(until, 0)[before] >= done)
+        delays[mine] = queued | waited
+    return Followed(alone, delays)
 
 
 def _distinct(numbers: npt.NDArray[Any]) -> list[int]:

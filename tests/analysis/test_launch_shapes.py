@@ -9,6 +9,7 @@ import pytest
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.kernel_rows import kernel_rows
+from pytest_torchprof.analysis.launch_shapes import multiprocessors
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -136,3 +137,25 @@ def test_copies_have_no_launch() -> None:
     b.memcpy("DtoD", 4_000)
     row = one(b)
     assert [None] * len(SHAPE_FIELDS) == [getattr(row, field) for field in SHAPE_FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({"numSms": 104}, 104),
+        ({"numSms": "104"}, 104),
+        ({"numSms": None, "totalGlobalMem": 192 * 2**30}, 304),
+        ({"numSms": None, "name": "a device of the future"}, None),
+        ({"numSms": -1, "name": ""}, None),
+    ],
+)
+def test_multiprocessors_are_those_of_the_driver_or_of_the_table(
+    properties: dict[str, Any], expected: int | None
+) -> None:
+    b = TraceBuilder("AMD Instinct MI300X", (9, 4), vendor="amd")
+    b.launch("k")
+    document = b.document()
+    entry = document["deviceProperties"][0] | properties
+    document["deviceProperties"] = [{k: v for k, v in entry.items() if v is not None}]
+    trace = parse_trace(json.dumps(document).encode())
+    assert multiprocessors(trace, 0) == expected

@@ -181,8 +181,8 @@ def test_kernels_by_operator_kernel_and_shape_say_what_there_is_to_gain(
     assert row["roofline_ms"] == pytest.approx(1e3 * size / 3352e9)
     assert row["ms_to_gain"] == pytest.approx(0.01 - row["roofline_ms"] / 0.7)
     assert row["arithmetic_intensity"] == pytest.approx(2 * 256 * 512 * 1024 / size)
-    assert ([1, 1, 1], [128, 1, 1]) == (row["grid"], row["block"])
-    assert row["waves"] == pytest.approx(1 / (132 * 16))
+    assert ([1024, 1, 1], [128, 1, 1]) == (row["grid"], row["block"])
+    assert row["waves"] == pytest.approx(1024 / (132 * 16))
     gains = [row["ms_to_gain"] for row in document["rows"] if row["ms_to_gain"] is not None]
     assert document["total"]["ms_to_gain"] == pytest.approx(sum(gains))
     notes = "\n".join(document["notes"])
@@ -202,10 +202,10 @@ def test_kernels_by_several_words_print_as_table_csv_and_markdown(
     ghost = next(line for line in table.splitlines() if "ghost_copy" in line)
     assert ghost.startswith("(unlinked)")
     (first, *_) = csv.DictReader(io.StringIO(say(*by, "--format", "csv")[1]))
-    assert ("[1, 1, 1]", "[[256, 512], [512, 1024]]") == (first["grid"], first["shapes"])
+    assert ("[1024, 1, 1]", "[[256, 512], [512, 1024]]") == (first["grid"], first["shapes"])
     assert "nvjet_tst_128x64" == first["kernel_short"]
     _, markdown, _ = say(*by, "--format", "markdown")
-    assert "1×1×1" in markdown
+    assert "1024×1×1" in markdown
     assert "`[[256, 512], [512, 1024]]`" in markdown
 
 

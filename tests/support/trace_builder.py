@@ -261,7 +261,7 @@ class TraceBuilder:
         if self.amd:
             args = shape | {"kind": "Dispatch Kernel" if shape else "Dispatch Task"}
         else:
-            args = shape or {"grid": [1, 1, 1], "block": [128, 1, 1]}
+            args = shape or {"grid": [1024, 1, 1], "block": [128, 1, 1]}
             blocks = prod(args["grid"]) / NUM_SMS
             warps = blocks * prod(args["block"]) / 32
             args |= {"queued": 0, "registers per thread": 32, "shared memory": 0}
@@ -272,31 +272,34 @@ class TraceBuilder:
 
     def launch(
         self, name: str, device_us: float = 10, stream: int = 7, *, host_us: float = 5,
-        grid: Sequence[int] = (1, 1, 1), block: Sequence[int] = (128, 1, 1),
-        driver: bool = False, record_kernel: bool = True,
+        grid: Sequence[int] = (1024, 1, 1), block: Sequence[int] = (128, 1, 1),
+        driver: bool = False, record_kernel: bool = True, call_name: str = "",
     ) -> None:  # fmt: skip
         """A launch call and its kernel, which `record_kernel=False` loses (partial capture)."""
         shape = {"grid": list(grid), "block": list(block)}
         amd_args = {"kernel": name, **shape, "shared memory": 0}
-        call = self.runtime("cuLaunchKernel" if driver else "cudaLaunchKernel", host_us, amd_args)
+        name_of_call = call_name or ("cuLaunchKernel" if driver else "cudaLaunchKernel")
+        call = self.runtime(name_of_call, host_us, amd_args)
         if record_kernel:
             self._kernel(name, device_us, stream, call, shape)
         self._count(launches=1, lost_kernels=int(not record_kernel))
 
     def graph_launch(
-        self, names: Sequence[str], device_us: float = 10, stream: int = 7, host_us: float = 20
-    ) -> None:
+        self, names: Sequence[str], device_us: float = 10, stream: int = 7, host_us: float = 20,
+        *, grid: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         """One call, many kernels, one correlation id. On AMD the kernels have no External id."""
         call = self.runtime("cudaGraphLaunch", host_us)
         external, self.external = self.external, "none" if self.amd else self.external
         for name in names:
-            self._kernel(name, device_us, stream, call, {})
+            shape = {"grid": list(grid), "block": [128, 1, 1]} if grid else {}
+            self._kernel(name, device_us, stream, call, shape)
         self.external = external
         self._count(launches=1, graph_launches=1)
 
     def kernel_without_runtime(self, name: str, device_us: float = 10, stream: int = 7) -> None:
         self._need_device()
-        self._kernel(name, device_us, stream, None, {"grid": [1, 1, 1], "block": [128, 1, 1]})
+        self._kernel(name, device_us, stream, None, {"grid": [1024, 1, 1], "block": [128, 1, 1]})
         self._count(unlinked_kernels=1)
 
     def memcpy(

@@ -1,0 +1,243 @@
+"""Work that a process does once, on first use: while a capture lasts, it distorts all its times.
+
+That is initializing the device and its libraries, loading kernels, compiling, and searching for the
+fastest kernel. It is told from a hiccup of the machine by what is new: a call that was slow because
+of first use launches a kernel for the first time, or is not slow again in the same place.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.idle_causes import FIRST_USE_NS, idle_parts
+from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
+from pytest_torchprof.trace.known_names import LAUNCH_CALL
+from pytest_torchprof.trace.levels import COMPILING
+from pytest_torchprof.trace.name_index import (
+    Names,
+    are_named,
+    events_named,
+    marks_named,
+    operators_named,
+)
+from pytest_torchprof.trace.tree import operators_around, within_named
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: Calls that initialize the driver, a context, or the streams and events of a library.
+_INITIALIZES: Final = late(
+    r"^(cuda|hip|cu)(Init|SetDevice|(Stream|Event|Ctx)Create|DevicePrimaryCtx|GetDevice|DeviceGet)"
+)
+#: The first of these in a process creates a context; libraries call it as they initialize.
+_FREES: Final = late(r"^(cuda|hip)Free$")
+#: cuDNN and cuBLAS call it twice per kind of work, no more. An allocator that frees is not new.
+_MOST_FREES: Final = 2
+_ALLOCATES: Final = late(r"^(cuda|hip)Malloc")
+#: What an allocator does between two attempts.
+_RETRIES: Final = late(r"^(cuda|hip)(Free|\w+Synchronize|EventQuery|GetLastError|MemGetInfo)")
+_LOADS: Final = late(r"^(cuda|hip|cu)(ModuleLoad|LibraryLoad|Link(Create|Add|Complete))")
+#: torch.compile's annotations around a search for the fastest kernel, and around graph capture.
+#: Source: torch/_inductor/runtime/triton_heuristics.py, select_algorithm.py, cudagraph_trees.py.
+_TUNES: Final = Names(r".*(benchmark|autotun).*\(dynamo_timed\)")
+_CAPTURES: Final = Names(r".*(CUDAGraph|cudagraph).*\(dynamo_timed\)")
+_BEGINS: Final = Names(r"(cuda|hip)StreamBeginCapture")
+_ENDS: Final = Names(r"(cuda|hip)StreamEndCapture")
+_REGION: Final = Names(r"Torch-Compiled Region")
+#: A later number is of a recompilation. Source: torch/_dynamo/convert_frame.py, ``CompileId``.
+_AGAIN: Final = late(r".*/[1-9]\d*$")
+#: A compilation pays off if what it made runs more than once.
+_RUNS: Final = 2
+_CONVOLUTION: Final = Names(r"aten::\w*convolution\w*$")
+_TIMES: Final = Names(r"(cuda|hip)EventSynchronize$")
+
+
+class OneTime(IntEnum):
+    """What was done once."""
+
+    INITIALIZING = 0
+    LOADING_KERNELS = 1
+    COMPILING = 2
+    TUNING = 3
+
+
+class OneTimeWork(Frozen, frozen=True):
+    """Host events that did such work: ``what`` is a number of `OneTime`.
+
+    ``ns`` is the time that the device lost: in which it was idle because of the event, or ran
+    kernels that were only timed. ``begin`` and ``end``, in ns, are when the host did that.
+    """
+
+    event: Ints
+    what: Ints
+    ns: Ints
+    begin: Ints
+    end: Ints
+
+
+def one_time_work(trace: Events) -> OneTimeWork:
+    """All such work in the selection, in time order."""
+    return trace.once(_one_time_work)
+
+
+def _one_time_work(trace: Events) -> OneTimeWork:
+    compiles = _compilations(trace)
+    searches, timed = _searches(trace)
+    calls, what = _calls(trace)
+    # Idle time is given to the outermost annotation of a compilation, whatever it calls.
+    outside = ~within_named(trace, calls, COMPILING) & ~_in_capture(trace, calls)
+    calls, what = calls[outside], what[outside]
+    event = np.concatenate([compiles, searches, calls])
+    if not len(event):
+        return OneTimeWork(event, event, event, event, event)
+
+    tunes = are_named(trace, compiles, _TUNES)
+    compiling = np.where(tunes, int(OneTime.TUNING), int(OneTime.COMPILING))
+    what = np.concatenate([compiling, np.full(len(searches), int(OneTime.TUNING)), what])
+    begin, end = trace.ts[event], trace.ts[event] + trace.dur[event]
+    end[len(compiles) : len(compiles) + len(searches)] = timed
+    idle, parts = np.zeros(len(trace), np.int64), idle_parts(trace)
+    known = parts.event >= 0
+    np.add.at(idle, parts.event[known], parts.ns[known])
+    own = len(compiles) + len(searches)
+    ns = idle[event]
+    first, kernels = launched_in(trace, event[:own], end[:own])
+    ns[:own] += kernels
+    # A search begins with the first kernel that it times.
+    searching = slice(len(compiles), own)
+    begin[searching] = np.where(
+        first[searching] >= 0, trace.ts[trace.launch[first[searching]]], begin[searching]
+    )
+    order = np.lexsort((event, trace.ts[event]))
+    order = order[ns[order] > 0]
+    return OneTimeWork(event[order], what[order], ns[order], begin[order], end[order])
+
+
+# -------------------------------------------------------------------- the driver and its libraries
+
+
+def _calls(trace: Events) -> tuple[Ints, Ints]:
+    """Calls of the driver that are slow on first use, or load kernels; and what each does."""
+    slow = trace.selection & trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)
+    loads = trace.selection & trace.is_kind(Kind.RUNTIME) & trace.names_where(_LOADS.match)
+    slow &= ~loads
+    launches = np.flatnonzero(slow & trace.names_where(LAUNCH_CALL.search))
+    launches = launches[_are_first(trace, launches)]
+    starts = np.flatnonzero(slow & trace.names_where(_INITIALIZES.match))
+    starts = starts[np.unique(trace.name[starts], return_index=True)[1]]
+    frees = np.flatnonzero(slow & trace.names_where(_FREES.match))
+    frees = frees[_initialize(trace, frees)]
+    loading = np.concatenate([np.flatnonzero(loads), launches])
+    initializing = np.concatenate([starts, frees])
+    what = np.repeat(
+        [int(OneTime.LOADING_KERNELS), int(OneTime.INITIALIZING)],
+        [len(loading), len(initializing)],
+    )
+    return np.concatenate([loading, initializing]), what
+
+
+def _are_first(trace: Events, launches: Ints) -> Bools:
+    """Which of these launches are the first of their kernels."""
+    if not len(launches):
+        return np.zeros(0, bool)
+    device = trace.device_rows
+    device = device[(trace.kind[device] == Kind.KERNEL) & (trace.launch[device] >= 0)]
+    device = device[np.argsort(trace.ts[trace.launch[device]], kind="stable")]
+    first = device[np.unique(trace.name[device], return_index=True)[1]]
+    return np.isin(launches, trace.launch[first])
+
+
+def _initialize(trace: Events, frees: Ints) -> Bools:
+    """Which of these calls are in operators of a name in which few are slow, and follow no attempt
+    to allocate: an allocator that found no memory frees what it keeps, and tries again.
+    """
+    operator = operators_around(trace, trace.parent[frees])
+    name = np.where(operator >= 0, trace.name[operator], -1)
+    _, at, count = np.unique(name, return_inverse=True, return_counts=True)
+    found: Bools = (count[at] <= _MOST_FREES) & (name >= 0)
+    others = np.flatnonzero(trace.is_kind(Kind.RUNTIME) & ~trace.names_where(_RETRIES.search))
+    allocates = trace.names_where(_ALLOCATES.match)
+    for thread in nesting.distinct(trace.thread[frees]).tolist():
+        mine, calls = trace.thread[frees] == thread, others[trace.thread[others] == thread]
+        before = np.searchsorted(calls, frees[mine]) - 1
+        found[mine] &= ~((before >= 0) & allocates[np.append(calls, 0)[before]])
+    return found
+
+
+def _in_capture(trace: Events, calls: Ints) -> Bools:
+    """Which of these calls are made while their thread captures a graph."""
+    begins, ends = events_named(trace, _BEGINS), events_named(trace, _ENDS)
+    inside = np.zeros(len(calls), bool)
+    for thread in nesting.distinct(trace.thread[begins]).tolist():
+        mine = trace.thread[calls] == thread
+        begun, ended = (
+            np.searchsorted(trace.ts[rows[trace.thread[rows] == thread]], trace.ts[calls])
+            for rows in (begins, ends)
+        )
+        inside |= mine & (begun > ended)
+    return inside
+
+
+# -------------------------------------------------------------------- compilation, and searches
+
+
+def _compilations(trace: Events) -> Ints:
+    """Outermost annotations of torch.compile at work, of what runs again later in the trace.
+
+    Neither of a recompilation nor of the capture of a graph.
+    """
+    rows = events_named(trace, COMPILING)
+    rows = rows[trace.selection[rows] & trace.is_kind(*HOST_KINDS)[rows]]
+    rows = rows[~within_named(trace, rows, COMPILING)]
+    rows = rows[~are_named(trace, rows, _CAPTURES) & ~within_named(trace, rows, _CAPTURES)]
+    if not len(rows):
+        return rows
+    regions = marks_named(trace, _REGION)
+    regions = regions[~within_named(trace, regions, _REGION)]
+    own = np.array([_region_of(trace, row, regions) for row in rows.tolist()], np.int64)
+    name = trace.name[regions]
+    runs = np.array([
+        int((name[trace.ts[regions] + trace.dur[regions] > trace.ts[row]] == one).sum())
+        for row, one in zip(rows.tolist(), own.tolist(), strict=True)
+    ])  # fmt: skip
+    again = trace.names_where(_AGAIN.match)
+    numbers = np.flatnonzero(again & np.isin(np.arange(len(trace)), regions))
+    return rows[(runs >= _RUNS) & ~np.isin(own, trace.name[numbers])]
+
+
+def _region_of(trace: Events, row: int, regions: Ints) -> int:
+    """The name of the region that a compilation is for: the one around it or the next one on its
+    thread, else the last one before it on any, as for a backward pass; -1 for none.
+    """
+    mine = regions[trace.thread[regions] == trace.thread[row]]
+    after = mine[trace.ts[mine] + trace.dur[mine] > trace.ts[row]]
+    before = regions[trace.ts[regions] < trace.ts[row]]
+    return (
+        int(trace.name[after[0] if len(after) else before[-1]]) if len(after) + len(before) else -1
+    )
+
+
+def _searches(trace: Events) -> tuple[Ints, Ints]:
+    """Convolutions that time several kernels (``torch.backends.cudnn.benchmark``), and until when.
+
+    They wait for an event after each kernel, which no other convolution does.
+    """
+    waits = events_named(trace, _TIMES)
+    if not len(waits):
+        return waits, waits
+    around = operators_around(trace, trace.parent[waits])
+    inside = np.isin(around, operators_named(trace, _CONVOLUTION))
+    around, waits = around[inside], waits[inside]
+    calls, at = np.unique(around, return_inverse=True)
+    end = np.zeros(len(calls), np.int64)
+    np.maximum.at(end, at, trace.ts[waits] + trace.dur[waits])
+    chosen = trace.selection[calls]
+    return calls[chosen], end[chosen]

@@ -1,0 +1,103 @@
+"""The rule about a capture that contains what happens only once in a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.idle import spans_of
+from pytest_torchprof.analysis.one_time_work import OneTime, one_time_work
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.products import LAUNCHES
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+
+_WARM_UP: Final = (
+    "warm up before the capture, for its numbers include this: torch.profiler.schedule(wait=1, "
+    "warmup=2, active=3), or a few runs and torch.cuda.synchronize() before the profiler starts"
+)
+_MESSAGES: Final = {
+    OneTime.INITIALIZING: "the device and its libraries are initialized",
+    OneTime.LOADING_KERNELS: "kernels are loaded on first use",
+    OneTime.COMPILING: "torch.compile compiles",
+    OneTime.TUNING: "kernels are timed to find the fastest one",
+}
+
+
+@rule(
+    "warmup-in-capture",
+    fix=_WARM_UP,
+    triggers=LAUNCHES,
+    needs="device",
+    timed=True,
+    share=Threshold(0.1, "1", "below, the capture still shows what usually takes time"),
+    least=Threshold(5, "ms", "loading a few kernels takes a millisecond in any process"),
+)
+def warmup_in_capture(trace: Events, *, share: float, least: float) -> Matches:
+    """The capture contains work that a process does only once, on first use.
+
+    ## What it does
+
+    Adds up the time that a device lost, between its first and its last event, to work of these
+    kinds, and matches if it is at least `least` (5 ms) and `share` (0.1) of that span:
+
+    - initialization: a call of the driver that creates a context, a stream or an event, or asks
+      for a device's properties, and takes 5 ms or more, the first of its name; and a `cudaFree`
+      of 5 ms or more within an operator, by which libraries initialize themselves, unless it
+      follows an allocation, or more than two are as slow in operators of that name;
+    - loading kernels: a launch that takes 5 ms or more and is the first of its kernel, and all
+      calls that load modules and libraries;
+    - `torch.compile` at work, if what it compiled runs at least twice in the trace;
+    - a search for the fastest kernel: convolutions that wait for each kernel they try
+      (`torch.backends.cudnn.benchmark`), and Inductor's autotuning where it is annotated.
+
+    The device loses the time in which it is idle because of this, and in which it runs kernels
+    that are only timed. Not counted: what comes before the first event of the device; a slow
+    launch of a kernel that ran before, which is a hiccup of the machine; recompilations, see
+    `recompile`; the capture of a CUDA graph, and a trace of one compilation, which are recorded
+    on purpose; and allocations, even the first. A search by MIOpen or by Triton's own `autotune`
+    is not recognized, for nothing in a trace marks it.
+
+    All of one kind is one finding, at the place of its costliest event. Times decide here, so the
+    matches may change with the machine.
+
+    ## Why it is slow
+
+    It is slow once. A capture of a few steps that includes it shows mainly that, and every time,
+    share and average in it is about a process that starts.
+
+    ## Example
+
+    ```python
+    model.cuda()
+    with torch.profiler.profile() as profiler:
+        for batch in batches:
+            step(batch)
+    ```
+
+    ## Use instead
+
+    ```python
+    model.cuda()
+    schedule = torch.profiler.schedule(wait=1, warmup=2, active=3)
+    with torch.profiler.profile(schedule=schedule) as profiler:
+        for batch in batches:
+            step(batch)
+            profiler.step()
+    ```
+    """
+    span = sum(end - begin for begin, end in spans_of(trace).values())
+    found = one_time_work(trace)
+    if not len(found.event) or found.ns.sum() < max(share * span, least * 1e6):
+        return NO_MATCHES
+    event, messages = found.event.copy(), [""] * len(found.event)
+    for kind, words in _MESSAGES.items():
+        mine = np.flatnonzero(found.what == kind)
+        if len(mine):
+            event[mine] = event[mine[np.argmax(found.ns[mine])]]
+            part = f"{100 * int(found.ns[mine].sum()) / span:.0f} %"
+            for row in mine.tolist():
+                messages[row] = f"{words} within the capture: {part} of the span"
+    return Matches(event, messages, cost_ns=found.ns, span_ns=(found.begin, found.end))

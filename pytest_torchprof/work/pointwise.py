@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.operands import (
     Operands,
@@ -22,28 +23,37 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------- element by element
 
 
-def _elementwise(inputs: int, out: str | None = None) -> TrafficRule:
-    """The leading ``inputs`` operands are broadcast; the output follows them.
+class Elementwise(Frozen, frozen=True):
+    """The rule of an operator whose leading ``inputs`` operands are broadcast; the output follows.
 
-    `out`: the dtype of the result if it is fixed; "real" if integers give floats.
+    ``out``: the dtype of the result if it is fixed; "real" if integers give floats.
     """
 
-    def rule(name: str, call: Operands) -> int:
-        tensors = call.tensors(0, inputs)
+    inputs: int
+    out: str | None = None
+
+    def __call__(self, name: str, call: Operands) -> int:
+        """The bytes of a call."""
+        return sum(t.bytes for t in self.read(call)) + self.written(name, call).bytes
+
+    def read(self, call: Operands) -> list[Tensor]:
+        """The tensors that it reads. Numbers are recorded as tensors without dimensions."""
+        tensors = call.tensors(0, self.inputs)
+        shape = broadcast(tensors)
+        return [t for t in tensors if t.shape or not shape]
+
+    def written(self, name: str, call: Operands) -> Tensor:
+        """The tensor that it writes."""
+        tensors = call.tensors(0, self.inputs)
         shape = broadcast(tensors)
         if name.endswith("_"):
             if shape != tensors[0].shape:
                 raise UnknownOperandError
-            written = tensors[0]  # the kernel refuses an expanded output
-        else:
-            places = call.tensors(inputs)
-            dtype = places[-1].dtype if places else _result(call, tensors, inputs, out)
-            written = Tensor(shape, dtype)
-        # Numbers are recorded as tensors without dimensions.
-        read = sum(t.bytes for t in tensors if t.shape or not shape)
-        return read + written.bytes
-
-    return rule
+            return tensors[0]  # the kernel refuses an expanded output
+        places = call.tensors(self.inputs)
+        if places:
+            return Tensor(shape, places[-1].dtype)
+        return Tensor(shape, _result(call, tensors, self.inputs, self.out))
 
 
 def _result(call: Operands, tensors: list[Tensor], inputs: int, out: str | None) -> str:
@@ -58,8 +68,12 @@ def _result(call: Operands, tensors: list[Tensor], inputs: int, out: str | None)
 
 def _division(name: str, call: Operands) -> int:
     """True division turns integers into floats; a rounding division does not."""
+    return _quotient(call)(name, call)
+
+
+def _quotient(call: Operands) -> Elementwise:
     rounds = len(call) > 2 and bool(call.concrete) and bool(call.concrete[2])
-    return _elementwise(2, None if rounds else "real")(name, call)
+    return Elementwise(2, None if rounds else "real")
 
 
 def _where(_: str, call: Operands) -> int:
@@ -141,7 +155,7 @@ def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> Tr
 def _extremum(name: str, call: Operands) -> int:
     """`max(x)`, `max(x, axis)` with indices, or `max(x, other)`."""
     if len(call) > 1 and call.types[1] in ELEMENT_BYTES:
-        return _elementwise(2)(name, call)
+        return Elementwise(2)(name, call)
     return _reduction(outputs=2)(name, call)
 
 
@@ -221,9 +235,9 @@ def _cumulated(_: str, call: Operands) -> int:
 
 # ------------------------------------------------------------------------------------ the table
 
-_UNARY, _BINARY, _TERNARY = (_elementwise(n) for n in (1, 2, 3))
-_REAL_UNARY, _REAL_BINARY = (_elementwise(n, "real") for n in (1, 2))
-_TEST, _COMPARISON = (_elementwise(n, "bool") for n in (1, 2))
+_UNARY, _BINARY, _TERNARY = (Elementwise(n) for n in (1, 2, 3))
+_REAL_UNARY, _REAL_BINARY = (Elementwise(n, "real") for n in (1, 2))
+_TEST, _COMPARISON = (Elementwise(n, "bool") for n in (1, 2))
 
 
 def _each(rule: TrafficRule, *names: str) -> dict[str, TrafficRule]:
@@ -246,7 +260,7 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     **_each(_division, "div"),
     **_each(_COMPARISON, "eq ne lt le gt ge logical_and logical_or logical_xor"),
     **_each(_TERNARY, "addcmul addcdiv lerp clamp"),
-    "aten::masked_fill_": _elementwise(2),
+    "aten::masked_fill_": Elementwise(2),
     "aten::mse_loss": _loss,
     "aten::mse_loss_backward": _TERNARY,
     "aten::where": _where,
@@ -301,3 +315,39 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _norm_backward(1, 4),
 }
+
+#: Reductions that read one tensor, the first operand.
+REDUCTIONS: Final = frozenset(
+    {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var", "aten::std"}
+    | {"aten::linalg_vector_norm"}
+)
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether each element that this operator writes depends on one of each tensor it reads."""
+    rule = POINTWISE.get(name)
+    return isinstance(rule, Elementwise) or rule in (_division, _copy, _dropout, _dropout_backward)
+
+
+def written(name: str, call: Operands) -> Tensor:
+    """The tensor that an elementwise operator writes; raises if the call lacks what that needs.
+
+    >>> written("aten::gt", Operands([[4, 5], []], ["float", "Scalar"], ["", "0"]))
+    Tensor(shape=(4, 5), dtype='bool', strides=None)
+    """
+    rule = POINTWISE[name]
+    if rule is _division:
+        rule = _quotient(call)
+    return rule.written(name, call) if isinstance(rule, Elementwise) else call.tensor(0)
+
+
+def read(name: str, call: Operands) -> list[Tensor]:
+    """The tensors that an elementwise operator, or one of `REDUCTIONS`, reads; raises likewise."""
+    rule = POINTWISE[name]
+    if rule is _division:
+        rule = _quotient(call)
+    if isinstance(rule, Elementwise):
+        return rule.read(call)
+    if rule is _copy:
+        return [call.tensor(1)]
+    return call.tensors(0, 2) if rule is _dropout_backward else [call.tensor(0)]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 DEVICE_RULES = ("fp32-matmul", "unaligned-matmul", "math-attention", "host-sync", "launch-bound")
 
 
-def checked(name: str) -> Checked:
+def checked(name: str, *codes: str) -> Checked:
     path = CORPUS / f"{name}.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no {path.name} in {CORPUS}")
-    found = check(read_trace(path), [RULES[code] for code in DEVICE_RULES])
+    found = check(read_trace(path), [RULES[code] for code in codes or DEVICE_RULES])
     assert dict(found.errors) == {}
     return found
 
@@ -43,6 +43,27 @@ def checked(name: str) -> Checked:
 )
 def test_real_traces(name: str, expected: dict[str, int]) -> None:
     assert checked(name).counts == expected
+
+
+#: What takes time that a form of the code, or of the capture, would save.
+TIMED_RULES = ("warmup-in-capture", "unfused-elementwise", "small-grid")
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a100_sam_compiled", {"unfused-elementwise": 36}),
+        ("a100_alexnet", {"warmup-in-capture": 5}),
+        ("h100_bert_inference", {}),
+        ("h100_vit_inference", {}),
+        ("mi300_vllm_graph_replay", {}),
+        ("v100_dlrm_rank0", {}),
+        ("v100_dlrm_rank1", {}),
+    ],
+)
+def test_timed_rules_on_real_traces(name: str, expected: dict[str, int]) -> None:
+    assert checked(name, *TIMED_RULES).counts == expected
 
 
 def test_all_copies_back_are_named_with_their_operator_and_what_waits() -> None:

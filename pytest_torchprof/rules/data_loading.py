@@ -1,4 +1,4 @@
-"""A rule about data loaders."""
+"""Rules about data loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.idle_causes import Cause
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
 from pytest_torchprof.trace.levels import are_engine_steps
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.tree import outermost, within
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
 
 _FETCH: Final = Names(_SYNC_FETCH + "$")
+#: The same with workers.
+_WORKER_FETCH: Final = Names(r"enumerate\(DataLoader\)#_MultiProcessingDataLoaderIter\.__next__$")
 #: With fewer fetches, there is nothing to load in parallel with.
 _FEW: Final = 3
 #: The least overhead of the profiler per operator in a fetch: selecting an item takes no longer.
@@ -37,6 +41,12 @@ _PERSISTENT: Final = (
     "give the DataLoader num_workers=N and persistent_workers=True: without the latter, workers "
     "start anew for each epoch"
 )
+#: From this number of iterators on, workers that start for each are no one-time work: a loader for
+#: training and one for validation are two.
+_EPOCHS: Final = 3
+_SLOW: Final = "the workers of a DataLoader are late with batches"
+_RESTARTED: Final = "the workers of a DataLoader start anew for each epoch"
+_KEEP: Final = "give the DataLoader persistent_workers=True: its workers then start once"
 
 
 @rule(
@@ -144,6 +154,119 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     )
 
 
+@rule(
+    "starved-loader",
+    fix="more workers (num_workers), cheaper transforms, or data that is decoded in advance; "
+    "pin_memory=True with non_blocking=True, and a larger prefetch_factor if batches differ",
+    triggers={_WORKER_FETCH.pattern: "fetches"},
+    ready=knows_pauses,
+    timed=True,
+    share=Threshold(0.05, "1", "less is within what the fetches of a step vary"),
+    wait=Threshold(2, "ms", "workers take about a millisecond to hand a batch over"),
+    fetches=Threshold(2, "1", "a single late batch is an accident"),
+)
+def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) -> Matches:
+    """The workers of a DataLoader are too slow, and the device waits for batches.
+
+    ## What it does
+
+    Counts the fetches of a `DataLoader` with workers during which the device was idle for `wait`
+    (2 ms) or more because its host waited for the batch. There must be `fetches` (2) or more, and
+    together they must take `share` (0.05) or more of the device's span. In a trace without an
+    accelerator, the time of the fetches counts, as a share of the whole time, if the process that
+    fetches computes in between; a live test divides it by the load average per processor, if that
+    is above 1, since workers then wait for a processor.
+
+    The first fetch of an iterator, for which the workers start, does not count, unless the trace
+    has three iterators or more: then they start anew for each epoch, which is a finding of its own.
+    That a fetch is the first is known from the seed that an iterator draws. Nor does its last one
+    count if no operator runs in it, as where the workers end. Time in which the device
+    was busy does not count, so a loader that is slower than the step by less than the prefetched
+    batches cover has no match. Loaders without workers are those of `sync-dataloader`. Not counted:
+    loaders of other libraries, such as DALI, which torch does not annotate, and a thread that
+    fetches while another one launches.
+
+    Times decide here, so the matches are not compared with a baseline.
+
+    ## Why it is slow
+
+    Workers load in parallel with the step, so a batch is ready when it is asked for, if all workers
+    together load at least as fast as the device computes. If not, the device waits for them in each
+    step. The cost is that idle time. Workers are no help beyond the number of free processors.
+
+    ## Example
+
+    ```python
+    for batch in DataLoader(pictures, batch_size=32, num_workers=1):
+        step(batch)
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch in DataLoader(pictures, batch_size=32, num_workers=8):
+        step(batch)
+    ```
+
+    For several epochs, workers that start once:
+
+    ```python
+    loader = DataLoader(pictures, batch_size=32, num_workers=8, persistent_workers=True)
+    for _ in range(epochs):
+        for batch in loader:
+            step(batch)
+    ```
+    """
+    rows = marks_named(trace, _WORKER_FETCH)
+    rows = rows[trace.selection[rows]]
+    rows = rows[~within(trace, rows, lambda events: np.isin(events, rows))]
+    if len(rows) < fetches or not _is_used(trace, rows):
+        return NO_MATCHES
+    waited = paused_ns(trace, rows, Cause.LOADING)
+    load = max(trace.facts.load_per_processor or 1, 1)
+    found, messages, fixes = [], list[str](), list[str]()
+    first = _begin_iterators(trace, rows)
+    waited[_are_ends(trace, rows, first)] = 0
+    kinds = (~first, _SLOW, starved_loader.fix), (first, _RESTARTED, _KEEP)
+    for chosen, message, fix in kinds:
+        if chosen is first and first.sum() < _EPOCHS:
+            continue
+        late = chosen & (waited >= wait * 1e6 * load)
+        if late.sum() >= fetches and waited[late].sum() >= share * load * measured_ns(trace):
+            found.append(np.flatnonzero(late))
+            messages += [message] * int(late.sum())
+            fixes += [fix] * int(late.sum())
+    if not found:
+        return NO_MATCHES
+    late_ = np.concatenate(found)
+    begin = trace.ts[rows[late_]]
+    end = begin + trace.dur[rows[late_]]
+    return Matches(rows[late_], messages, fix=fixes, cost_ns=waited[late_], span_ns=(begin, end))
+
+
+def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:
+    """Which of these fetches end their iterators, and its workers: they run no operator, and nor
+    does anything after the last one, unless batches are pinned and none of the others run any.
+    """
+    operators = np.flatnonzero(trace.kind == OPERATOR)
+    runs = np.zeros(len(trace) + 1, bool)
+    runs[trace.parent[operators]] = True
+    found = np.append(first[1:], True) & ~runs[fetches]
+    after = trace.ts[operators] >= trace.ts[fetches[-1]] + trace.dur[fetches[-1]]
+    after &= trace.thread[operators] == trace.thread[fetches[-1]]
+    found[-1] &= bool(runs[fetches].any() or not after.any())
+    return found
+
+
+def _is_used(trace: Events, fetches: Ints) -> bool:
+    """Whether the process does something with the batches in the threads that fetch them."""
+    outer = outermost(trace)
+    outer = outer[trace.selection[outer] & np.isin(trace.thread[outer], trace.thread[fetches])]
+    outer = outer[~within(trace, outer, lambda events: np.isin(events, fetches))]
+    seeds = np.flatnonzero(_are_seeds(trace, outer))
+    return len(outer) - len(_SEED) * len(seeds) >= len(fetches) // 2
+
+
 def _loaders(trace: Events, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """For each fetch: a number for what it calls last, its time without the profiler, and how many
     operators it calls.
@@ -172,14 +295,21 @@ def _begin_iterators(trace: Events, rows: Ints) -> Bools:
     """Which of these fetches are the first after an iterator was made."""
     outer = outermost(trace)
     outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
-    seeds = np.flatnonzero(are_named(trace, outer, _SEED[1]))
-    seeds = seeds[(seeds > 0) & (seeds < len(outer) - 1)]
-    seeds = seeds[are_named(trace, outer[seeds - 1], _SEED[0])]
-    seeds = outer[seeds[are_named(trace, outer[seeds + 1], _SEED[2])]]
+    seeds = outer[_are_seeds(trace, outer)]
     seeds = seeds[~within(trace, seeds, lambda events: np.isin(events, rows))]
     first = np.zeros(len(rows) + 1, bool)
     first[np.searchsorted(rows, seeds)] = True
     return first[:-1]
+
+
+def _are_seeds(trace: Events, outer: Ints) -> Bools:
+    """Which of these operators draw the seed of an iterator, with those around them."""
+    found = np.zeros(len(outer), bool)
+    if len(outer) >= len(_SEED):
+        found[1:-1] = are_named(trace, outer[1:-1], _SEED[1])
+        found[1:-1] &= are_named(trace, outer[:-2], _SEED[0])
+        found[1:-1] &= are_named(trace, outer[2:], _SEED[2])
+    return found
 
 
 def _batches(iterator: Ints, calls: Ints) -> Ints:

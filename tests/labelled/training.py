@@ -400,6 +400,6 @@ def annotations_that_sound_like_it():
     return load
 
 
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.near_miss("sync-dataloader", also="starved-loader")
 def a_trace_of_a_loader_with_workers():
     return loaded(name="_MultiProcessingDataLoaderIter")

@@ -46,9 +46,10 @@ _LOADS_KERNELS: Final = late(
     r"^(cu|cuda|hip)(Module(Load|GetFunction)|Library(Load|GetKernel|GetModule)|Link(Create|Add|Complete)"
     r"|FuncGetAttributes|FuncSetAttribute|KernelGetFunction)"
 )
-_COLLECTS: Final = late(
-    r"<built-in (function|method) collect\b|gc[.:]?collect|gc\.py\(\d+\): collect"
-)
+#: Collections of garbage as functions and annotations are named. Other objects have methods called
+#: ``collect``, but a function of this name is the module's.
+COLLECT: Final = r"<built-in function collect>|.*gc[.:]?collect"
+_COLLECTS: Final = late(COLLECT)
 _COLLECTIVE: Final = late(r"_?c10d::|nccl:|gloo:|mpi:|record_param_comms|_c10d_functional::wait")
 _COPY: Final = late(r"Memcpy")
 
@@ -285,7 +286,7 @@ class _Host:
             (Cause.ALLOCATING, trace.names_where(_ALLOCATION.search)),
             (Cause.COMPILING, trace.names_where(_LOADS_KERNELS.search)),
             (Cause.WAITING, trace.names_where(SYNC_CALL.search)),
-            (Cause.COLLECTING, trace.names_where(_COLLECTS.search)),
+            (Cause.COLLECTING, trace.names_where(_COLLECTS.match)),
             (Cause.COMPILING, trace.names_where(COMPILING.match)),
             (Cause.LOADING, trace.names_where(lambda name: name.startswith(FETCH))),
         ):

@@ -23,6 +23,8 @@ class Why(Enum):
     ONLY_LIVE = "only_live"
     NO_REGION = "no_region"
     NO_SHAPES = "no_shapes"
+    NO_STACKS = "no_stacks"
+    NO_STEPS = "no_steps"
     NO_MEMORY = "no_memory"
     NO_MEMORY_TOTALS = "no_memory_totals"
     NO_DURATIONS = "no_durations"

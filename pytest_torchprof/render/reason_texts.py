@@ -25,6 +25,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.ONLY_LIVE: "only a live test measures it",
     Why.NO_REGION: "failed capture: the trace lacks the measured region",
     Why.NO_SHAPES: "recorded without shapes (record_shapes=True records them)",
+    Why.NO_STACKS: "recorded without Python functions (with_stack=True records them)",
+    Why.NO_STEPS: (
+        "recorded without steps, so one-time work is not told apart (call the profiler's step())"
+    ),
     Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
     Why.NO_MEMORY_TOTALS: (
         "no totals of device memory in this capture; newer versions of torch record them with each "

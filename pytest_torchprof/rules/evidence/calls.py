@@ -90,10 +90,11 @@ def step_of(trace: Events, rows: Ints) -> Ints:
     A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with an
     optimizer's step; without any of these everything is one step.
     """
-    return np.searchsorted(trace.once(_bounds), trace.ts[rows], side="right")
+    return np.searchsorted(trace.once(step_bounds), trace.ts[rows], side="right")
 
 
-def _bounds(trace: Events) -> Ints:
+def step_bounds(trace: Events) -> Ints:
+    """When these steps begin or end, in order; empty if everything is one step."""
     begins, ends = marks_named(trace, _STEP_BEGINS), marks_named(trace, _STEP_ENDS)
     return np.sort(np.concatenate([trace.ts[begins], trace.ts[ends] + trace.dur[ends]]))
 

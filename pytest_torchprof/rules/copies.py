@@ -146,11 +146,9 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
         step(batch.cuda(non_blocking=True))
     ```
     """
-    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
-    large = trace.bytes[copies] > bytes
-    large &= trace.names_where(_PAGEABLE.search)[copies]
+    copies = of_pageable_memory(trace, bytes)
     up = trace.names_where(H2D.search)[copies]
-    large &= up | trace.names_where(D2H.search)[copies]
+    large = np.ones(len(copies), bool)
     if trace.records_shapes and large.any():
         large &= ~np.isin(copies, [f.copy for f in trace.once(host_filled_tensors)])
     if large.any():
@@ -171,6 +169,16 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
         fix=[_PINNED if h else _PINNED_BACK for h in up.tolist()],
         span_ns=_spans(trace, copies, event),
     )
+
+
+def of_pageable_memory(trace: Events, bytes: float) -> Ints:  # noqa: A002
+    """Copies of more than so many bytes that the profiler calls pageable, in either direction."""
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
+    large = trace.bytes[copies] > bytes
+    large &= trace.names_where(_PAGEABLE.search)[copies]
+    up = trace.names_where(H2D.search)[copies]
+    large &= up | trace.names_where(D2H.search)[copies]
+    return copies[large]
 
 
 @rule(

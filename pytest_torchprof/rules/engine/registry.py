@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.rules import (
     attention,
+    blocked_copies,
     compilation,
     copies,
     data_loading,
@@ -73,6 +74,7 @@ THEMES = (
     waiting,
     one_time,
     copies,
+    blocked_copies,
     pauses,
     repetition,
     compilation,

@@ -1,0 +1,168 @@
+"""A rule about copies to the device for which the host waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.device_products import names_fit
+from pytest_torchprof.analysis.gaps import waits_gap
+from pytest_torchprof.analysis.idle import idle, idle_by_waits
+from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.rules.copies import of_pageable_memory
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.device_moves import copy_callers, model_moves
+from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tensors
+from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import H2D, SYNC_CALL
+from pytest_torchprof.trace.tree import operators_around
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+
+_STREAM: Final = late(r"\w*StreamSynchronize")
+#: A copy that the device begins later than this after its call is behind other work of its stream:
+#: see `analysis.idle_causes`, by which 99 % of such delays are below 10 us.
+_BEHIND_NS: Final = 100_000
+#: Without earlier work, the host waits for less than this, beyond twice the time of the copy: of
+#: 8,656 copies of up to 64 KiB to idle devices in 31 public traces, for 11 to 18 us (5 % to 95 %),
+#: and 99 % for less than 29 us.
+_QUEUED_NS: Final = 50_000
+#: The host first copies pageable memory to a buffer of the driver, at 5 GB/s or more.
+_STAGING_NS_PER_BYTE: Final = 0.2
+
+_WAITS: Final = "the host waits for a copy to the device, and then launches late"
+_BEHIND: Final = (
+    "the host waits for a copy to the device, behind work of the device that the trace does not "
+    "have"
+)
+
+
+def _knows_waits(trace: Events) -> Reason | None:
+    """The calls in which the host waits, which are known on CUDA and ROCm."""
+    return trace.once(waits_gap)
+
+
+@rule(
+    "blocked-copy",
+    fix="copy from pinned memory with non_blocking=True; or make it on the device: pass device= to "
+    "the function that creates it, and keep what stays the same there",
+    triggers=r".*(HtoD|HostToDevice|M2D)",
+    needs="device",
+    ready=_knows_waits,
+    timed=True,
+    share=Threshold(0.05, "1", "less is not worth a change"),
+    copies=Threshold(3, "1", "a few copies are the input of a program, unless one waits for long"),
+    wait=Threshold(20, "ms", "a single wait of this length is felt"),
+    idle_ms=Threshold(0.1, "ms", "the smallest programs lose less whatever they do"),
+)
+def blocked_copy(
+    trace: Events, *, share: float, copies: float, wait: float, idle_ms: float
+) -> Matches:
+    """The host waits for copies to the device, and the device then waits for the host.
+
+    ## What it does
+
+    Looks at copies to the device for which the host waits: in a blocking call (`cudaMemcpy`,
+    `hipMemcpyWithStream`), or in the synchronization that `.to("cuda")`, `.cuda()`, `copy_` and
+    `torch.tensor(…, device="cuda")` call after a copy from pageable memory, whatever its size. Of
+    these, it counts those for which the host waits for more than twice the time of the copy and
+    50 us, because the device has earlier work.
+
+    They are a finding if there are `copies` (3) or more, or one for which the host waits for `wait`
+    (20 ms) or more, and if the device was idle for `share` (0.05) or more of its span, and
+    `idle_ms` (0.1 ms) or more, between the end of such copies and what the host launched next. Such
+    a copy costs that idle time, and at most the time for which the host waited: otherwise the host
+    would have been that far ahead.
+
+    If the device had nothing to run that the trace has, and still began the copy late, the copy was
+    behind work that was launched before the recording began, or by another process. That is a
+    finding too, with other words and of unknown cost: the device may have worked.
+
+    Not counted: copies that `pageable-copy` counts, which are those of more than 64 KiB that the
+    profiler calls pageable; tensors that were filled on the CPU (`extra-cuda-copy`); the weights of
+    a model that is moved once; pinned memory with `non_blocking=True`; copies during which the
+    device has other work; and copies from the device, which are those of `host-sync`.
+
+    Times decide here, so the matches are not compared with a baseline.
+
+    ## Why it is slow
+
+    A copy runs after all earlier work of its stream. Until then the host, which waits for it,
+    launches nothing, so the queue is empty when the copy is done: the device is idle until the host
+    has caught up. With pinned memory and `non_blocking=True` the host goes on at once.
+
+    ## Example
+
+    ```python
+    for lengths in batches_of_lengths:
+        mask = torch.tensor(lengths, device="cuda") > 0
+        step(mask)
+    ```
+
+    ## Use instead
+
+    ```python
+    for lengths in batches_of_lengths:
+        pinned = torch.tensor(lengths, pin_memory=True)
+        mask = pinned.to("cuda", non_blocking=True) > 0
+        step(mask)
+    ```
+    """
+    rows = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
+    rows = rows[names_fit(trace, rows, H2D.search)]
+    rows = rows[~np.isin(rows, of_pageable_memory(trace, 64 * 1024))]
+    end = _waited_until(trace, rows)
+    waited = end - trace.ts[trace.launch[rows]] - 2 * trace.dur[rows]
+    rows, end = rows[waited > _QUEUED_NS], end[waited > _QUEUED_NS]
+    if not len(rows):
+        return NO_MATCHES
+    begin, done = trace.ts[trace.launch[rows]], trace.ts[rows] + trace.dur[rows]
+    idle_after = np.minimum(idle_by_waits(trace, done, end), end - begin)
+    behind = idle(trace).between(begin, trace.ts[rows]) - _BEHIND_NS
+    behind -= (np.maximum(trace.bytes[rows], 0) * _STAGING_NS_PER_BYTE).astype(np.int64)
+    least = max(share * measured_ns(trace), idle_ms * 1e6)
+    found = np.zeros(len(rows), bool)
+    is_behind = behind > 0
+    for kind, lost in ((~is_behind, idle_after), (is_behind, behind)):
+        mine = kind & (lost > 0)
+        many = mine.sum() >= copies or (end - begin)[mine].max(initial=0) >= wait * 1e6
+        if many and lost[mine].sum() >= least:
+            found |= mine
+    if found.any():
+        found &= ~np.isin(rows, trace.once(model_moves))
+        if trace.records_shapes:
+            found &= ~np.isin(rows, [f.copy for f in trace.once(host_filled_tensors)])
+    rows, begin, end, is_behind = rows[found], begin[found], end[found], is_behind[found]
+    return Matches(
+        copy_callers(trace, rows),
+        [_BEHIND if one else _WAITS for one in is_behind.tolist()],
+        cost_ns=np.where(is_behind, -1, idle_after[found]),
+        bytes=trace.bytes[rows],
+        span_ns=(begin, idle(trace).next_begin(end)),
+    )
+
+
+def _waited_until(trace: Events, copies: Ints) -> Ints:
+    """Until when the host waited for each of these copies; 0 where it did not.
+
+    It waits in the call that copies if that is a blocking one, and in the call that synchronizes
+    right after it, in the same operator if there is one.
+    """
+    call = trace.launch[copies]
+    blocking = names_fit(trace, call, SYNC_CALL.search)
+    until = np.where(blocking, trace.ts[call] + trace.dur[call], 0)
+    calls = np.flatnonzero(trace.is_kind(Kind.RUNTIME))
+    calls = calls[np.lexsort((trace.ts[calls], trace.thread[calls]))]
+    place = np.full(len(trace), -1, np.int64)
+    place[calls] = np.arange(len(calls))
+    after = place[call] + 1
+    next_ = np.where(after < len(calls), calls[np.minimum(after, len(calls) - 1)], call)
+    waits = names_fit(trace, next_, _STREAM.match) & (trace.thread[next_] == trace.thread[call])
+    around = operators_around(trace, np.concatenate([call, next_])).reshape(2, -1)
+    waits &= around[0] == around[1]
+    return np.where(waits, trace.ts[next_] + trace.dur[next_], until)

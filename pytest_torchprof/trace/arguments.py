@@ -125,6 +125,19 @@ class OpArgs(msgspec.Struct, gc=False):
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
 
 
+class CollectiveArgs(msgspec.Struct, gc=False):
+    """Of a kernel that communicates, or of the operator that launches it.
+
+    Source: torch/csrc/distributed/c10d/ParamCommsUtils.hpp and torch/csrc/profiler/util.cpp.
+    """
+
+    collective: str = msgspec.field(name="Collective name", default="")
+    group: str = msgspec.field(name="Process Group Name", default="")
+    description: str = msgspec.field(name="Process Group Description", default="")
+    ranks: int = msgspec.field(name="Group size", default=0)
+    elements: int = msgspec.field(name="In msg nelems", default=0)
+
+
 class AutogradArgs(msgspec.Struct, gc=False):
     """What links an operator to its backward; a forward operator's ``forward_thread`` is 0."""
 
@@ -155,6 +168,7 @@ _Args = TypeVar(
     CopyArgs,
     LaunchArgs,
     OpArgs,
+    CollectiveArgs,
     AutogradArgs,
     MemoryArgs,
     MemoryTotals,
@@ -166,6 +180,7 @@ _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     CopyArgs: msgspec.json.Decoder(list[CopyArgs | None], strict=False),
     LaunchArgs: msgspec.json.Decoder(list[LaunchArgs | None], strict=False),
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
+    CollectiveArgs: msgspec.json.Decoder(list[CollectiveArgs | None], strict=False),
     AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
     MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
     MemoryTotals: msgspec.json.Decoder(list[MemoryTotals | None], strict=False),

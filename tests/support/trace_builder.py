@@ -284,6 +284,10 @@ class TraceBuilder:
             self._kernel(name, device_us, stream, call, shape)
         self._count(launches=1, lost_kernels=int(not record_kernel))
 
+    def wait(self, stream: int, other: int) -> None:
+        """What a stream begins from now on waits for what another one has been given."""
+        self._streams[stream] = max(self._streams.get(s, 0) for s in (stream, other))
+
     def graph_launch(
         self, names: Sequence[str], device_us: float = 10, stream: int = 7, host_us: float = 20,
         *, grid: Sequence[int] = (),

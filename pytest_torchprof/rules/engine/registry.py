@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.rules import (
     attention,
     blocked_copies,
+    communication,
     compilation,
     copies,
     data_loading,
@@ -76,6 +77,7 @@ THEMES = (
     copies,
     blocked_copies,
     pauses,
+    communication,
     repetition,
     compilation,
     debugging,

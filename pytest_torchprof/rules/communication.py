@@ -1,0 +1,180 @@
+"""A rule about communication between devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.collectives import collectives
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.trace import nesting, steps
+from pytest_torchprof.trace.name_index import Names, count
+from pytest_torchprof.trace.tree import within_named
+
+if TYPE_CHECKING:
+    from pytest_torchprof.analysis.collectives import Collectives
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: What `work.categories` calls communication, by names of kernels.
+_KERNELS: Final = (
+    r".*([nr]ccl|NCCL|oneccl|[aA]ll_?[rR]educe|[aA]ll_?[gG]ather|[rR]educe_?[sS]catter"
+    r"|[aA]ll_?[tT]o_?[aA]ll|cross_device_reduce|multimem_|nvshmem|mscclpp|deep_ep|lamport)"
+)
+#: Where DDP reduces gradients: in hooks of these nodes, or outside of its forward pass.
+_NODES: Final = Names(r"(autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$")
+_DDP: Final = Names(r"DistributedDataParallel\.forward$")
+_FSDP: Final = Names(r"FullyShardedDataParallel\.|FSDP::")
+#: From this number of steps on, what is in one of them only is one-time work.
+_STEPS: Final = 3
+_ONCE: Final = ("broadcast", "barrier")
+
+_GRADIENTS: Final = (
+    "let the backward pass hide it: larger buckets (bucket_cap_mb), gradient_as_bucket_view=True, "
+    "no_sync() for all but the last of accumulated batches, bf16 gradients (a DDP hook)"
+)
+_UNITS: Final = (
+    "prefetch the next unit (FSDP's forward_prefetch, backward_prefetch), fewer and larger units, "
+    "and reshard_after_forward=False if memory allows"
+)
+_FIXES: Final = {
+    "all_reduce": "sequence parallelism, or asynchronous tensor parallelism that splits products "
+    "and sends their parts; fewer ranks per group, on the fastest links",
+    "all_to_all": "start it early (async_op=True) and compute something else until its result is "
+    "needed, such as the dense part; send fewer bytes (bf16, fp8)",
+    "broadcast": "broadcast_buffers=False in DDP if buffers need no synchronization",
+    "barrier": "remove the barrier from the loop",
+    "send and receive": "more, smaller micro-batches, or an interleaved pipeline schedule",
+}
+_OTHERS: Final = "start it early (async_op=True), and compute something else until it is needed"
+_LATE: Final = (
+    "give all ranks the same work at the same time: look for the rank that waits least, and for "
+    "what only it does (loading, logging, a larger batch)"
+)
+
+
+@rule(
+    "exposed-communication",
+    fix=_OTHERS,
+    triggers=_KERNELS,
+    needs="device",
+    timed=True,
+    share=Threshold(0.05, "1", "less is within what steps vary"),
+    gain=Threshold(0.01, "1", "less is not worth a change"),
+)
+def exposed_communication(trace: Events, *, share: float, gain: float) -> Matches:
+    """Devices exchange data while they compute nothing.
+
+    ## What it does
+
+    Looks at the kernels of NCCL, RCCL and other libraries that communicate, between the first
+    computation and the last one of each device. Where no computation runs beside one, it is
+    exposed. It is a finding if all of them together are exposed for `share` (0.05) or more of the
+    device's span, and hiding them would gain `gain` (0.01) or more of it. There is one for each
+    kind of collective (`all_reduce`, `all_gather`, `all_to_all` …), group of ranks, and place.
+
+    Hiding one gains the exposed time just before the next computation, if that had already been
+    launched, or could not be because the host waited for the device. If the host is late anyway,
+    the device would be idle instead, so nothing is gained. That is the cost.
+
+    If four or more of one kind and size take twice as long as the fastest one on average, they
+    mostly wait for other ranks, and the finding says so. Overlap hides such a wait only if the
+    other ranks catch up, so not all of the cost is gained by it; the fix is to balance the ranks. A
+    trace of one rank does not tell which of them is late: `torchprof summary` of all ranks does, as
+    the late one communicates least.
+
+    Not counted: groups of one rank; what is before the first computation or after the last, such as
+    the first broadcast of weights, and a last barrier; kinds that occur in one of three or more
+    steps, and broadcasts and barriers in a trace without steps, which may happen once; copies
+    between devices that no kernel makes.
+
+    ## Why it is slow
+
+    A collective uses the links and a few multiprocessors; the others are free to compute. It runs
+    on a stream of its own, so what does not depend on its result can run meanwhile: other layers of
+    the backward pass, the products before the next layer's, another half of the batch.
+
+    ## Example
+
+    ```python
+    for batch in micro_batches:  # gradients are reduced for each
+        loss(ddp_model(batch)).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    with ddp_model.no_sync():
+        for batch in micro_batches[:-1]:
+            loss(ddp_model(batch)).backward()
+    loss(ddp_model(micro_batches[-1])).backward()
+    ```
+    """
+    found = collectives(trace)
+    counted = (found.exposed_ns > 0) & (found.ranks != 1) & ~_happen_once(trace, found)
+    span = measured_ns(trace) * max(len(nesting.distinct(trace.device[found.event])), 1)
+    if found.exposed_ns[counted].sum() < max(share * span, 1):
+        return NO_MATCHES
+    if found.gain_ns[counted].sum() < max(gain * span, 1):
+        return NO_MATCHES
+    keys = list(zip(found.kind, found.group, strict=True))
+    worth = {keys[i] for i in np.flatnonzero(counted & (found.gain_ns > 0)).tolist()}
+    at = np.array([i for i in np.flatnonzero(counted).tolist() if keys[i] in worth], np.int64)
+    several = len({*found.group} - {""}) > 1
+    messages = list[str]()
+    for i in at.tolist():
+        name = f" in the group {found.group[i]}" if several and found.group[i] else ""
+        ranks = f" over {found.ranks[i]} ranks" if found.ranks[i] else ""
+        more = ", and mostly waits for other ranks" if found.waits[i] else ""
+        messages.append(f"{found.kind[i]}{name}{ranks} is not hidden by computation{more}")
+    return Matches(
+        found.operator[at],
+        messages,
+        cost_ns=found.gain_ns[at],
+        fix=_fixes(trace, found, at),
+        span_ns=_launched(trace, found.event[at]),
+    )
+
+
+def _happen_once(trace: Events, found: Collectives) -> Bools:
+    """Which of them are one-time work: of a kind and group that only one step has."""
+    rows, total = found.event, len(steps.steps_of(trace))
+    if total < _STEPS:
+        return np.isin(found.kind, _ONCE) & (total == 0)
+    step = steps.step_of(trace)[rows]
+    in_steps: dict[tuple[str, str], set[int]] = {}
+    keys = list(zip(found.kind, found.group, strict=True))
+    for key, one in zip(keys, step.tolist(), strict=True):
+        in_steps.setdefault(key, set()).add(one)
+    return np.array([len(in_steps[key] - {-1}) == 1 for key in keys], bool)
+
+
+def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:
+    """What to do about each of these collectives, which depends on who calls them."""
+    operator = np.maximum(found.operator[at], 0)
+    known = found.operator[at] >= 0
+    of_gradients = within_named(trace, operator, _NODES)
+    if count(trace, _DDP):
+        of_gradients |= ~within_named(trace, operator, _DDP)
+    of_units = within_named(trace, operator, _FSDP)
+    fixes = list[str]()
+    for i, gradients, units in zip(
+        at.tolist(), (of_gradients & known).tolist(), (of_units & known).tolist(), strict=True
+    ):
+        kind = found.kind[i]
+        if found.waits[i]:
+            fixes.append(_LATE)
+        elif kind == "all_reduce" and gradients:
+            fixes.append(_GRADIENTS)
+        else:
+            fixes.append(_UNITS if units else _FIXES.get(kind, _OTHERS))
+    return fixes
+
+
+def _launched(trace: Events, events: Ints) -> tuple[Ints, Ints]:
+    """When the host launched each of these events; the event's own start if that is unknown."""
+    call = trace.launch[events]
+    rows = np.where(call >= 0, call, events)
+    return trace.ts[rows], trace.ts[rows] + np.maximum(trace.dur[rows], 1)

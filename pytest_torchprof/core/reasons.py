@@ -132,6 +132,7 @@ class Why(Enum):
     RULE_IGNORED = "rule_ignored"
     OF_RULES = "of_rules"
     WITHOUT_OPERATORS = "without_operators"
+    NO_FREE_PROCESSORS = "no_free_processors"
     TRIFLES_GUESSED = "trifles_guessed"
     AUTOCAST_UNSEEN = "autocast_unseen"
     ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"

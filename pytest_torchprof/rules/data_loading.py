@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.idle_causes import Cause
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
 from pytest_torchprof.trace.levels import are_engine_steps
@@ -49,10 +50,21 @@ _RESTARTED: Final = "the workers of a DataLoader start anew for each epoch"
 _KEEP: Final = "give the DataLoader persistent_workers=True: its workers then start once"
 
 
+#: From this load average per processor on, workers do not load beside the step.
+_BUSY: Final = 2
+
+
+def _has_free_processors(trace: Events) -> Reason | None:
+    """Free processors for workers: a load average of less than 2 per processor, in a live test."""
+    load = trace.facts.load_per_processor
+    return because(Why.NO_FREE_PROCESSORS) if load is not None and load >= _BUSY else None
+
+
 @rule(
     "sync-dataloader",
     fix="give the DataLoader num_workers=N, and persistent_workers=True for several epochs",
     triggers={_FETCH.pattern: _FEW},
+    ready=_has_free_processors,
     timed=True,
     fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
     start=Threshold(50, "ms", "the time to start workers: once, if they persist"),
@@ -74,9 +86,9 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     loader of its own, which a trace does not tell. Data in memory takes much less time: there,
     workers made an epoch 14 to 85 times slower. Iterators with which workers would save nothing
     do not count. In a live test, `start` is multiplied by the load average per processor, if
-    that is above 1: workers then wait for a processor. A loader that reads from another one
-    counts as one loader; fetches that end in the same operator belong to one loader. Not
-    counted are fetches in a thread that does nothing else while another one computes. The
+    that is above 1: workers then wait for a processor; from 2 on, the rule is not checked. A
+    loader that reads from another one counts as one loader; fetches that end in the same
+    operator belong to one loader. Not counted are fetches in a thread that does nothing else while another one computes. The
     rule cannot tell whether a dataset uses the model that is trained, as for rollouts of a
     policy. No worker could load such data, but the rule matches there too: allow it.
 

@@ -89,8 +89,8 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     that is above 1: workers then wait for a processor; from 2 on, the rule is not checked. A
     loader that reads from another one counts as one loader; fetches that end in the same
     operator belong to one loader. Not counted are fetches in a thread that does nothing else
-    while another one computes. The rule cannot tell whether a dataset uses the model that is trained, as for rollouts of a
-    policy. No worker could load such data, but the rule matches there too: allow it.
+    while another one computes. The rule cannot tell whether a dataset uses the model that is
+    trained, as for rollouts of a policy. No worker could load such data, but the rule matches there too: allow it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here whether
     there is a match. Therefore it is not compared with a baseline: a test never fails because

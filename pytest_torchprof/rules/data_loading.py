@@ -77,12 +77,12 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
 
     Counts the fetches of a `DataLoader` without workers, including the one that finds the
     loader exhausted, if workers would pay off: there are three fetches or more, the median one
-    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it
-    and a step: what they load during the steps and in parallel, less a millisecond per batch
-    and `start` (50 ms) once. The first batch of each iterator is waited for in any case, so
-    workers save nothing if each iterator is asked for only one, as in `next(iter(loader))`.
-    With several iterators, as for epochs, workers start only once if they persist, which the
-    fix then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
+    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it and a
+    step: what they load during the steps and in parallel, less a millisecond per batch and
+    `start` (50 ms) once. The first batch of each iterator is waited for in any case, so workers
+    save nothing if each iterator is asked for only one, as in `next(iter(loader))`. With
+    several iterators, as for epochs, workers start only once if they persist, which the fix
+    then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
     loader of its own, which a trace does not tell. Data in memory takes much less time: there,
     workers made an epoch 14 to 85 times slower. Iterators with which workers would save nothing
     do not count. In a live test, `start` is multiplied by the load average per processor, if
@@ -90,7 +90,8 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     loader that reads from another one counts as one loader; fetches that end in the same
     operator belong to one loader. Not counted are fetches in a thread that does nothing else
     while another one computes. The rule cannot tell whether a dataset uses the model that is
-    trained, as for rollouts of a policy. No worker could load such data, but the rule matches there too: allow it.
+    trained, as for rollouts of a policy. No worker could load such data, but the rule matches
+    there too: allow it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here whether
     there is a match. Therefore it is not compared with a baseline: a test never fails because

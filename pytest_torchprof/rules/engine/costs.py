@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.device_gain import Elapsed, gain
+from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
 
@@ -157,6 +158,9 @@ def span(trace: Events) -> tuple[int, int]:
 
 
 def span_ns(trace: Events) -> int:
-    """How long the selected part of the trace lasted."""
+    """How long the selected part of the trace lasted: of its devices, where gains are theirs."""
     begin, end = trace.once(span)
+    if not isinstance(gain(trace), Elapsed):
+        of_devices = list(spans_of(trace).values())
+        begin, end = min(a for a, _ in of_devices), max(b for _, b in of_devices)
     return max(end - begin, 0)

@@ -136,6 +136,8 @@ class Why(Enum):
     TRIFLES_GUESSED = "trifles_guessed"
     AUTOCAST_UNSEEN = "autocast_unseen"
     ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"
+    MANUAL_ATTENTION_ON_UNKNOWN_CHIP = "manual_attention_on_unknown_chip"
+    WEIGHTS_WITHOUT_MEMORY = "weights_without_memory"
     PRODUCTS_ON_UNKNOWN_CHIP = "products_on_unknown_chip"
     # metrics of users' own
     METRIC_RAISED = "metric_raised"

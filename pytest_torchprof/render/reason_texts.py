@@ -206,6 +206,12 @@ SENTENCES: Mapping[Why, str] = {
     Why.ATTENTION_ON_UNKNOWN_CHIP: (
         "attention in its math form: the trace does not say which device it ran on"
     ),
+    Why.MANUAL_ATTENTION_ON_UNKNOWN_CHIP: (
+        "attention by hand: the trace does not say which device it ran on"
+    ),
+    Why.WEIGHTS_WITHOUT_MEMORY: (
+        "without memory events, whether attention by hand returns its weights is unknown"
+    ),
     Why.PRODUCTS_ON_UNKNOWN_CHIP: "products in fp32: the trace does not say which device it ran on",
     # metrics of users' own
     Why.METRIC_RAISED: "the function of the metric {name} raised {error}",

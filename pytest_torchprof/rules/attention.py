@@ -36,7 +36,7 @@ def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
     kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
-        if not chip_of(trace, device).is_known and not trace.once(_runs_fused, device):
+        if not chip_of(trace, device).is_known and not trace.once(runs_fused, device):
             return because(Why.ATTENTION_ON_UNKNOWN_CHIP)
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
@@ -89,7 +89,7 @@ def math_attention(trace: Events) -> Matches:
     for i, args in enumerate(trace.operands(calls)):
         inputs = _inputs(args)
         device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
-        if inputs is not None and device >= 0 and _has_fused(trace, device, inputs.dtype):
+        if inputs is not None and device >= 0 and has_fused(trace, device, inputs.dtype):
             kept.append(i)
             messages.append(f"{SHORT[inputs.dtype]} attention in its math form: {_message(inputs)}")
     above = trace.parent[calls]
@@ -126,14 +126,15 @@ def _inputs(args: OpArgs) -> _Inputs | None:
     return _Inputs(query, key, value, dtype, mask, str(dropped).strip("0.") != "")
 
 
-def _has_fused(trace: Events, device: int, dtype: str) -> bool:
+def has_fused(trace: Events, device: int, dtype: str) -> bool:
+    """Whether a device has a fused attention kernel for inputs of this type."""
     chip = chip_of(trace, device)
     if chip.fuses_attention(dtype):
         return True
-    return not chip.is_known and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
+    return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
 
 
-def _runs_fused(trace: Events, device: int) -> bool:
+def runs_fused(trace: Events, device: int) -> bool:
     """Whether a fused attention kernel ran on this device."""
     calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
     kernel, _ = launched_in(trace, calls)

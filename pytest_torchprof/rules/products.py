@@ -14,6 +14,7 @@ from pytest_torchprof.rules.attention import MATH_ATTENTION
 from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.accelerator import chip_of
+from pytest_torchprof.rules.manual_attention import in_manual_attention
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
@@ -265,6 +266,7 @@ def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: floa
     matched &= certain | products.any_kernel(trace, _NARROW_LOADS.search)
     found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
     found = found[~_in_attention(trace, products.event[found])]
+    found = found[~in_manual_attention(trace, products.event[found])]
     messages = [
         f"{name} {_listed(product, named or names, multiple)}" if product else ""
         for (name, product), names, named in zip(products.distinct, odd, harmful, strict=True)

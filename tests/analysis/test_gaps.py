@@ -291,7 +291,8 @@ def replayed(*kernels: str, device: str = A100, **facts: object) -> Events:
         ([HALF], set()),  # loads whole vectors
         ([ODD_HALF], {"unaligned-matmul"}),
         (["some_gemm"], {"fp32-matmul", "unaligned-matmul"}),
-        (["softmax_warp_forward"], {"math-attention"}),
+        (["softmax_warp_forward"], {"math-attention", "manual-attention"}),
+        (["topkGatingSoftmax"], {"math-attention"}),  # a gate of experts
         (["direct_copy_kernel_cuda"], {"repeated-cast", "contiguous-copy"}),
         (["cudnn::bn_fw_tr_1C11_singleread"], {"conv-bias-batchnorm"}),
         (["relu"], set()),

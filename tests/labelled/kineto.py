@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 CHIPS = {
     (9, 0): "NVIDIA H100 80GB HBM3",
     (8, 0): "NVIDIA A100-SXM4-40GB",
+    (7, 5): "Tesla T4",
     (7, 0): "Tesla V100-SXM2-32GB",
+    (6, 0): "Tesla P100-SXM2-16GB",
 }
 HALF, BRAIN = "c10::Half", "c10::BFloat16"
 SIZES = {"float": 4, "long int": 8, HALF: 2, BRAIN: 2}
@@ -57,9 +59,15 @@ class Former(TraceBuilder):
     """What a few calls of torch leave in a trace, with shapes and frames or without."""
 
     def __init__(
-        self, *, shapes: bool = True, frames: bool = True, capability: tuple[int, int] = (9, 0)
+        self,
+        *,
+        shapes: bool = True,
+        frames: bool = True,
+        capability: tuple[int, int] = (9, 0),
+        amd: str = "",
     ) -> None:
-        super().__init__(CHIPS[capability], capability)
+        vendor = "amd" if amd else "nvidia"
+        super().__init__(amd or CHIPS[capability], capability, vendor=vendor)
         self.shapes, self.frames = shapes, frames
 
     def call(self, name: str, owner: str = "type object") -> Any:

@@ -141,7 +141,7 @@ def attention_written_out_in_a_reentrant_checkpoint():
     return b
 
 
-@EXAMPLES.positive("fp32-matmul", 6)
+@EXAMPLES.positive("fp32-matmul", 6, also="manual-attention")
 def training_attention_that_a_module_writes_out():
     b = TraceBuilder(A100, (8, 0))
     train_attention(b, [2, 8, 128, 64], math=False)

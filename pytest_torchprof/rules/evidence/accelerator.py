@@ -115,12 +115,14 @@ def device_type(trace: Events) -> str:
 
 
 def _properties(trace: Events, device: int) -> Mapping[str, Any]:
+    """Those of the device, or of all devices if they are alike: ROCm numbers events differently."""
     listed = trace.metadata.get("deviceProperties")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     for entry in entries:
         if _number(entry.get("id", -1)) == device:
             return entry
-    return {}
+    first, *others = [{**entry, "id": None} for entry in entries] or [{}]
+    return first if all(other == first for other in others) else {}
 
 
 def _vendor(trace: Events, name: str) -> str | None:

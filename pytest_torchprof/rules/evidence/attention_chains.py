@@ -1,0 +1,366 @@
+"""Attention written as separate operators: a product, a softmax of its result, another product.
+
+The shapes tell: the softmax takes as many scores as the first product makes, and along its last
+dimension as many as that product has columns; the second product sums over just these.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.rules.evidence.calls import are_called, called
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import decode_list
+from pytest_torchprof.trace.name_index import (
+    Names,
+    are_named,
+    count,
+    operators_named,
+    selected_operators,
+)
+from pytest_torchprof.trace.tree import marked
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: A softmax that is called, or a kernel that Inductor fused one into.
+SOFTMAX: Final = Names(r"aten::(_safe_softmax|_?softmax)(\.int)?$|triton_(?!\w*backward)\w*softmax")
+#: Products of batches of matrices; ``matmul`` and ``einsum`` are made of them.
+PRODUCT: Final = Names(r"aten::(bmm|baddbmm_?)$")
+#: Operators that compute nothing: they are no use of what they take.
+_VIEW: Final = Names(
+    r"aten::(view|_unsafe_view|_?reshape\w*|expand(_as)?|permute|transpose_?|t|unsqueeze_?"
+    r"|squeeze_?|flatten|unflatten|as_strided|alias|movedim|swapaxes|contiguous|slice|select"
+    r"|narrow|is_\w+)$"
+)
+#: Kernels of Inductor, which are no operators by name, and do any work of elements.
+_TRITON: Final = Names(r"triton_\w+")
+#: What a fused form does, too: scales, adds a mask or a bias, masks, casts.
+_MASKS: Final = Names(
+    r"aten::(mul_?|multiply|div_?|divide|true_divide|add_?|sub_?|rsub|masked_fill_?|where|to"
+    r"|_to_copy|type_as|clone|copy_|fill_|detach|\w+_like|new_\w+|amax|max|baddbmm_?|index_put_)$"
+)
+#: What may come between the softmax and the second product: dropout, casts, rows without any key.
+_AFTER: Final = Names(
+    r"aten::(dropout_?|feature_dropout|native_dropout|_fused_dropout|to|_to_copy|type_as"
+    r"|masked_fill_?|nan_to_num_?|where|clone)$"
+)
+#: Products as they are called.
+_MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
+_DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
+#: The types of scores.
+_FLOATS: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
+#: How many products before and after the softmax may be of other tensors, such as a position bias.
+_PRODUCTS_APART: Final = 6
+#: How many calls after the second product are searched for a use of the weights.
+_CALLS_AFTER: Final = 40
+#: Products with more calls in between are not of one attention.
+_MOST_BETWEEN: Final = 120
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+class Attention(NamedTuple):
+    """One run of attention, as event indices of operators that the code called.
+
+    ``over`` are those over the scores between the products, the softmax among them, in order;
+    ``products`` are the two products of matrices themselves, within ``first`` and ``last``.
+    ``dtype`` is the type of what is multiplied, ``shape`` that of the scores, and ``sizes`` are
+    those of a head's keys and values. ``drops``: a dropout drops some weights.
+    """
+
+    first: int
+    softmax: int
+    last: int
+    over: tuple[int, ...]
+    products: tuple[int, int]
+    dtype: str
+    shape: tuple[int, ...]
+    sizes: tuple[int, int]
+    drops: bool
+
+    @property
+    def score_bytes(self) -> int:
+        """The size of the scores as the first product writes them."""
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """Of both products: two for each score and each number of a head's key or value."""
+        return 2 * prod(self.shape) * self.sizes[0], 2 * prod(self.shape) * self.sizes[1]
+
+
+class _Product(NamedTuple):
+    batch: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+
+
+def attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    """All runs of attention among the selected operators, in time order.
+
+    Their scores take so many bytes at least, and there are so many queries or so many keys.
+    """
+    return trace.once(_attentions, least_bytes, length)
+
+
+def _attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    if count(trace, PRODUCT) < 2 or not count(trace, SOFTMAX):
+        return []
+    softmax = selected_operators(trace, SOFTMAX)
+    if not len(softmax):
+        return []
+    fused = trace.names_where(lambda name: name.startswith("triton_"))[softmax]
+    softmax = softmax[fused | are_called(trace, softmax)]
+    products = operators_named(trace, PRODUCT)
+    found = []
+    for thread in nesting.distinct(trace.thread[softmax]).tolist():
+        own = products[trace.thread[products] == thread]
+        mine = softmax[trace.thread[softmax] == thread]
+        if len(own) > 1:
+            found += _of_thread(trace, mine, own, (least_bytes, length))
+    return sorted(found, key=lambda one: one.softmax)
+
+
+def _of_thread(
+    trace: Events, softmax: Ints, products: Ints, least: tuple[float, float]
+) -> list[Attention]:
+    thread = int(trace.thread[softmax[0]])
+    at = np.searchsorted(products, softmax)
+    near = np.unique(
+        np.clip(at[:, None] + np.arange(-_PRODUCTS_APART, _PRODUCTS_APART), 0, len(products) - 1)
+    )
+    sizes = dict(zip(near.tolist(), _read(trace, products[near]), strict=True))
+    scores = [_scores(args) for args in trace.operands(softmax)]
+    around = _around(trace, thread)
+    following = np.append(softmax[1:], np.iinfo(np.int64).max).tolist()
+    found = []
+    for row, after, shape, place in zip(
+        softmax.tolist(), following, scores, at.tolist(), strict=True
+    ):
+        if shape == ():
+            continue
+        pair = _pair(sizes, products, shape, place, after)
+        if pair is None:
+            continue
+        (before, made), (behind, taken), known = pair
+        written = prod(known) * ELEMENT_BYTES[made.dtype]
+        if written < least[0] or max(known[-2:]) < least[1]:
+            continue
+        rows = int(products[before]), row, int(products[behind])
+        size = taken.batch * taken.m * taken.n * taken.k // prod(known)
+        one = _chain(trace, around, rows, known, made, size)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _scores(args: Any) -> tuple[int, ...] | None:
+    """The shape that a softmax takes; empty for one that is none of attention, None if unknown."""
+    dims, concrete = decode_list(args.dims), decode_list(args.concrete)
+    shape = dims[0] if dims else None
+    if not (isinstance(shape, list) and shape and all(type(size) is int for size in shape)):
+        return None
+    axis = str(concrete[1]) if len(concrete) > 1 else "-1"
+    if len(shape) < 3 or axis not in {"-1", "", str(len(shape) - 1)} or shape[-2] < 2:
+        return ()
+    return tuple(shape)
+
+
+def _read(trace: Events, rows: Ints) -> list[_Product | None]:
+    out: list[_Product | None] = []
+    for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
+        first = 0 if trace.names[name] == "aten::bmm" else 1
+        dims, types = decode_list(args.dims)[first:], decode_list(args.types)[first:]
+        try:
+            (b, m, k), (_, _, n) = dims[:2]
+            one = _Product(int(b), int(m), int(k), int(n), str(types[0]))
+        except (TypeError, ValueError, IndexError):
+            out.append(None)
+        else:
+            out.append(one if one.dtype in _FLOATS else None)
+    return out
+
+
+_Found = tuple[int, _Product]
+
+
+def _pair(
+    sizes: dict[int, _Product | None],
+    products: Ints,
+    shape: tuple[int, ...] | None,
+    place: int,
+    after: int,
+) -> tuple[_Found, _Found, tuple[int, ...]] | None:
+    """The last product that made such scores, and the first that takes them; with their shape."""
+    for before in range(place - 1, max(place - _PRODUCTS_APART, 0) - 1, -1):
+        made = sizes.get(before)
+        if made is None:
+            continue
+        own = shape or (made.batch, made.m, made.n)
+        if own[-2] < 2 or prod(own) != made.batch * made.m * made.n:
+            continue
+        if own[-1] not in (made.m, made.n):
+            continue
+        for behind in range(place, min(place + _PRODUCTS_APART, len(products))):
+            taken = sizes.get(behind)
+            if products[behind] > after:
+                break
+            if taken is not None and taken.k == own[-1] and prod(own) in (
+                taken.batch * taken.m * taken.k,
+                taken.batch * taken.k * taken.n,
+            ):  # fmt: skip
+                return (before, made), (behind, taken), own
+        return None
+    return None
+
+
+class _Around(NamedTuple):
+    """The called operators of a thread, and for each event whether it is one."""
+
+    rows: Ints
+    is_one: Bools
+
+
+def _around(trace: Events, thread: int) -> _Around:
+    rows = np.flatnonzero(called(trace) & (trace.thread == thread))
+    compiled = operators_named(trace, _TRITON)
+    if len(compiled):
+        rows = np.union1d(rows, compiled[trace.thread[compiled] == thread])
+    return _Around(rows, marked(trace, rows))
+
+
+def _chain(
+    trace: Events,
+    around: _Around,
+    rows: tuple[int, int, int],
+    shape: tuple[int, ...],
+    made: _Product,
+    value_size: int,
+) -> Attention | None:
+    """The operators between two products, if a fused form could do all of their work."""
+    outer = nesting.nearest(around.is_one, trace.parent, np.array(rows))
+    if (outer < 0).any():
+        return None
+    first, softmax, last = outer.tolist()
+    begin, middle, end = np.searchsorted(around.rows, outer).tolist()
+    if not (begin < middle < end <= begin + _MOST_BETWEEN):
+        return None
+    between = around.rows[begin + 1 : end]
+    between = between[between != softmax]
+    elements = prod(shape)
+    takes = _takes(trace, between, elements, shape[-1])
+    scores = between[takes]
+    before, after = scores[scores < softmax], scores[scores > softmax]
+    if not are_named(trace, before, _MASKS, _VIEW, _TRITON).all():
+        return None
+    if not are_named(trace, after, _AFTER, _VIEW, _TRITON).all():
+        return None
+    if _are_used(trace, around.rows[end + 1 : end + 1 + _CALLS_AFTER], shape):
+        return None
+    return Attention(
+        first,
+        softmax,
+        last,
+        (*before.tolist(), softmax, *after.tolist()),
+        (rows[0], rows[2]),
+        made.dtype,
+        shape,
+        (made.k, value_size),
+        _drops(trace, after[are_named(trace, after, _DROPOUT)]),
+    )
+
+
+def _takes(trace: Events, rows: Ints, elements: int, keys: int) -> Bools:
+    """Which of these operators take a tensor of floating-point numbers with so many elements."""
+    return np.array([_has_scores(args, elements, keys) for args in trace.operands(rows)], bool)
+
+
+def _has_scores(args: Any, elements: int, keys: int) -> bool:
+    return _some_scores(bytes(args.dims), bytes(args.types), elements, keys)
+
+
+@lru_cache(maxsize=10_000)
+def _some_scores(dims: bytes, types: bytes, elements: int, keys: int) -> bool:
+    """Whether an operand has so many numbers, and as many along its last dimension as there are
+    keys, or more than three dimensions.
+    """
+    for size, kind in zip(decode_list(dims), decode_list(types), strict=False):
+        some = isinstance(size, list) and bool(size) and isinstance(size[0], list)
+        if not (some or kind in _FLOATS):
+            continue
+        for one in size if some else [size]:
+            known = isinstance(one, list) and one and all(type(n) is int for n in one)
+            if known and prod(one) == elements and (one[-1] == keys or len(one) > 3):
+                return True
+    return False
+
+
+def _are_used(trace: Events, rows: Ints, shape: tuple[int, ...]) -> bool:
+    """Whether something takes the weights after the product, before other scores are made."""
+    elements = prod(shape)
+    products, views = are_named(trace, rows, _MAKES), are_named(trace, rows, _VIEW)
+    for product, view, args in zip(
+        products.tolist(), views.tolist(), trace.operands(rows), strict=True
+    ):
+        if product and _makes(decode_list(args.dims), elements):
+            return False
+        if not view and _has_scores(args, elements, shape[-1]):
+            return True
+    return False
+
+
+def _makes(dims: list[Any], elements: int) -> bool:
+    """Whether two matrices, or batches of them, have a product with so many elements."""
+    if dims and len(dims) > 2:
+        dims = dims[1:]  # of `baddbmm`
+    try:
+        (*batch, m, _), (*others, _, n) = dims[:2]
+        return int(max(prod(batch), prod(others)) * m * n) == elements
+    except (TypeError, ValueError):
+        return False
+
+
+def _drops(trace: Events, rows: Ints) -> bool:
+    """Whether a dropout drops anything: its probability is not 0, and it is in training."""
+    for args in trace.operands(rows):
+        concrete = [str(one) for one in decode_list(args.concrete)]
+        if len(concrete) < 3 or (concrete[1].strip("0.") != "" and concrete[2] != "False"):
+            return True
+    return False
+
+
+def are_kept(trace: Events, found: list[Attention]) -> Bools:
+    """Whose weights still exist when the next attention has its own, as the trace's memory tells.
+
+    That of the last layer tells nothing: if half of those with one shape keep theirs, all do. False
+    where the trace has no memory events. A graph keeps weights, too.
+    """
+    kept, memory = np.zeros(len(found), bool), trace.memory
+    if memory.addr is None or not len(memory.event) or len(found) < 2:
+        return kept
+    order = np.lexsort((trace.ts[memory.event], memory.addr))
+    addr, size, at = memory.addr[order], memory.bytes[order], trace.ts[memory.event][order]
+    # An address is allocated and freed in turn.
+    freed = np.append(np.where(addr[1:] == addr[:-1], at[1:], _NEVER), _NEVER)
+    new = np.flatnonzero(size > 0)
+    new = new[np.argsort(at[new], kind="stable")]
+    begin = trace.ts[[one.softmax for one in found]]
+    end = trace.ts[[one.last for one in found]]
+    first, last = np.searchsorted(at[new], begin), np.searchsorted(at[new], end)
+    for number, one in enumerate(found[:-1]):
+        mine = new[first[number] : last[number]]
+        mine = mine[size[mine] >= 2 * prod(one.shape)]
+        kept[number] = bool((freed[mine] > begin[number + 1]).any())
+    shapes: dict[tuple[int, ...], int] = {}
+    shape = np.array([shapes.setdefault(one.shape, len(shapes)) for one in found])
+    mostly = 2 * np.bincount(shape, kept) >= np.bincount(shape)
+    of_each: Bools = mostly[shape]
+    return of_each

@@ -1,0 +1,330 @@
+"""The rule about attention written as separate operators though there is a fused form."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.gaps import blind_kernels
+from pytest_torchprof.analysis.roofline import device_of
+from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.rules.attention import has_fused, runs_fused
+from pytest_torchprof.rules.engine.costs import around
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.accelerator import chip_of
+from pytest_torchprof.rules.evidence.attention_chains import PRODUCT, SOFTMAX, are_kept, attentions
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.backward import forward_of
+from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.levels import engine_steps
+from pytest_torchprof.trace.tree import marked
+from pytest_torchprof.work.devices.device import DTYPES
+from pytest_torchprof.work.dtypes import PEAK, SHORT
+from pytest_torchprof.work.product_kernels import TF32_KERNEL
+
+if TYPE_CHECKING:
+    from pytest_torchprof.rules.evidence.attention_chains import Attention
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+#: A softmax that is not of a gate, which chooses experts.
+_SOFTMAX_KERNEL: Final = late(r"^(?!.*(topk|gating)).*softmax", re.IGNORECASE)
+
+
+def _unseen_attention(trace: Events) -> Reason | None:
+    """Attention on an unknown device or in graphs, or weights that may be wanted."""
+    if attentions(trace, *_defaults()):
+        if None in trace.once(_devices, *_defaults()).values():
+            return because(Why.MANUAL_ATTENTION_ON_UNKNOWN_CHIP)
+        found, memory = by_hand(trace, *_defaults()), trace.memory
+        blind = memory.addr is None or not len(memory.event)
+        if blind and any(not len(own.rows) for own in _steps(trace, found)):
+            return because(Why.WEIGHTS_WITHOUT_MEMORY)
+    return blind_kernels(trace, _SOFTMAX_KERNEL.search)
+
+
+@rule(
+    "manual-attention",
+    fix="torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=...), which takes "
+    'masks and biases too; in transformers attn_implementation="sdpa", if the model has it',
+    triggers={SOFTMAX.pattern: 1, PRODUCT.pattern: 2},
+    needs="shapes",
+    blind=_unseen_attention,
+    bytes=Threshold(2**20, "B", "smaller scores stay in the device's caches"),
+    length=Threshold(32, "1", "fused kernels work on tiles of so many queries and keys, or more"),
+)
+def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches:  # noqa: A002
+    """Attention is written as two products and a softmax, though there is a fused form.
+
+    ## What it does
+
+    Counts a softmax along the last dimension of scores that a batched product made (`matmul`,
+    `bmm`, `baddbmm`, `einsum`), if the next batched product sums over these weights, and if all
+    that happens to the scores in between is what `scaled_dot_product_attention` does as well:
+    scaling, a mask or a bias, casts, dropout. The shapes of the products tell that they belong
+    together; each attention is one match, with its backward pass.
+
+    The device must have a fused form for the dtype (see `math-attention`), the scores must take at
+    least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more than
+    one query. On a CPU, only attention without a backward pass and without dropout counts: the
+    CPU's fused form has no dropout, and its backward pass took 1.4 times as long as the separate
+    operators' for float32 (torch 2.13, one thread), whereas inference took 0.8 times as long.
+
+    Not counted: weights that something takes after the product, such as the average that
+    `nn.MultiheadAttention` makes with `need_weights=True`; scores that something else changes, such
+    as `tanh` (a soft cap), `topk`, a layer that mixes heads, or positions that `cat` shifts; a
+    mask of heads after the softmax; scores of two dimensions, without a batch; a softmax along
+    another dimension; values of another size than keys, which few fused kernels take (a multiple of
+    8 on a device); what runs within operators of torch. Weights that are only returned, as with
+    `output_attentions=True`, are not counted either if the trace has memory events: they still
+    exist at the next attention. Without these events, or of a single layer, they count. A trace
+    without shapes, kernels in CUDA graphs and devices that the trace does not name are not checked.
+
+    The cost is the time of the operators over the scores, forward and backward, and the time
+    in which the products write and read the scores: their bytes at the bandwidth of the device's
+    memory, but only as far as a product takes longer than its FLOPs at half the peak, which fused
+    kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that the fused
+    backward pass computes again is subtracted. On a CPU it is half of the time of the operators
+    over the scores.
+
+    ## Why it is slow
+
+    The scores of each query against each key are written to memory and read again by each
+    operator: for 4,096 positions, 16 heads and bf16 that is 0.5 GB each time. A fused kernel keeps
+    them on the chip, so memory grows linearly with the length, not quadratically.
+
+    ## Example
+
+    ```python
+    import math
+    import torch
+
+    q = k = v = torch.rand(1, 8, 256, 64)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    out = torch.softmax(scores, dim=-1) @ v
+    ```
+
+    ## Use instead
+
+    ```python
+    import torch
+
+    q = k = v = torch.rand(1, 8, 256, 64)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ```
+    """
+    found = by_hand(trace, bytes, length)
+    if not found:
+        return NO_MATCHES
+    steps = _steps(trace, found)
+    forward, backward = _saved_ns(trace, found, steps, trace.once(_devices, bytes, length))
+    trained = np.array([len(own.rows) > 0 for own in steps], bool)
+    # A backward pass is another stretch of the same match.
+    number = np.concatenate([np.arange(len(found)), np.flatnonzero(trained)])
+    event = np.array([one.softmax for one in found], np.int64)
+    begin, _ = around(trace, np.array([one.first for one in found], np.int64))
+    _, end = around(trace, np.array([one.last for one in found], np.int64))
+    times = [around(trace, own.rows) for own in steps if len(own.rows)]
+    messages = [
+        "attention by hand, as products and a softmax: "
+        f"{SHORT.get(one.dtype, one.dtype)} scores {[*one.shape]}"
+        for one in found
+    ]
+    return Matches(
+        event[number],
+        [messages[one] for one in number.tolist()],
+        count=np.repeat([1, 0], [len(found), len(times)]),
+        cost_ns=np.concatenate([forward, backward[trained]]),
+        span_ns=(
+            np.concatenate([begin, np.array([since.min() for since, _ in times], np.int64)]),
+            np.concatenate([end, np.array([until.max() for _, until in times], np.int64)]),
+        ),
+    )
+
+
+#: Stands for the CPU among devices.
+_CPU: Final = -1
+#: Types of the CPU's fused kernel. Source: aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
+_CPU_TYPES: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
+#: The share of the operators over the scores that the CPU's fused form saves. Measured: 0.5 to 0.6
+#: for float32, 8 heads of 64 and 192 or 512 positions, torch 2.13, one thread.
+_SAVED_ON_CPU: Final = 0.5
+#: Kernels for values of another size than the keys load so many numbers at a time.
+#: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
+_ALIGNED: Final = 8
+#: The share of the peak that fused kernels reach.
+_FUSED_SHARE: Final = 0.5
+
+
+def by_hand(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    """Runs of attention that the rule counts, in time order."""
+    return trace.once(_by_hand, least_bytes, length)
+
+
+def _by_hand(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    every = attentions(trace, least_bytes, length)
+    if not every:
+        return []
+    devices = trace.once(_devices, least_bytes, length)
+    found = [one for one in every if _is_fused(trace, devices[one.softmax], one)]
+    steps = _steps(trace, found)
+    kept = are_kept(trace, found)
+    return [
+        one
+        for one, own, is_kept in zip(found, steps, kept.tolist(), strict=True)
+        # A graph keeps the weights of what is trained.
+        if (devices[one.softmax] != _CPU if len(own.rows) else not is_kept)
+    ]
+
+
+def _defaults() -> tuple[float, float]:
+    least = manual_attention.thresholds
+    return least["bytes"].default, least["length"].default
+
+
+def _is_fused(trace: Events, device: int | None, one: Attention) -> bool:
+    """Whether this device has a fused form of this attention."""
+    if device is None:
+        return False
+    same = one.sizes[0] == one.sizes[1]
+    if device == _CPU:
+        return same and one.dtype in _CPU_TYPES and not one.drops
+    aligned = not any(size % _ALIGNED for size in one.sizes)
+    return (same or aligned) and has_fused(trace, device, one.dtype)
+
+
+def _devices(trace: Events, least_bytes: float, length: float) -> dict[int, int | None]:
+    """By softmax, the device on which each attention ran; None if the trace does not say."""
+    found = attentions(trace, least_bytes, length)
+    rows = np.array([one.softmax for one in found], np.int64)
+    kernel, _ = launched_in(trace, rows)
+    calls = nesting.above(np.flatnonzero(trace.is_kind(Kind.RUNTIME)), trace.parent)
+    # Without any call of a runtime, a trace that lists devices has only the host's side.
+    blind = not trace.has(Kind.RUNTIME) and bool(trace.metadata.get("deviceProperties"))
+    out: dict[int, int | None] = {}
+    for row, launched in zip(rows.tolist(), kernel.tolist(), strict=True):
+        if launched < 0:
+            out[row] = None if blind or calls[row] else _CPU
+        else:
+            device = int(trace.device[launched])
+            known = chip_of(trace, device).is_known or trace.once(runs_fused, device)
+            out[row] = device if known else None
+    return out
+
+
+class _Steps(NamedTuple):
+    """Steps of the autograd engine, and the forward operator of each."""
+
+    rows: Ints
+    forward: Ints
+
+
+def _steps(trace: Events, found: list[Attention]) -> list[_Steps]:
+    """The backward pass of each attention; empty if it has none."""
+    rows = engine_steps(trace)
+    rows = rows[trace.selection[rows]]
+    rows = rows[~nesting.below(marked(trace, rows), trace.parent, rows)]
+    none = np.zeros(0, np.int64)
+    if not (len(rows) and found):
+        return [_Steps(none, none)] * len(found)
+    parts = [(one.first, *one.over, one.last) for one in found]
+    own = np.array([row for part in parts for row in part], np.int64)
+    number = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    forward = nesting.nearest(marked(trace, own), trace.parent, forward_of(trace, rows))
+    order = np.argsort(own, kind="stable")
+    at = order[np.minimum(np.searchsorted(own[order], forward), len(own) - 1)]
+    belongs = np.where(own[at] == forward, number[at], -1)
+    return [
+        _Steps(rows[belongs == one], forward[belongs == one]) if (belongs == one).any()
+        else _Steps(none, none)
+        for one in range(len(found))
+    ]  # fmt: skip
+
+
+class _Launched(NamedTuple):
+    """Of operators: a kernel that each launched, -1 for none, and the time of all of them."""
+
+    kernel: dict[int, int]
+    ns: dict[int, int]
+
+
+def _saved_ns(
+    trace: Events,
+    found: list[Attention],
+    steps: list[_Steps],
+    devices: dict[int, int | None],
+) -> tuple[Ints, Ints]:
+    """What a fused form of each attention would save, forward and backward."""
+    rows = np.concatenate(
+        [own.rows for own in steps]
+        + [np.array((*one.over, *one.products), np.int64) for one in found]
+    )
+    kernels, times = (column.tolist() for column in launched_in(trace, rows))
+    launched = _Launched(
+        dict(zip(rows.tolist(), kernels, strict=True)), dict(zip(rows.tolist(), times, strict=True))
+    )
+    out = np.zeros((2, len(found)), np.int64)
+    for number, (one, own) in enumerate(zip(found, steps, strict=True)):
+        device = devices[one.softmax]
+        if device == _CPU or device is None:
+            out[0, number] = trace.dur[[*one.over]].sum() * _SAVED_ON_CPU
+        else:
+            out[:, number] = _saved_on_device(trace, device, one, own, launched)
+    return out[0], out[1]
+
+
+def _saved_on_device(
+    trace: Events, device: int, one: Attention, steps: _Steps, launched: _Launched
+) -> tuple[int, int]:
+    """Time of the operators over the scores, and that in which the products move scores."""
+    moved_s, peak = _rates(trace, device, one, launched.kernel[one.products[0]])
+
+    def moving(ns: int, flops: int, often: int = 1) -> int:
+        """Of a product's time, that in which it moves the scores."""
+        if peak is None:
+            return 0
+        return max(min(int(often * moved_s * 1e9), ns - _least_ns(flops, peak)), 0)
+
+    times = [launched.ns[row] for row in one.products]
+    saved = sum(launched.ns[row] for row in one.over) + sum(map(moving, times, one.flops))
+    if not len(steps.rows):
+        return saved, 0
+    products = {one.first: one.flops[0], one.last: one.flops[1]}
+    back = -(times[0] if peak is None else _least_ns(one.flops[0], peak))
+    for row, forward in zip(steps.rows.tolist(), steps.forward.tolist(), strict=True):
+        ns = launched.ns[row]
+        # Both products of a product's backward pass read or write scores.
+        back += moving(ns, 2 * products[forward], 2) if forward in products else ns
+    return saved, max(back, 0)
+
+
+def _least_ns(flops: int, peak: float) -> int:
+    return int(flops / (peak * _FUSED_SHARE) * 1e9)
+
+
+def _rates(trace: Events, device: int, one: Attention, kernel: int) -> tuple[float, float | None]:
+    """Seconds to move the scores once, and the peak of the products; None if unknown."""
+    known = trace.once(device_of, device, ())
+    dtype = DTYPES[PEAK[one.dtype]]
+    if dtype == "fp32" and kernel >= 0 and TF32_KERNEL.search(trace.names[trace.name[kernel]]):
+        dtype = "tf32"
+    if known is None or dtype not in known.peaks:
+        return 0.0, None
+    return one.score_bytes / known.bandwidth_bytes_per_s, known.peaks[dtype]
+
+
+def in_manual_attention(trace: Events, events: Ints) -> Bools:
+    """Products of attention that `manual-attention` counts, forward and backward."""
+    found = by_hand(trace, *_defaults())
+    if not (found and len(events)):
+        return np.zeros(len(events), bool)
+    mine = np.array([row for one in found for row in (one.first, one.last)], np.int64)
+    own, forward = marked(trace, mine), forward_of(trace, events)
+    return (nesting.nearest(own, trace.parent, events) >= 0) | (
+        nesting.nearest(own, trace.parent, forward) >= 0
+    )

@@ -39,3 +39,30 @@ FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGN
 def is_main(name: str) -> bool:
     """Whether a kernel does the work of a product, a convolution or attention."""
     return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)
+
+
+#: Element types in the names of product kernels, the first that matches: cuBLAS, cuDNN, CUTLASS,
+#: MIOpen, and the type code of Tensile after its two index maps. ``884`` are Volta's tensor cores.
+_PRECISIONS: Final = (
+    (
+        "half",
+        late(r"fp16|bf16|[_<]f16|half|bfloat|884|16816|Cijk_A[ijkl]+_B[ijkl]+_[HB]", re.IGNORECASE),
+    ),
+    (
+        "other",
+        late(r"tf32|fp8|e4m3|e5m2|_i8|int8|imma|fp4|Cijk_A[ijkl]+_B[ijkl]+_[FI]\d", re.IGNORECASE),
+    ),
+    ("double", late(r"dgemm|zgemm|f64|fp64|<double\b|Cijk_A[ijkl]+_B[ijkl]+_[DZ]")),
+    ("single", late(r"sgemm|scudnn|cgemm|f32|fp32|<float\b|gemmSN|Cijk_A[ijkl]+_B[ijkl]+_S_?B")),
+)
+
+
+def precision(name: str) -> str | None:
+    """What a product kernel multiplies: half, single, double, other, or None if it does not say.
+
+    >>> precision("volta_sgemm_128x64_tn"), precision("volta_fp16_s884gemm_fp16_128x64_nn")
+    ('single', 'half')
+    >>> precision("void cudnn::detail::dgrad_engine<float, 512, 6>"), precision("kernel")
+    ('single', None)
+    """
+    return next((found for found, pattern in _PRECISIONS if pattern.search(name)), None)

@@ -121,7 +121,7 @@ def shards_of_fsdp_that_nobody_prefetches():
     return b  # the first one is before all computation
 
 
-@EXAMPLES.positive(RULE, 2)
+@EXAMPLES.positive(RULE, 2, also="half-unused")
 def embeddings_of_one_step_that_are_exchanged():
     b = job("Tesla V100-SXM2-32GB", 8, (7, 0))
     with b.annotation("ProfilerStep#10"):
@@ -143,7 +143,7 @@ def experts_in_a_graph_that_is_replayed():
     return b
 
 
-@EXAMPLES.positive(RULE, 3)
+@EXAMPLES.positive(RULE, 3, also="half-unused")
 def a_recording_of_2021():
     b = Early("Tesla V100-SXM2-16GB", (7, 0))
     for _ in range(4):

@@ -60,7 +60,7 @@ def outside_product_in_double_precision(b: Former) -> None:
     gemm(b, "mm", [[128, 128], [128, 128]], "double", DOUBLE)
 
 
-@EXAMPLES.silent("fp32-matmul", capability=(7, 0))
+@EXAMPLES.silent("fp32-matmul", also="half-unused", capability=(7, 0))
 def outside_product_on_a_chip_without_tensor_float(b: Former) -> None:
     gemm(b, "mm", [[128, 128], [128, 128]], "float", "volta_sgemm_128x64_nn")
 

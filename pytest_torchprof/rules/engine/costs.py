@@ -149,6 +149,12 @@ def around(trace: Events, events: Ints) -> tuple[Ints, Ints]:
     return trace.ts[events], trace.ts[events] + trace.dur[events]
 
 
+def launched_between(trace: Events, events: Ints) -> tuple[int, int]:
+    """When the host began to launch the first of these device events, and ended with the last."""
+    call = np.where(trace.launch[events] >= 0, trace.launch[events], events)
+    return int(trace.ts[call].min()), int((trace.ts[call] + trace.dur[call]).max())
+
+
 def span(trace: Events) -> tuple[int, int]:
     """From the first to the last selected event, on host and device."""
     rows = np.flatnonzero(trace.selection)

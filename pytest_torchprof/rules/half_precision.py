@@ -1,0 +1,227 @@
+"""The rule about fp32 on a device that computes in half precision several times as fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.analysis.attribution import attribute
+from pytest_torchprof.analysis.breakdown import categories
+from pytest_torchprof.analysis.idle import idle_of, spans_of
+from pytest_torchprof.analysis.roofline import device_of
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.rules.engine.costs import launched_between
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.accelerator import chip_of, device_type
+from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.levels import engine_steps
+from pytest_torchprof.trace.tree import marked, operators_around
+from pytest_torchprof.work.categories import CATEGORIES
+from pytest_torchprof.work.devices.device import DTYPES
+from pytest_torchprof.work.product_kernels import is_main, precision
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: Categories of kernels that tensor cores speed up.
+_PRODUCTS: Final = [CATEGORIES.index(name) for name in ("gemm", "convolution", "attention")]
+#: Chips with tensor cores for fp16 only, which are 8 times as fast under any name: V100, Xavier.
+#: Source: NVIDIA Tesla V100 GPU architecture, WP-08608-001, table 1.
+_VOLTA: Final = {(7, 0): 8.0, (7, 2): 8.0}
+#: Below this share of the products' time, another precision does not count.
+_SOME: Final = 0.01
+#: The largest saved share: what computes several times as fast is then bound by memory, of which
+#: half precision moves half.
+_MOST_SAVED: Final = 0.5
+
+
+class _Half(NamedTuple):
+    """How many times as fast as fp32 the faster one of fp16 and bf16 is, and its name."""
+
+    gain: float
+    dtype: str
+
+
+def _half_of(trace: Events, device: int) -> _Half | None:
+    """None where the peaks are unknown."""
+    known, chip = device_of(trace, device, ()), chip_of(trace, device)
+    if known is None or "fp32" not in known.peaks:
+        if chip.capability in _VOLTA:
+            return _Half(_VOLTA[chip.capability], "float16")
+        # Before Volta there were no tensor cores.
+        old = chip.vendor == "nvidia" and (0, 0) < chip.capability < (7, 0)
+        return _Half(1.0, "float16") if old else None
+    bf16, fp16 = known.peaks.get("bf16", 0.0), known.peaks.get("fp16", 0.0)
+    dtype = "bfloat16" if bf16 >= fp16 and bf16 else "float16"
+    return _Half(max(bf16, fp16) / known.peaks["fp32"], dtype)
+
+
+class _Products(NamedTuple):
+    """Kernels of products of one device, and which of them multiply fp32."""
+
+    rows: Ints
+    single: Bools
+    others: Bools
+
+
+def _products(trace: Events) -> dict[int, _Products]:
+    """By device without TF32: the main kernels of products, convolutions and attention."""
+    return trace.once(_by_device)
+
+
+def _by_device(trace: Events) -> dict[int, _Products]:
+    if not trace.has(Kind.KERNEL):
+        return {}
+    rows = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    rows = rows[trace.names_where(is_main)[rows]]
+    able = [
+        one for one in nesting.distinct(trace.device[rows]).tolist()
+        if not chip_of(trace, one).has_tf32
+    ]  # fmt: skip
+    rows = rows[np.isin(trace.device[rows], able)]
+    if not (len(rows) and trace.names_where(lambda name: precision(name) == "single")[rows].any()):
+        return {}
+    rows = rows[np.isin(categories(trace, rows), _PRODUCTS)]
+    # By the name, else by the types of the operator.
+    named = trace.names_where(lambda name: precision(name) is not None)[rows]
+    single = trace.names_where(lambda name: precision(name) == "single")[rows]
+    work = attribute(trace)
+    dtype = work.dtype[np.searchsorted(work.event, rows)]
+    single |= ~named & (dtype == DTYPES.index("fp32"))
+    others = ~single & (named | (dtype >= 0))
+    out = {}
+    for device in able:
+        mine = trace.device[rows] == device
+        out[device] = _Products(rows[mine], single[mine], others[mine])
+    return out
+
+
+def _unseen_half(trace: Events) -> Reason | None:
+    """Products in fp32 on an unknown device."""
+    least = {name: one.default for name, one in half_unused.thresholds.items()}
+    for device in _products(trace):
+        counted = _counted(trace, device, least["share"], least["busy"], least["kernel"])
+        if len(counted) and _half_of(trace, device) is None:
+            return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
+    return None
+
+
+@rule(
+    "half-unused",
+    fix="run the model under torch.autocast in half precision",
+    triggers=LAUNCHES,
+    needs="device",
+    blind=_unseen_half,
+    timed=True,
+    gain=Threshold(3, "1", "where half precision is less faster, memory decides what it gains"),
+    share=Threshold(0.2, "1", "below, other things than products take the device's time"),
+    busy=Threshold(0.5, "1", "a device that mostly waits is not what makes a step slow"),
+    kernel=Threshold(0.02, "ms", "shorter kernels take as long in any precision"),
+)
+def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel: float) -> Matches:
+    """Products run in fp32 on a device without TF32 that computes several times as fast in half.
+
+    ## What it does
+
+    Matches once for a device if its matrix products, convolutions and attention in fp32 that take
+    at least `kernel` (0.02 ms) each take `share` (0.2) or more of the device's time, from its first
+    work to its last, if it was busy for `busy` (0.5) or more of that time, and if its peak in fp16
+    or bf16 is `gain` (3) times as high as in fp32, by the table of devices: V100, T4, RTX 2080 Ti,
+    MI100, MI200, MI300, Arc. On devices with TF32, `fp32-matmul` is the rule, not this one.
+
+    The names of kernels tell the precision, else the types of the operator. There is no match if
+    1 % of the products' time is in another precision: in fp16 or bf16, because autocast is then in
+    use, and the rest may be in fp32 on purpose; in fp64, because the code then needs precision.
+    Code that needs fp32 for its results, such as solvers and simulations, is not told apart: ignore
+    the rule there. Products in fp32 on a device that the trace does not name are not checked.
+
+    The cost is half of the time of these kernels: half precision moves half of the bytes. It may
+    gain more.
+
+    Times decide here, so the matches may change with the machine.
+
+    ## Why it is slow
+
+    The units for matrices (tensor cores, matrix cores) of these chips multiply fp16 or bf16 4 to 16
+    times as fast as the others multiply fp32, and stay idle. Each tensor also takes twice the
+    memory, and twice the time to move.
+
+    ## Example
+
+    ```python
+    model = torch.nn.Linear(4096, 4096, device="cuda")
+    loss = model(torch.rand(8192, 4096, device="cuda")).sum()
+    loss.backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    scaler = torch.amp.GradScaler("cuda")  # for fp16: V100, T4; bf16 does without
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(torch.rand(8192, 4096, device="cuda")).sum()
+    scaler.scale(loss).backward()
+    ```
+    """
+    events, messages, costs, parts, fixes, spans = [], [], [], [], [], []
+    for device in _products(trace):
+        half = _half_of(trace, device)
+        if half is None or half.gain < gain:
+            continue
+        counted = _counted(trace, device, share, busy, kernel)
+        if not len(counted):
+            continue
+        total = int(trace.dur[counted].sum())
+        calls = _calls(trace, counted)
+        events.append(int(calls[0]) if len(calls) else -1)
+        parts.append(calls)
+        messages.append(
+            f"device {device} multiplies in fp32, and {half.dtype} would be "
+            f"{half.gain:.0f} times as fast"
+        )
+        costs.append(int(total * min(1 - 1 / half.gain, _MOST_SAVED)))
+        fixes.append(_fix(trace, half))
+        spans.append(launched_between(trace, counted))
+    if not events:
+        return NO_MATCHES
+    begin, end = np.array(spans, np.int64).T
+    return Matches(
+        np.array(events, np.int64),
+        messages,
+        cost_ns=np.array(costs, np.int64),
+        fix=fixes,
+        span_ns=(begin, end),
+        parts=parts,
+    )
+
+
+def _counted(trace: Events, device: int, share: float, busy: float, kernel: float) -> Ints:
+    """The kernels of a device that multiply fp32, if they matter and nothing else is multiplied."""
+    products, (since, until) = _products(trace)[device], spans_of(trace)[device]
+    times, span = trace.dur[products.rows], until - since
+    counted = products.rows[products.single & (times >= kernel * 1e6)]
+    total = int(trace.dur[counted].sum())
+    idle = int(idle_of(trace, device).between(np.array([since]), np.array([until]))[0])
+    matters = total > 0 and total >= share * span and span - idle >= busy * span
+    mixed = times[products.others].sum() >= max(_SOME * times.sum(), 1)
+    return counted if matters and not mixed else counted[:0]
+
+
+def _calls(trace: Events, kernels: Ints) -> Ints:
+    """The forward operators that launched them, all if there are none; in time order."""
+    calls = operators_around(trace, trace.launch[kernels])
+    calls = nesting.distinct(calls[calls >= 0])
+    steps = engine_steps(trace)
+    is_step = marked(trace, steps)
+    forward = calls[~(nesting.below(is_step, trace.parent, calls) | is_step[calls])]
+    return forward if len(forward) else calls
+
+
+def _fix(trace: Events, half: _Half) -> str:
+    run = f'run the model under torch.autocast("{device_type(trace)}", dtype=torch.{half.dtype})'
+    scaled = ", in training with torch.amp.GradScaler" if half.dtype == "float16" else ""
+    return run + scaled

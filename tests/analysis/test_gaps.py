@@ -293,6 +293,7 @@ def replayed(*kernels: str, device: str = A100, **facts: object) -> Events:
         (["some_gemm"], {"fp32-matmul", "unaligned-matmul"}),
         (["softmax_warp_forward"], {"math-attention", "manual-attention"}),
         (["topkGatingSoftmax"], {"math-attention"}),  # a gate of experts
+        (["nchwToNhwcKernel<float>"], {"layout-transpose"}),
         (["direct_copy_kernel_cuda"], {"repeated-cast", "contiguous-copy"}),
         (["cudnn::bn_fw_tr_1C11_singleread"], {"conv-bias-batchnorm"}),
         (["relu"], set()),

@@ -62,7 +62,7 @@ def test_an_ignored_rule_does_not_count_among_the_findings(pytester: pytest.Pyte
     [
         ("host-synk", "there is no anti-pattern rule 'host-synk'. Did you mean host-sync?"),
         ("host-sync,fp32", "there is no anti-pattern rule 'fp32'. "),
-        ("zzz", "there is no anti-pattern rule 'zzz'. Known are: sync-dataloader, single-"),
+        ("zzz", "there is no anti-pattern rule 'zzz'. Known are: sync-dataloader, starved-"),
     ],
 )
 @pytest.mark.parametrize("where", ["command line", "ini"])

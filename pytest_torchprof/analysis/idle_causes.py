@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.core.lazy_regex import late
@@ -88,23 +89,29 @@ class IdleParts(Frozen, frozen=True):
     ns: Ints
 
 
-def idle_parts(trace: Events) -> IdleParts:
-    """All idle time of the devices, between the first event of each and its last."""
-    return trace.once(_idle_parts)
+def idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
+    """All idle time of the devices, between the first event of each and its last.
+
+    ``causes_only``: without events, which takes far less memory.
+    """
+    return trace.once(_idle_parts, causes_only)
 
 
-def _idle_parts(trace: Events) -> IdleParts:
+def _idle_parts(trace: Events, causes_only: bool) -> IdleParts:
     gaps, host = _gaps(trace), _Host(trace)
+    merged = _of_causes if causes_only else _merged
+    columns: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(5)]
     # Some at a time: most of what the host did is soon summed up.
-    pieces = [
-        _merged(_parts_of(trace, host, [column[at : at + _AT_ONCE] for column in gaps], at))
-        for at in range(0, len(gaps[0]), _AT_ONCE)
-    ]
-    if not pieces:
-        none = np.zeros(0, np.int64)
-        return IdleParts(none, none, none, none, none)
-    columns = zip(*((p.device, p.gap, p.cause, p.event, p.ns) for p in pieces), strict=True)
-    return IdleParts(*map(np.concatenate, columns))
+    for at in range(0, len(gaps[0]), _AT_ONCE):
+        some = merged(_parts_of(trace, host, [column[at : at + _AT_ONCE] for column in gaps], at))
+        parts = some.device, some.gap, some.cause, some.event, some.ns
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    del host
+    whole = []
+    while columns:  # each is released once it is joined
+        whole.append(np.concatenate(columns.pop(0)))
+    return IdleParts(*whole)
 
 
 def _merged(parts: IdleParts) -> IdleParts:
@@ -121,15 +128,9 @@ def _merged(parts: IdleParts) -> IdleParts:
     return IdleParts(parts.device[mine], parts.gap[mine], parts.cause[mine], parts.event[mine], ns)
 
 
-def of_causes(parts: IdleParts) -> IdleParts:
-    """The same by gap and cause alone, without events."""
-    if not len(parts.ns):
-        return parts
-    new = (np.diff(parts.gap) != 0) | (np.diff(parts.cause) != 0)  # parts are in order of both
-    first = np.flatnonzero(np.append(True, new))
-    ns = np.add.reduceat(parts.ns, first)
-    nothing = np.full(len(first), -1, np.int64)
-    return IdleParts(parts.device[first], parts.gap[first], parts.cause[first], nothing, ns)
+def _of_causes(parts: IdleParts) -> IdleParts:
+    nothing = np.full(len(parts.ns), -1, np.int64)
+    return _merged(IdleParts(parts.device, parts.gap, parts.cause, nothing, parts.ns))
 
 
 def _parts_of(trace: Events, host: _Host, gaps: Sequence[Ints], number: int) -> IdleParts:
@@ -222,7 +223,7 @@ class _Host:
     def __init__(self, trace: Events) -> None:
         self.trace = trace
         # Not kept with the trace: they are as large as all of it.
-        self._timelines: dict[int, tuple[Ints, Ints]] = {}
+        self._timelines: dict[int, tuple[Ints, npt.NDArray[np.int32]]] = {}
         self.parent, self.depth = trace.frames
         self.cause, self.shown = self._causes()
         launch = trace.launch[trace.device_rows]
@@ -270,7 +271,7 @@ class _Host:
         keep = until > since
         return gap[keep], state[at[keep]], since[keep], until[keep]
 
-    def _timeline(self, thread: int) -> tuple[Ints, Ints]:
+    def _timeline(self, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
         """Times at which the innermost event of a thread changes, and the event from then on."""
         if thread not in self._timelines:
             self._timelines[thread] = _timeline(self.trace, thread)
@@ -306,25 +307,25 @@ class _Host:
             own[call[blocks & trace.names_where(direction.search)[copies]]] = int(cause)
 
 
-def _timeline(trace: Events, thread: int) -> tuple[Ints, Ints]:
+def _timeline(trace: Events, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
     parent, depth = trace.frames
     rows = np.flatnonzero((trace.thread == thread) & (depth >= 0) & (trace.dur > 0))
     rows = rows[~trace.named(REGION)[rows]]
     end = trace.once(_ends)[rows]
     solid = end > trace.ts[rows]
     rows, end = rows[solid], end[solid]
-    times = np.concatenate([trace.ts[rows], end])
-    above = parent[rows]
-    above = np.where((above >= 0) & trace.named(REGION)[above], -1, above)
-    state = np.concatenate([rows, above])
-    begins = np.arange(len(times)) < len(rows)
-    level = np.concatenate([depth[rows], -depth[rows]])
-    order = np.lexsort((level, begins, times))
     far = np.iinfo(np.int64)
-    return (
-        np.concatenate([[far.min], times[order], [far.max]]),
-        np.concatenate([[-1], state[order], [-1]]),
-    )
+    times = np.concatenate([[far.min], trace.ts[rows], end, [far.max]])
+    above = parent[rows]
+    above[(above >= 0) & trace.named(REGION)[above]] = -1
+    # Numbers of 32 bits: a trace has fewer events, and this is as large as all of it.
+    state = np.concatenate([[-1], rows, above, [-1]]).astype(np.int32)
+    level = depth[rows].astype(np.int32)
+    del end, above, solid
+    # At one time, ends come first, from the inside out; then begins, from the outside in.
+    level = np.concatenate([[0], level + 1, -level - 1, [0]])
+    order = np.lexsort((level, times)).astype(np.int32)
+    return times[order], state[order]
 
 
 def _ends(trace: Events) -> Ints:

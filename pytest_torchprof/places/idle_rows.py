@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_time_gap
-from pytest_torchprof.analysis.idle_causes import Cause, idle_parts, of_causes
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
 from pytest_torchprof.places.frames import by_frames
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ def idle_rows(trace: Events, by: By = "place") -> list[IdleRow]:
 
 
 def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
-    parts = idle_parts(trace)
+    parts = idle_parts(trace, causes_only=by == "cause")
     if not len(parts.ns) or trace.once(device_time_gap) is not None:
         return []
-    parts = of_causes(parts) if by == "cause" else parts
     places, place = _places(trace, parts.event) if by == "place" else ([None], _zeros(parts.ns))
     names, named = trace.shown_names
     name = np.where(parts.event >= 0, named[trace.name[parts.event]], -1)

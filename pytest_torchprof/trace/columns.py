@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from io import BytesIO
 from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,8 @@ class Columns:
         self._dur: list[npt.NDArray[Any]] = []
         self._untimed: list[int] = []
         self._length: list[npt.NDArray[Any]] = []
-        self._texts: list[bytes] = []
-        self._text_bytes = 0
+        # It grows in place, and gives its text away without a copy.
+        self._text = BytesIO()
 
     def add(self, events: list[Event]) -> None:
         """Add these events; only their columns are kept.
@@ -100,13 +101,12 @@ class Columns:
         self._ts.append(begin)
         self._dur.append(np.maximum(lasting, 0, out=lasting))  # a copy would keep both rows alive
         self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
-        self._texts.append(text := b"".join(args))
-        self._text_bytes += len(text)
+        self._text.writelines(args)
 
     @property
     def size(self) -> int:
         """An upper estimate of the bytes of memory that these events take as a trace."""
-        return self.kept * 100 + len(self._labels) * 500 + self._text_bytes
+        return self.kept * 100 + len(self._labels) * 500 + self._text.tell()
 
     @property
     def categories(self) -> list[str]:
@@ -140,8 +140,8 @@ class Columns:
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
         numbers = numbers[order]
         untimed = np.flatnonzero(np.isin(order, self._untimed)) if self._untimed else order[:0]
-        text = b"".join(self._texts)
-        self._texts.clear()
+        text = self._text.getvalue()
+        self._text = BytesIO()
         return Events(
             ts=ts[order],
             dur=dur[order],

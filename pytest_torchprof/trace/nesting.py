@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: How many numbers are handled as objects at a time.
+_AT_ONCE = 2**16
 #: Below this number of events, removing duplicates takes longer than it saves.
 _SOME = 1000
 
@@ -35,7 +37,8 @@ def nest(ts: Ints, dur: Ints, thread: npt.NDArray[np.int32]) -> tuple[Ints, Ints
     depth = np.zeros(len(ts), np.int64)
     end = ts + dur
     for mine in by_thread(thread):
-        solid, empty = mine[dur[mine] > 0], mine[dur[mine] <= 0]
+        lasts = dur[mine] > 0
+        solid, empty = (mine, mine[:0]) if lasts.all() else (mine[lasts], mine[~lasts])
         found = _nest_fast(ts[solid], end[solid]) or _nest_any(ts[solid], end[solid])
         parent[solid] = np.where(found[0] >= 0, solid[found[0]], -1)
         depth[solid] = found[1]
@@ -170,17 +173,17 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     the depth above. If each lies within its parent, its chain of parents is everything that is
     open.
     """
-    at = np.arange(len(start))
-    depth = at - np.sort(end).searchsorted(start, side="right")
-    parent = np.full(len(at), -1, np.int64)
+    count = len(start)
+    depth = np.arange(count) - np.sort(end).searchsorted(start, side="right")
     inner = (depth > 0).nonzero()[0]
-    if not len(inner):
-        return parent, depth
     order = depth.argsort(kind="stable")
-    keys = depth[order] * len(at) + order
-    outside = depth[inner] - 1
-    above = order[keys.searchsorted(outside * len(at) + inner) - 1]
-    if (depth[above] == outside).all() and (end[above] >= end[inner]).all():
+    keys = depth[order]
+    keys *= count
+    keys += order
+    above = order[keys.searchsorted((depth[inner] - 1) * count + inner) - 1]
+    del order, keys
+    if (depth[above] + 1 == depth[inner]).all() and (end[above] >= end[inner]).all():
+        parent = np.full(count, -1, np.int64)
         parent[inner] = above
         return parent, depth
     return None
@@ -188,23 +191,27 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
 
 def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Parent and depth if some intervals only overlap."""
-    parent, depth = [], []
+    parent, depth = np.empty(len(start), np.int64), np.empty(len(start), np.int64)
     # What is open, and twice its ends; an end that never comes saves asking whether anything is.
     rows, ends = [-1], [int(np.iinfo(np.int64).max)]
     top = ends[0]
-    for row, (middle, last) in enumerate(
-        zip((start + end).tolist(), (2 * end).tolist(), strict=True)
-    ):
-        while top <= middle:
-            rows.pop()
-            ends.pop()
-            top = ends[-1]
-        parent.append(rows[-1])
-        depth.append(len(rows) - 1)
-        rows.append(row)
-        ends.append(last)
-        top = last
-    return np.array(parent, np.int64), np.array(depth, np.int64)
+    # As objects, all numbers at once would take five times as much memory.
+    for first in range(0, len(start), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        above, level = [], []
+        middles, lasts = (start[some] + end[some]).tolist(), (2 * end[some]).tolist()
+        for row, (middle, last) in enumerate(zip(middles, lasts, strict=True), first):
+            while top <= middle:
+                rows.pop()
+                ends.pop()
+                top = ends[-1]
+            above.append(rows[-1])
+            level.append(len(rows) - 1)
+            rows.append(row)
+            ends.append(last)
+            top = last
+        parent[some], depth[some] = above, level
+    return parent, depth
 
 
 def _climb(ts: Ints, end: Ints, parent: Ints, rows: Ints, when: Ints) -> Ints:

@@ -12,7 +12,6 @@ from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.tree import are_annotations
 from pytest_torchprof.work.categories import CATEGORIES, kernel_category, operator_category
 
 if TYPE_CHECKING:
@@ -158,7 +157,6 @@ def _of_operators(trace: Events) -> list[BreakdownRow]:
     rows = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     if not len(rows):
         return []
-    rows = rows[~are_annotations(trace)[rows]]
     whole = trace.once(cpu_time_gap) is None
     number = {name: i for i, name in enumerate(CATEGORIES)}
     names, at = np.unique(trace.name[rows], return_inverse=True)

@@ -19,7 +19,6 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import D2H, H2D, LAUNCH_CALL, REGION, SYNC_CALL
 from pytest_torchprof.trace.levels import COMPILING, FETCH
-from pytest_torchprof.trace.tree import are_annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -344,7 +343,7 @@ def _inherited(trace: Events, own: Ints, parent: Ints, depth: Ints) -> tuple[Int
     nothing works itself, if it takes long enough. Other operators and calls launch.
     """
     contexts = (Cause.LOADING, Cause.COMPILING, Cause.COLLECTING)
-    operators = trace.is_kind(Kind.OP) & ~are_annotations(trace)
+    operators = trace.is_kind(Kind.OP)
     works = operators | trace.is_kind(Kind.RUNTIME)
     launches = trace.names_where(LAUNCH_CALL.search) | trace.names_where(_COPY.search)
     launching = nesting.above(np.flatnonzero(launches & trace.is_kind(Kind.RUNTIME)), parent)

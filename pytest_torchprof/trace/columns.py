@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
-from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK
+from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK, TORCH_MARK
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
@@ -195,7 +195,8 @@ def _kind(category: str | None, phase: str | None, name: str | None, process: ob
         otherwise = Kind.MEMORY
     elif not category and process == "CPU functions":  # torch.autograd.profiler without Kineto
         otherwise = Kind.OP
-    return KINDS.get((category or "").lower(), otherwise)
+    kind = KINDS.get((category or "").lower(), otherwise)
+    return Kind.ANNOTATION if kind == Kind.OP and TORCH_MARK.match(name or "") else kind
 
 
 def _nanoseconds(times: list[int | float]) -> npt.NDArray[np.int64]:

@@ -29,6 +29,8 @@ H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; grouped, torch writes it with a star.
 STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
+#: torch's own annotations, which it recorded as operators until 2021.
+TORCH_MARK = late(r"(ProfilerStep\*?|Optimizer\.\w+|enumerate\(DataLoader\))#")
 #: Printable, but special within JSON or in the encoding of names.
 _ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")

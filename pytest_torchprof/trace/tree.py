@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: torch's own annotations, which it recorded as operators in 2021.
-_ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
 #: Annotations around an optimizer's work, including ``zero_grad``.
 _OPTIMIZER = Names(r"Optimizer\.")
 
@@ -72,11 +70,6 @@ def are_outermost(trace: Events, rows: Ints) -> Bools:
     return trace.once(_are_outermost)[rows]
 
 
-def are_annotations(trace: Events) -> Bools:
-    """Which events are torch's own annotations, also those recorded as operators in 2021."""
-    return named(trace, _ANNOTATION)
-
-
 def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
     return trace.once(_are_free)[rows]
@@ -88,7 +81,6 @@ def _outermost(trace: Events) -> Ints:
 
 def _are_outermost(trace: Events) -> Bools:
     operator = trace.kind == OPERATOR
-    operator &= ~are_annotations(trace)
     return _outside(trace, operator, operator)
 
 

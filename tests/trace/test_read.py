@@ -153,6 +153,23 @@ def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
     assert int(counted.sum()) == sum(row.calls for row in op_rows(trace).values())
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ProfilerStep#3",
+        "Optimizer.step#SGD.step",
+        "Optimizer.zero_grad#SGD.zero_grad",
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    ],
+)
+def test_annotations_of_torch_that_were_recorded_as_operators(name: str) -> None:
+    b = TraceBuilder()
+    with b.op(name):
+        b.op("aten::mul", [[2], [2]])
+    trace = parse_trace(b.to_bytes())
+    assert [Kind.ANNOTATION, Kind.OP] == trace.kind.tolist()
+
+
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_schema_of_2021(vendor: str) -> None:
     b = build(vendor, outside=False)

@@ -240,8 +240,9 @@ def single_tensor_optimizer(
     return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=(trace.ts[rows], ends))
 
 
-#: How many operators of a step are checked for whether they record a graph.
-_SOME: Final = 50
+#: How many operators of a step are checked for whether they record a graph, and for their sizes.
+_SOME: Final = 20
+_FEW: Final = 200
 _COMPLEX: Final = b"c10::complex"
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
 #: Classes without a form that is faster on a CPU.
@@ -304,7 +305,8 @@ def _has_complex(trace: Events, step: OptimizerStep, known: str) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
     if "aten::view_as_real" in step.calls:
         return True
-    if not trace.args.may_contain(_COMPLEX):
+    # To look at all text takes as long as at some hundred operators.
+    if len(step.rows) > _FEW and not trace.args.may_contain(_COMPLEX):
         return False
     updates = step.rows[are_named(trace, step.rows, _UPDATES[known][0])]
     return _COMPLEX in trace.args[updates].as_list()

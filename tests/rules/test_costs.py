@@ -17,13 +17,15 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.analysis.idle import idle, idle_by_waits
-from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.core.step_range import StepRange
+from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
+from pytest_torchprof.trace.steps import at_steps
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding
@@ -240,6 +242,47 @@ def test_time_that_several_findings_claim_is_counted_once(
         }
         if not own & others:
             assert costs_us.get(f"rule-{number}", 0) == pytest.approx(wanted)
+
+
+def stepped(steps: int = 4) -> TraceBuilder:
+    """Steps of ten kernels, each of which the device waits for."""
+    b = TraceBuilder(A100, (8, 0))
+    for number in range(steps):
+        with b.annotation(f"ProfilerStep#{number}"):
+            for _ in range(20):
+                with b.op("aten::mul", [[4]]):
+                    b.advance(40)
+                    b.launch("mul", 2)
+    return b
+
+
+def test_what_is_one_match_in_all_has_its_share_in_each_step() -> None:
+    trace = recorded(stepped())
+    whole = check(trace, [RULES["launch-bound"]])
+    (all_ms,) = costs_ms(whole)
+    parts = [costs_ms(whole.of_part(at_steps(trace, StepRange(n, n + 1)))) for n in range(4)]
+    assert [1] * 4 == [len(one) for one in parts]
+    assert sum(one[0] for one in parts) == pytest.approx(all_ms, rel=0.05)
+    assert max(parts)[0] < 0.3 * all_ms
+
+
+def test_a_stretch_has_in_a_step_the_share_of_its_events_there() -> None:
+    trace = recorded(stepped())
+    every = np.flatnonzero(trace.named("aten::mul"))
+
+    def stretch(_: Events) -> Matches:
+        return Matches(
+            every[:1], "slow", cost_ns=np.array([800_000]), parts=[every[every != every[5]]],
+            span_ns=(trace.ts[every[:1]], trace.ts[every[-1:]]),
+        )  # fmt: skip
+
+    whole = check(trace, [Rule("stretch", stretch, "do not")])
+    parts = [costs_ms(whole.of_part(at_steps(trace, StepRange(n, n + 1)))) for n in range(4)]
+    assert [[pytest.approx(0.8 * n / 79, abs=1e-6)] for n in (19, 20, 20, 20)] == parts
+
+
+def costs_ms(checked: Checked) -> list[float]:
+    return [one.cost_ms for one in checked.findings() if one.cost_ms is not None]
 
 
 def test_an_unknown_cost_is_none_and_comes_last() -> None:

@@ -21,8 +21,10 @@ from pytest_torchprof.places.place import PlacedEvents
 from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_of
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
+from pytest_torchprof.rules.engine.of_steps import of_steps
 from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.name_index import Names, count, names_of, present
+from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
@@ -69,7 +71,10 @@ class Checked(Frozen, frozen=True):
 
     def of_part(self, part: Events) -> Checked:
         """Only the matches in a part of the trace, whose costs add up to its span at most."""
-        return replace(self.within(part.selection), trace=part)
+        if chosen_steps(part) is None:
+            return replace(self.within(part.selection), trace=part)
+        chosen = {rule: of_steps(one, part) for rule, one in self.matches.items()}
+        return replace(self, matches={rule: m for rule, m in chosen.items() if len(m)}, trace=part)
 
     def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:
         """One finding per rule, message and place; the costliest first."""
@@ -231,4 +236,5 @@ def _occur(trace: Events, one: _Candidate, values: Mapping[str, float]) -> bool:
 
 
 def _total(found: Matches) -> int:
-    return len(found) if found.count is None else int(found.count.sum())
+    # At least 1: of what matched once in all, this may be a part.
+    return len(found) if found.count is None else max(int(found.count.sum()), min(len(found), 1))

@@ -81,7 +81,7 @@ def grouped(
     findings = [
         Finding(
             rule=rule.code,
-            count=group.count,
+            count=max(group.count, 1),  # of what matched once in all, this may be a part
             message=group.message,
             location=own or group.place.location or group.place.path,
             fix=fix,

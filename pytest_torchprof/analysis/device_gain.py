@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.breakdown import EXPOSED, categories
-from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
-from pytest_torchprof.analysis.idle import Idle
+from pytest_torchprof.analysis.gaps import device_gap
+from pytest_torchprof.analysis.idle import Idle, spans_of
 from pytest_torchprof.analysis.launches import launched_at
+from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.work.categories import CATEGORIES
@@ -28,13 +29,17 @@ class Gain(Frozen, frozen=True):
     """What stretches of the host's time are worth to the devices.
 
     ``at``: when device events were launched (their own start if that is unknown), in order;
-    ``before``: the exposed time in ns of all that were launched earlier, one more than of ``at``;
-    ``late``: when some device was busy or had work queued.
+    ``before``: the exposed time in ns of all that were launched earlier, one more than of ``at``,
+    of several devices the mean; ``late``: when some device was busy or had work queued. Idle time
+    counts from ``since`` to ``until``, and the share ``slowed`` of it: the profiler slows the host.
     """
 
     at: Ints
     before: Ints
     late: Idle
+    since: int
+    until: int
+    slowed: float
 
     def between(self, begin: Ints, end: Ints) -> Ints:
         """Nanoseconds for each stretch from ``begin`` up to ``end``; 0 for stretches that end
@@ -43,7 +48,8 @@ class Gain(Frozen, frozen=True):
         Those of disjoint stretches add up to at most the devices' busy and idle time.
         """
         exposed = self.before[self.at.searchsorted(end)] - self.before[self.at.searchsorted(begin)]
-        worth: Ints = np.maximum(exposed + self.late.between(begin, end), 0)
+        idle = self.late.between(*(np.clip(t, self.since, self.until) for t in (begin, end)))
+        worth: Ints = np.maximum(exposed + (idle * self.slowed).astype(np.int64), 0)
         return worth
 
 
@@ -62,14 +68,25 @@ def gain(trace: Events) -> Gain | Elapsed:
 
 
 def _gain(trace: Events) -> Gain | Elapsed:
-    if not len(trace.device_rows) or trace.once(device_gap) or trace.once(device_time_gap):
-        return Elapsed()
     event = trace.device_rows[trace.selection[trace.device_rows]]
+    if not trace.dur[event].any() or trace.once(device_gap):
+        return Elapsed()
+    devices = spans_of(trace)
     at = launched_at(trace, event)
     order = np.argsort(at, kind="stable")
     exposed = exposed_ns(trace, event)[order]
-    before = np.concatenate([[0], np.cumsum(exposed)])
-    return Gain(at[order], before, trace.whole.once(_late))
+    before = np.concatenate([[0], np.cumsum(exposed)]) // len(devices)
+    part = trace.scope is not None
+    times = [time for span in devices.values() for time in span]
+    far = np.iinfo(np.int64)
+    return Gain(
+        at[order],
+        before,
+        trace.whole.once(_late),
+        min(times) if part else int(far.min),
+        max(times) if part else int(far.max),
+        slowdown_share(trace),
+    )
 
 
 def exposed_ns(trace: Events, event: Ints) -> Ints:

@@ -93,11 +93,14 @@ def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
     rows: list[TableRow] = []
     for rank, found in checked.items():
         span_ms = span_ns(ranks[rank].events) / 1e6
+        # What dynamo recorded is from an earlier run.
+        noted = ranks[rank].events.facts.compiled is not None
+        elsewhere = {rule.code for rule in found.matches if noted and rule.gated_by is not None}
         mine = [
             {
                 **vars(finding),
                 "page": page_of(finding.rule),
-                "share": _share(finding.cost_ms, span_ms),
+                "share": None if finding.rule in elsewhere else _share(finding.cost_ms, span_ms),
             }
             for finding in found.findings()
         ]

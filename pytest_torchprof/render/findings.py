@@ -45,18 +45,29 @@ def rule_totals(rows: Sequence[FindingRow]) -> str:
     count = sum(row["count"] for row in rows)
     matches = f"{count:,} match{'' if count == 1 else 'es'}"
     parts = [f"{matches} in {plural(len(rows), 'place')}"]
-    if costs := [row["cost_ms"] for row in rows if row["cost_ms"] is not None]:
-        parts.append(f"{format_quantity(sum(costs), 'ms')} to gain{_share(rows)}")
+    if gains := _gains(rows):
+        parts.append(gains)
     if moved := sum(row["bytes"] or 0 for row in rows):
         parts.append(format_quantity(moved, "B"))
     return ", ".join(parts)
 
 
-def _share(rows: Sequence[FindingRow]) -> str:
-    """The share of the time, unless there are several ranks."""
+def _gains(rows: Sequence[FindingRow]) -> str:
+    """What can be gained, with its share of the time; of several ranks, which gain it side by side,
+    the most.
+    """
+    costs: dict[object, float] = {}
+    for row in rows:
+        if row["cost_ms"] is not None:
+            whose = row.get("rank", row.get("trace"))
+            costs[whose] = costs.get(whose, 0) + row["cost_ms"]
+    if not costs:
+        return ""
+    most = f"{format_quantity(max(costs.values()), 'ms')} to gain"
+    if {*costs} - {None}:
+        return f"up to {most} on a {'rank' if 'rank' in rows[0] else 'trace'}"
     shares = [row["share"] for row in rows if row.get("share") is not None]
-    several = any("rank" in row or "trace" in row for row in rows)
-    return "" if several or not shares else f" ({100 * sum(shares):.3g} %)"
+    return f"{most} ({100 * sum(shares):.3g} %)" if shares else most
 
 
 def _block(

@@ -154,8 +154,8 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
         found.append(mine)
         fixes += [_PERSISTENT if iterator[-1] > iterator[0] else _ONCE] * len(mine)
         costs.append(saved)
-        begins += [begin] * len(mine)
-        ends += [end] * len(mine)
+        begins += trace.ts[mine].tolist()
+        ends += (trace.ts[mine] + trace.dur[mine]).tolist()
     if not found:
         return NO_MATCHES
     return Matches(

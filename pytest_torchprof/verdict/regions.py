@@ -150,7 +150,7 @@ class RegionValues(Mapping[str, "Value"]):
     @cached
     def counts(self) -> Mapping[str, int]:
         """Findings by rule."""
-        return self._checked.within(self._view(self._lap).selection).counts
+        return self._checked.of_part(self._view(self._lap)).counts
 
     def _findings(self) -> Value:
         if self._checked.unsettled is not None:

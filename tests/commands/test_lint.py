@@ -321,7 +321,9 @@ def test_several_ranks_are_distinguished(say: Say, tmp_path: Path) -> None:
     document = linted(say, folder)
     assert {0, 1} == {row["rank"] for row in document["findings"]}
     assert "rank 0: no accelerator" in document["unchecked"]["on-device"]
-    assert re.search(r"rank 0  ×2 +6 us", say("lint", folder)[1])
+    out = say("lint", folder)[1]
+    assert re.search(r"rank 0  ×2 +6 us", out)
+    assert "slow-add: 6 matches in 4 places, up to 9 us to gain on a rank\n" in out
     assert re.search(r"rank 1  ×2 +\d", say("lint", folder)[1])
     one = linted(say, folder, "--rank", "1")
     assert "rank" not in one["findings"][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,11 +19,12 @@ from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.analysis.idle import idle, idle_by_waits
 from pytest_torchprof.core.step_range import StepRange
 from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.rules.engine.costs import span_ns
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.known_names import REGION, REGION_MARK
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps
 
@@ -279,6 +280,75 @@ def test_a_stretch_has_in_a_step_the_share_of_its_events_there() -> None:
     whole = check(trace, [Rule("stretch", stretch, "do not")])
     parts = [costs_ms(whole.of_part(at_steps(trace, StepRange(n, n + 1)))) for n in range(4)]
     assert [[pytest.approx(0.8 * n / 79, abs=1e-6)] for n in (19, 20, 20, 20)] == parts
+
+
+def test_a_step_without_device_work_has_a_span() -> None:
+    b = stepped(1)
+    with b.annotation("ProfilerStep#1"):
+        b.op("aten::mul", [[4]], dur_us=500)
+    part = at_steps(recorded(b), StepRange(1, 2))
+    assert span_ns(part) >= 500_000
+    assert check(part.whole, RULES.values()).of_part(part).findings() == ()
+
+
+def test_a_wait_costs_the_step_in_which_the_device_is_idle() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    with b.annotation("ProfilerStep#0"):
+        b.launch("first", 1_000)
+        b.sync("cudaDeviceSynchronize")
+    b.advance(5_000)
+    with b.annotation("ProfilerStep#1"):
+        b.launch("second", 1_000)
+    trace = recorded(b)
+    whole = check(trace, [RULES["host-sync"]])
+    before, after = (
+        sum(costs_ms(whole.of_part(at_steps(trace, StepRange(n, n + 1))))) for n in range(2)
+    )
+    assert before == 0
+    assert after == pytest.approx(sum(costs_ms(whole)), rel=0.05)
+    assert after > 0.5
+
+
+def test_what_is_one_match_in_all_has_its_share_in_each_region() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    with b.annotation(REGION):
+        for region in ("a", "b"):
+            with b.annotation(f"{REGION_MARK}{region}"):
+                for _ in range(40):
+                    with b.op("aten::add", [[4], [4]]):
+                        b.launch("add", 2)
+                    b.advance(30)
+    trace = recorded(b)
+    whole = check(trace, [RULES["launch-bound"]])
+    (all_ms,) = costs_ms(whole)
+    for region in ("a", "b"):
+        part = whole.of_part(trace.within(region=region))
+        assert {"launch-bound": 1} == part.counts
+        assert costs_ms(part) == [pytest.approx(all_ms / 2, rel=0.05)]
+
+
+def test_an_event_without_duration_leaves_the_costs_of_others() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    for _ in range(3):
+        with b.op("aten::mm", [[512, 512], [512, 512]], ["float", "float"]):
+            b.launch(SGEMM, 1000)
+    b.launch("other", 3)
+
+    def untimed(document: dict[str, Any]) -> dict[str, Any]:
+        (event,) = (e for e in document["traceEvents"] if e["name"] == "other")
+        del event["dur"]
+        return document
+
+    known = costs(recorded(b), "fp32-matmul")
+    assert costs(parse_trace(b.to_bytes(untimed)), "fp32-matmul") == pytest.approx(known, rel=0.01)
+
+
+def test_a_match_of_an_unknown_event_has_an_unknown_cost() -> None:
+    b = TraceBuilder()
+    b.op("aten::mul", [[2]], dur_us=60)
+    rules = [Rule("a", lambda _: Matches(np.array([-1]), "x"), "")]
+    (found,) = check(recorded(b), rules).findings()
+    assert found.cost_ms is None
 
 
 def costs_ms(checked: Checked) -> list[float]:

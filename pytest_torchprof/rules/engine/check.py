@@ -21,10 +21,9 @@ from pytest_torchprof.places.place import PlacedEvents
 from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_of
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
-from pytest_torchprof.rules.engine.of_steps import of_steps
+from pytest_torchprof.rules.engine.of_part import of_part
 from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.name_index import Names, count, names_of, present
-from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
@@ -71,9 +70,7 @@ class Checked(Frozen, frozen=True):
 
     def of_part(self, part: Events) -> Checked:
         """Only the matches in a part of the trace, whose costs add up to its span at most."""
-        if chosen_steps(part) is None:
-            return replace(self.within(part.selection), trace=part)
-        chosen = {rule: of_steps(one, part) for rule, one in self.matches.items()}
+        chosen = {rule: of_part(one, part) for rule, one in self.matches.items()}
         return replace(self, matches={rule: m for rule, m in chosen.items() if len(m)}, trace=part)
 
     def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.device_gain import Elapsed, gain
-from pytest_torchprof.analysis.idle import spans_of
+from pytest_torchprof.analysis.idle import idle, spans_of
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
 
@@ -56,9 +56,10 @@ def costs_ms(
     """
     claims = _claims(trace, matches, finding)
     own = _costs_ns(trace, _where(claims, ~claims.elsewhere), count)
+    if isinstance(gain(trace), Elapsed):
+        own *= slowdown_share(trace)
     total = float(own.sum())
-    # Several devices gain time side by side.
-    own *= min(span_ns(trace) / total, 1) * slowdown_share(trace) if total else 1
+    own *= min(span_ns(trace) / total, 1) if total else 1
     noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
     own += np.bincount(noted.finding, noted.ns, count)
     known = np.bincount(claims.finding, claims.ns >= 0, count) > 0
@@ -91,8 +92,9 @@ def _claimed(trace: Events, found: Matches) -> tuple[Ints, Ints, Ints]:
     else:
         begin, end = (np.full(len(found), time) for time in trace.once(span))
     if ns is None:
-        ns = np.where(known, trace.dur[rows], 0)
-        ns = ns if isinstance(gain(trace), Elapsed) else np.full(len(found), np.iinfo(np.int64).max)
+        # All that the stretch is worth.
+        told = known if found.span_ns is None else np.ones(len(found), bool)
+        ns = np.where(told, np.iinfo(np.int64).max, -1)
     return ns, begin, end
 
 
@@ -164,9 +166,14 @@ def span(trace: Events) -> tuple[int, int]:
 
 
 def span_ns(trace: Events) -> int:
-    """How long the selected part of the trace lasted: of its devices, where gains are theirs."""
+    """How long the selected part of the trace lasted, without the profiler if that is known: of its
+    devices, where gains are theirs.
+    """
     begin, end = trace.once(span)
-    if not isinstance(gain(trace), Elapsed):
-        of_devices = list(spans_of(trace).values())
-        begin, end = min(a for a, _ in of_devices), max(b for _, b in of_devices)
-    return max(end - begin, 0)
+    slowed = slowdown_share(trace)
+    if isinstance(gain(trace), Elapsed):
+        return int(max(end - begin, 0) * slowed)
+    of_devices = np.array(list(spans_of(trace).values()), np.int64)
+    begin, end = int(of_devices[:, 0].min()), int(of_devices[:, 1].max())
+    (unused,) = idle(trace).between(np.array([begin]), np.array([end])).tolist()
+    return int(end - begin - unused * (1 - slowed))

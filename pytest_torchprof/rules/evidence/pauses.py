@@ -27,7 +27,7 @@ def knows_pauses(trace: Events) -> Reason | None:
 
 def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
     """For each of these host events: ns for which it kept devices idle by such a cause, at most
-    its duration. Without a device, its duration.
+    its duration; of several devices the mean. Without a device, its duration.
     """
     if not trace.has(*DEVICE_KINDS):
         return trace.dur[events]
@@ -35,7 +35,7 @@ def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
     chosen = np.isin(parts.cause, causes) & (parts.event >= 0)
     kept = np.zeros(len(trace), np.int64)
     np.add.at(kept, parts.event[chosen], parts.ns[chosen])
-    return np.minimum(kept[events], trace.dur[events])
+    return np.minimum(kept[events] // max(len(spans_of(trace)), 1), trace.dur[events])
 
 
 def measured_ns(trace: Events) -> int:

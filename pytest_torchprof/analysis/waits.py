@@ -57,6 +57,17 @@ class Waits(Frozen, frozen=True):
     def __len__(self) -> int:
         return len(self.call)
 
+    def where(self, chosen: Bools) -> Waits:
+        """Only these."""
+        return Waits(
+            self.call[chosen],
+            self.operator[chosen],
+            self.last[chosen],
+            self.ns[chosen],
+            self.bytes[chosen],
+            self.copies[chosen],
+        )
+
 
 def waits(trace: Events) -> Waits:
     """All waits of the selection, copies before others."""

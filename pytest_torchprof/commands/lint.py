@@ -70,7 +70,7 @@ def run_lint(options: Namespace) -> int:
         "errors": errors,
         "left_out": left,
     }
-    hidden = _hidden(len(rows) - len(worth), options.min_gain)
+    hidden = _hidden([row for row in rows if row not in worth], options.min_gain)
     parts["notes"] = blind
     if options.format == "json":
         write(row_formats.to_json(document("lint", ranks, parts)))
@@ -128,13 +128,14 @@ def _worth(options: Namespace, rows: list[TableRow], memory: Collection[str]) ->
     ]
 
 
-def _hidden(count: int, min_gain: float) -> list[str]:
-    """How many findings gain too little to be shown, if any do."""
-    if not count:
+def _hidden(rows: list[TableRow], min_gain: float) -> list[str]:
+    """How many findings gain too little to be shown, and their rules, if any do."""
+    if not rows:
         return []
-    gains = "gains" if count == 1 else "gain"
+    gains = "gains" if len(rows) == 1 else "gain"
     less = f"{gains} less than {min_gain:g} % of the time"
-    return [f"hidden: {plural(count, 'place')} that {less} (--min-gain 0 shows all)"]
+    rules = ", ".join(dict.fromkeys(row["rule"] for row in rows))
+    return [f"hidden: {plural(len(rows), 'place')} that {less} (--min-gain 0 shows all): {rules}"]
 
 
 def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
@@ -202,7 +203,8 @@ def _notes(
         lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")
     if rows:
         every = {row["rule"] for row in rows}
-        lines.append(f"{text.rule_totals(rows)}, by {plural(len(every), 'rule')}")
+        # Several rules may count the same bytes.
+        lines.append(f"{text.rule_totals(rows, bytes=False)}, by {plural(len(every), 'rule')}")
     lines += hidden
     if not idle:
         lines += text.gaps("not checked", parts["unchecked"])

@@ -40,14 +40,14 @@ def by_cost(rows: Sequence[FindingRow]) -> list[str]:
     return sorted(cost, key=lambda rule: (-cost[rule], rule))
 
 
-def rule_totals(rows: Sequence[FindingRow]) -> str:
+def rule_totals(rows: Sequence[FindingRow], *, bytes: bool = True) -> str:  # noqa: A002
     """The totals of a rule: ``3 matches in 2 places, 12.3 ms to gain (1.5 %)``."""
     count = sum(row["count"] for row in rows)
     matches = f"{count:,} match{'' if count == 1 else 'es'}"
     parts = [f"{matches} in {plural(len(rows), 'place')}"]
     if gains := _gains(rows):
         parts.append(gains)
-    if moved := sum(row["bytes"] or 0 for row in rows):
+    if bytes and (moved := sum(row["bytes"] or 0 for row in rows)):
         parts.append(format_quantity(moved, "B"))
     return ", ".join(parts)
 

@@ -168,7 +168,8 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     if not events:
         return NO_MATCHES
     rows, after = np.array(events, np.int64), np.array(following, np.int64)
-    on_cpu = launched_in(trace, rows)[0] < 0
+    first, kernel_ns = launched_in(trace, rows)
+    on_cpu = first < 0
     estimated_ns = _estimated_ns(trace, after, shapes)
     least_ns = cpu_share * estimated_cpu_ns(trace) if on_cpu.all() else 0.0
     if estimated_ns.sum() < least_ns:
@@ -178,7 +179,7 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     if estimated_ns[own].sum() < least_ns:
         return NONE_SO_FAR
     # Like other costs, in this run's time, which includes the profiler.
-    cost_ns = np.where(on_cpu, estimated_ns / slowdown_share(trace), trace.dur[rows] // _PART)
+    cost_ns = np.where(on_cpu, estimated_ns / slowdown_share(trace), kernel_ns // _PART)
     rows = rows[own]
     messages = [messages[at] for at in np.flatnonzero(own).tolist()]
     ends = trace.ts[rows] + trace.dur[rows]

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.gaps import absent_gap, waits_gap
+from pytest_torchprof.analysis.device_products import names_fit
+from pytest_torchprof.analysis.gaps import absent_gap, device_gap, waits_gap
 from pytest_torchprof.analysis.idle import idle, idle_by_waits
 from pytest_torchprof.analysis.launches import launches
 from pytest_torchprof.analysis.unprofiled_time import wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 
 def _has_accelerator(trace: Events) -> Reason | None:
@@ -30,6 +32,8 @@ def _knows_waits(trace: Events) -> Reason | None:
     return trace.once(waits_gap)
 
 
+_CONVOLUTION: Final = late(r"aten::(_?convolution|cudnn_conv|miopen_conv|conv)")
+_EVENT: Final = late(r"\w*EventSynchronize")
 _READ_LATE: Final = "keep the value on the device, or read it once, late, with non_blocking=True"
 _LEAVE_OUT: Final = (
     "remove the synchronization, or wait only for the event that matters: streams keep the order"
@@ -52,14 +56,14 @@ def host_sync(trace: Events) -> Matches:
     and calls that synchronize with the device, a stream or an event without a copy. The
     innermost operator identifies them: `item`, `tolist`, `if tensor` lead to
     `_local_scalar_dense`; masks as indices, `unique` and `where` with one argument to
-    `nonzero`; `.cpu()`, `.numpy()` and `print` to `copy_`. Not counted are copies to
-    pinned memory that the host does not wait for, copies to the device, waits of one stream for
-    another, those in collective operations, and those of DDP's own time log; nor is a
-    synchronization that delays nothing: one after the last work of the device, at the end of
-    benchmarks and the profiler, even if copies follow that the host waits for anyway; and one
-    with nothing to wait for, before the first work or with none launched since the whole device
-    was last synchronized. On XPU, torch's profiler records no synchronizing calls: only copies
-    count there.
+    `nonzero`; `.cpu()`, `.numpy()` and `print` to `copy_`. Not counted are copies to pinned
+    memory that the host does not wait for, copies to the device, waits of one stream for
+    another, those in collective operations, those of DDP's own time log, and those of
+    convolutions that time kernels to find the fastest one; nor is a synchronization that delays
+    nothing: one after the last work of the device, at the end of benchmarks and the profiler,
+    even if copies follow that the host waits for anyway; and one with nothing to wait for,
+    before the first work or with none launched since the whole device was last synchronized. On
+    XPU, torch's profiler records no synchronizing calls: only copies count there.
 
     A wait costs at most the time in which no device had anything to do, during it and until the
     next kernel: while the device works, waiting for it loses nothing.
@@ -86,6 +90,7 @@ def host_sync(trace: Events) -> Matches:
     ```
     """
     found = waits(trace)
+    found = found.where(~_of_searches(trace, found))
     first = np.where(found.call >= 0, found.call, found.last)
     known = (first >= 0) & (found.last >= 0)
     begin = np.where(known, trace.ts[first], 0)
@@ -94,6 +99,8 @@ def host_sync(trace: Events) -> Matches:
     # Without the wait, the host would have been ahead by the time it waited.
     cost = np.zeros(len(found), np.int64)
     cost[known] = np.minimum(idle_by_waits(trace, begin[known], end[known]), found.ns[known])
+    if trace.once(device_gap) is not None:  # when the device was idle is unknown
+        cost[:] = -1
     return Matches(
         np.where(found.operator >= 0, found.operator, found.call),
         _messages(trace, found),
@@ -101,6 +108,13 @@ def host_sync(trace: Events) -> Matches:
         bytes=found.bytes,
         fix=[_READ_LATE if copies else _LEAVE_OUT for copies in found.copies.tolist()],
         span_ns=(begin, until),
+    )
+
+
+def _of_searches(trace: Events, found: Waits) -> Bools:
+    """Waits of libraries that time kernels to find the fastest one: see `warmup-in-capture`."""
+    return names_fit(trace, found.operator, _CONVOLUTION.match) & names_fit(
+        trace, found.last, _EVENT.match
     )
 
 

@@ -406,3 +406,46 @@ def test_on_a_device_a_graph_costs_its_nodes_and_not_the_memory_that_it_keeps() 
     trace = recorded(b)
     (cost,) = costs(trace, "missing-no-grad")
     assert cost == pytest.approx(1.2 * sequence)
+
+
+# --------------------------------------------------------------------------- what is not gained
+
+
+def test_a_wait_for_work_that_is_not_recorded_has_an_unknown_cost() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", 10)
+    for _ in range(3):
+        b.runtime("cudaLaunchKernel")
+    with b.op("aten::item"), b.op("aten::_local_scalar_dense"):
+        b.memcpy("DtoH", 4)
+        b.sync("cudaStreamSynchronize")
+    b.launch("second", 10)
+    found = check(recorded(b), [RULES["host-sync"]]).findings()
+    assert [None] == [one.cost_ms for one in found]
+
+
+def test_waits_of_a_search_for_the_fastest_kernel_are_not_the_users() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", 10)
+    with b.op("aten::cudnn_convolution", [[8, 3, 32, 32], [8, 3, 3, 3]]):
+        for _ in range(3):
+            b.launch("candidate", 100)
+            b.sync("cudaEventSynchronize")
+    b.launch("second", 10)
+    assert {} == check(recorded(b), [RULES["host-sync"]]).counts
+
+
+def test_a_bias_costs_a_share_of_the_kernels_and_not_of_their_loading() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", 10)
+    dims = [[2, 3, 6, 6], [4, 3, 3, 3], [4], [], [], [], []]
+    with b.op("aten::conv2d", args={"Input Dims": dims}):
+        b.runtime("cuModuleLoadData", 500_000)
+        b.launch("implicit_convolve_sgemm", 100)
+    types = ["long int", "long int", "Scalar"]
+    b.op("aten::add_", args={"Input Dims": [[], [], []], "Input type": types})
+    norm = [[2, 4, 4, 4], [4], [4], [4], [4], [], [], [], []]
+    with b.op("aten::batch_norm", args={"Input Dims": norm}):
+        b.launch("bn_fw_tr_1C11_kernel_NCHW", 20)
+    (cost,) = costs(recorded(b), "conv-bias-batchnorm")
+    assert 0 < cost <= 10

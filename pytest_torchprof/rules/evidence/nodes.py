@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import are_outermost, within
@@ -42,9 +42,10 @@ def recording_ns(trace: Events, nodes: int, kept_bytes: int = 0) -> int:
     """The time to record nodes and to keep their data, on the trace's clock.
 
     Nodes and pages cost the same whether or not a profiler slows down the operators around them.
-    On a device, kept data costs memory and no time: nothing is mapped or zeroed.
+    On a device, kept data costs memory and no time: nothing is mapped or zeroed. Calls of its
+    driver tell that there is one, even where its work was not recorded.
     """
-    if trace.has(*DEVICE_KINDS):
+    if trace.has(Kind.RUNTIME, *DEVICE_KINDS):
         kept_bytes = 0
     return int((nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS) / slowdown_share(trace))
 

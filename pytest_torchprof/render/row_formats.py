@@ -30,7 +30,7 @@ _TEXTS = {
     "category": 12,
     "stack": 32,
     "module": 24,
-    "shapes": 24,
+    "shapes": 16,
     "change": 8,
     "device": 4,
     "bound": 7,
@@ -55,15 +55,18 @@ _TEXTS = {
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
     *("registers_per_thread", "shared_memory_bytes", "block", "occupancy_pct", "grid"),
-    *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
+    *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "cpu_bytes", "cuda_bytes"),
+    *("bytes", "flops", "cpu_ms", "gb_per_s"),
     *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
     *("arithmetic_intensity", "tail", "waves", "roofline_ms"),
-    *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval", "cuda_ms_a", "cuda_ms_b"),
-    *("start_ms", "ops", "copied_bytes", "copies", "peak_cpu_bytes"),
+    *("bandwidth_pct", "compute_pct", "interval", "cuda_ms_a", "cuda_ms_b"),
+    *("start_ms", "ops", "copied_bytes", "copies", "peak_cpu_bytes", "path", "longest_ms"),
+    *("gaps", "operator", "shapes"),
 )
 #: Read in full by users, so never cut.
 _WHOLE = frozenset(
     {
+        "cause",
         "change",
         "device",
         "bound",
@@ -201,6 +204,8 @@ def text_table(
     cells = {f: [cell(f, row[f]) if f in row else "" for row in everything] for f in shown}
     dropped = [] if width is None else _too_wide(cells, width)
     shown = [f for f in shown if f not in dropped]
+    if total and fields[0] in dropped:  # whose cell is the label
+        cells[shown[0]][-1] = cells[fields[0]][-1]
     columns = [cells[f] for f in shown]
     if width is not None:
         columns = _fitted(shown, columns, width)

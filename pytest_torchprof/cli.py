@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import NoReturn
 
 from pytest_torchprof.commands import option_types as to
+from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
 from pytest_torchprof.core.errors import TorchprofError
-from pytest_torchprof.core.version import __version__
-from pytest_torchprof.render import escape, streams
+from pytest_torchprof.render import streams
 
-OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, INTERRUPTED = 0, 130
 
 #: If set to anything, internal errors show their traceback.
 DEBUG = "TORCHPROF_DEBUG"
@@ -24,70 +22,42 @@ _FORMATS = ("table", "json", "csv", "markdown")
 _PATHS = "a .json or .json.gz trace of torch.profiler, several, or a folder (ranks of one job)"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line on stderr."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error and where to find help, and exit with 2."""
-        self.exit(BAD_USAGE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Escape what the user typed before printing it."""
-        super().exit(status, message and f"{escape.line(message.rstrip())}\n")
-
-
-Add = Callable[[argparse.ArgumentParser], object]
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand: what it is for, its arguments, and the function that does it.
-
-    ``run`` is ``module:function`` below the package, so that `torchprof --help` loads none of them.
-    ``rest`` describes the arguments after ``--``, which are passed on unchanged.
-    """
-
-    name: str
-    run: str
-    synopsis: str
-    help: str
-    arguments: tuple[Add, ...]
-    rest: str = ""
-
-
-def _argument(*names: str, **options: object) -> Add:
-    return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
-
-
-_TRACES = _argument("traces", nargs="+", type=to.name, metavar="TRACE", help=_PATHS)
-_FORMAT = _argument(
+_TRACES = argument("traces", nargs="+", type=to.name, metavar="TRACE", help=_PATHS)
+_FORMAT = argument(
     "--format", choices=_FORMATS, default="table", help="output format (default: table)"
 )
-_RANK = _argument(
+_LINT_FORMAT = argument(
+    "--format",
+    choices=(*_FORMATS, "github", "gitlab", "sarif"),
+    default="table",
+    help="output format: also annotations of GitHub Actions, GitLab's Code Quality report, or "
+    "SARIF 2.1.0 (default: table)",
+)
+_RANK = argument(
     "--rank", type=to.count, metavar="N", help="with several ranks, read only this one"
 )
-_LIMIT = _argument(
+_LIMIT = argument(
     "--limit",
     type=to.count,
     metavar="N",
     help="print at most N rows, 0 for all (default for tables: 30)",
 )
-_SORT = _argument("--sort", metavar="FIELD", help="sort by this field, largest first")
-_PEAKS = _argument(
+_SORT = argument("--sort", metavar="FIELD", help="sort by this field, largest first")
+_PEAKS = argument(
     "--device-peaks",
     type=to.name,
     metavar="FILE",
     help="JSON file with a chip's peak rates",
 )
 
-_STEP = _argument(
+_STEP = argument(
     "--step",
     type=to.steps,
     metavar="N|A:B",
     help="only step N, or the steps from A to before B (B is not included; either may be missing), "
     "by their own numbers",
 )
-_STEP_NAME = _argument(
+_STEP_NAME = argument(
     "--step-name",
     type=to.name,
     metavar="NAME",
@@ -117,7 +87,7 @@ COMMANDS = (
         "what the host did while the device was idle",
         (
             _TRACES,
-            _argument("--by", choices=("place", "cause"), default="place"),
+            argument("--by", choices=("place", "cause"), default="place"),
             _STEP,
             _STEP_NAME,
             _SORT,
@@ -133,8 +103,8 @@ COMMANDS = (
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
             _TRACES,
-            _argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
-            _argument(
+            argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
+            argument(
                 "--depth",
                 type=to.some,
                 metavar="N",
@@ -155,7 +125,7 @@ COMMANDS = (
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
             _TRACES,
-            _argument(
+            argument(
                 "--by",
                 type=to.grouping,
                 metavar="PART,…",
@@ -175,23 +145,23 @@ COMMANDS = (
     Command(
         "lint",
         "commands.lint:run_lint",
-        "TRACE… [--fail]",
+        "TRACE… [--fail] [--format github|gitlab|sarif]",
         "anti-patterns, with place, count, cost and fix",
         (
             _TRACES,
-            _argument(
+            argument(
                 "--fail",
                 action="store_true",
                 help="exit with 1 if anything is found, or if nothing could be checked",
             ),
-            _argument("--ignore", metavar="RULE,…", default="", help="rules to skip"),
-            _argument(
+            argument("--ignore", metavar="RULE,…", default="", help="rules to skip"),
+            argument(
                 "--thresholds",
                 metavar="RULE.NAME=VALUE,…",
                 default="",
                 help="thresholds of rules, with units: pageable-copy.bytes=2 MiB",
             ),
-            _argument(
+            argument(
                 "--min-gain",
                 metavar="PCT",
                 type=to.percent,
@@ -201,7 +171,7 @@ COMMANDS = (
             _STEP,
             _STEP_NAME,
             _LIMIT,
-            _FORMAT,
+            _LINT_FORMAT,
             _RANK,
         ),
     ),
@@ -211,7 +181,7 @@ COMMANDS = (
         "[RULE]",
         "list the anti-pattern rules, or explain one",
         (
-            _argument("code", nargs="?", metavar="RULE", help="explain this rule, with examples"),
+            argument("code", nargs="?", metavar="RULE", help="explain this rule, with examples"),
             _FORMAT,
         ),
     ),
@@ -221,10 +191,10 @@ COMMANDS = (
         "A B [--by op|kernel] [--per-step] [--fail-over PCT]",
         "what appeared, disappeared, or changed between two traces",
         (
-            _argument("a", type=to.name, metavar="A", help="the trace before, or a folder"),
-            _argument("b", type=to.name, metavar="B", help="the trace now"),
-            _argument("--by", choices=("op", "kernel"), default="op"),
-            _argument(
+            argument("a", type=to.name, metavar="A", help="the trace before, or a folder"),
+            argument("b", type=to.name, metavar="B", help="the trace now"),
+            argument("--by", choices=("op", "kernel"), default="op"),
+            argument(
                 "--fail-over",
                 type=to.percent,
                 metavar="PCT",
@@ -232,7 +202,7 @@ COMMANDS = (
             ),
             _STEP,
             _STEP_NAME,
-            _argument(
+            argument(
                 "--per-step",
                 action=argparse.BooleanOptionalAction,
                 help="compare the steps alone, and divide by their number (default: if the numbers "
@@ -250,8 +220,8 @@ COMMANDS = (
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
-            _argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
-            _argument("target", type=to.name, metavar="OUT",
+            argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
+            argument("target", type=to.name, metavar="OUT",
                       help="the file to write; .gz compresses it"),
             _PEAKS,
             _FORMAT,
@@ -264,9 +234,9 @@ COMMANDS = (
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
-            _argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
-            _argument("target", type=to.name, metavar="OUT", help="the file to write"),
-            _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
+            argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
+            argument("target", type=to.name, metavar="OUT", help="the file to write"),
+            argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
             _STEP,
             _STEP_NAME,
             _FORMAT,
@@ -280,7 +250,7 @@ COMMANDS = (
         "peak memory, what was live at the peak by operator and category, and leaks between steps",
         (
             _TRACES,
-            _argument(
+            argument(
                 "--timeline",
                 action="store_true",
                 help="the live memory over time, by category; --limit N gives N moments per device",
@@ -298,21 +268,21 @@ COMMANDS = (
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
         "find tests that are slower than in another revision, run alternately",
         (
-            _argument("ref", nargs="?", metavar="REF", help="git revision for side A; B is the "
+            argument("ref", nargs="?", metavar="REF", help="git revision for side A; B is the "
                       "working tree, with its uncommitted changes"),
-            _argument("--a", type=to.name, metavar="PATH",
+            argument("--a", type=to.name, metavar="PATH",
                       help="a source tree for side A, instead of REF"),
-            _argument("--b", type=to.name, metavar="PATH",
+            argument("--b", type=to.name, metavar="PATH",
                       help="a source tree for side B (default: the working tree)"),
-            _argument("--python-a", type=to.name, metavar="PY",
+            argument("--python-a", type=to.name, metavar="PY",
                       help="Python of side A (default: this one)"),
-            _argument("--python-b", type=to.name, metavar="PY",
+            argument("--python-b", type=to.name, metavar="PY",
                       help="Python of side B (default: this one)"),
-            _argument("--min-time", type=to.seconds, default=1.0, metavar="S", help="seconds of "
+            argument("--min-time", type=to.seconds, default=1.0, metavar="S", help="seconds of "
                       "measured calls per test and side, at most (default: 1)"),
-            _argument("--rounds", type=to.some, metavar="N",
+            argument("--rounds", type=to.some, metavar="N",
                       help="run exactly this many pairs of turns per test"),
-            _argument("--threshold", type=to.percent, default=2.0, metavar="PCT",
+            argument("--threshold", type=to.percent, default=2.0, metavar="PCT",
                       help="ignore changes smaller than this many percent (default: 2)"),
             _LIMIT,
             _FORMAT,
@@ -324,8 +294,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (the process's own by default); return its status."""
-    parser = _parser()
-    options = _parsed(parser, sys.argv[1:] if argv is None else list(argv))
+    parser = make_parser(COMMANDS)
+    options = parsed(parser, sys.argv[1:] if argv is None else list(argv), COMMANDS)
     if options.command is None:
         parser.print_help()
         parser.error("no command given")
@@ -340,22 +310,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
-
-
-def _parsed(parser: _Parser, words: list[str]) -> argparse.Namespace:
-    """Parse the words before ``--``, and keep those after it for a command that passes them on."""
-    command = next((c for c in COMMANDS if words[:1] == [c.name] and c.rest), None)
-    if command is None:
-        return parser.parse_args(words)
-    end = words.index("--") if "--" in words else len(words)
-    options, unknown = parser.parse_known_args(words[:end])
-    if unknown:
-        first = words.index(unknown[0])
-        ours, others = " ".join(words[1:first]) or "REF", " ".join(words[first:end])
-        what = f"arguments for pytest go after --: torchprof {command.name} {ours} -- {others}"
-        parser.exit(BAD_USAGE, f"torchprof {command.name}: {what}\n")
-    options.rest = tuple(words[end + 1 :])
-    return options
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -380,21 +334,3 @@ def _run(options: argparse.Namespace) -> int:
 def _complain(message: str) -> int:
     streams.say(message)
     return BAD_USAGE
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="torchprof",
-        description="Metrics, tables and checks for PyTorch profiler traces.",
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        sub = subparsers.add_parser(
-            command.name, help=command.help.replace("%", "%%"), description=command.help
-        )
-        for add in command.arguments:
-            add(sub)
-        if command.rest:
-            sub.usage = f"{sub.format_usage().removeprefix('usage: ').rstrip()} -- {command.rest}"
-    return parser

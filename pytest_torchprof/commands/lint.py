@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
+from pytest_torchprof.commands.ci_formats import CI_FORMATS, print_for_ci
 from pytest_torchprof.commands.inputs import heading_of, load_steps, rule_book
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -74,6 +75,10 @@ def run_lint(options: Namespace) -> int:
     parts["notes"] = blind
     if options.format == "json":
         write(row_formats.to_json(document("lint", ranks, parts)))
+    elif options.format in CI_FORMATS:
+        rules = [rule for code, rule in book.items() if code not in ignored]
+        log = _notes({**parts, "left_out": 0}, [], ignored, hidden, idle=idle)
+        print_for_ci(options, parts, worth, rules, log=log, hidden=hidden)
     elif options.format == "table":
         width = terminal_width()
         body = text.findings(shown, width, worth) if worth else "" if rows else "no findings\n"

@@ -167,6 +167,34 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
 
 
+def strict_json_text(value: Any, indent: int | None = None) -> str:
+    r"""JSON that strict readers accept, too: lone surrogates are spelled out.
+
+    >>> print(strict_json_text(["a\ud800"]))
+    ["a\\ud800"]
+    """
+    text = json_text(value, indent=indent)
+    return json_text(_spelled(value), indent=indent) if "\\ud" in text else text
+
+
+def _spelled(value: Any) -> Any:
+    """The same with lone surrogates, as in undecodable file names, spelled out."""
+    if isinstance(value, str):
+        return spelled(value)
+    if isinstance(value, Mapping):
+        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
+    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def spelled(text: str) -> str:
+    r"""Text that UTF-8 can hold: lone surrogates are spelled out.
+
+    >>> print(spelled("a\ud800"))
+    a\ud800
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

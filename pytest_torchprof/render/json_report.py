@@ -143,20 +143,6 @@ def write_report(
         report["errors"] = list(errors)
     if interrupted:
         report["interrupted"] = True
-    text = escape.json_text(report, indent=1)
-    if "\\ud" in text:
-        text = escape.json_text(_spelled(report), indent=1)
+    text = escape.strict_json_text(report, indent=1)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")
-
-
-def _spelled(value: Any) -> Any:
-    """The same with lone surrogates, as in undecodable file names, spelled out.
-
-    Strict JSON readers reject them.
-    """
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -7,7 +7,8 @@ from pkgutil import resolve_name
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.cli import COMMANDS, Command, main
+from pytest_torchprof.cli import COMMANDS, main
+from pytest_torchprof.commands.parsing import Command
 
 
 def outcome(
@@ -83,7 +84,7 @@ def test_the_package_runs_as_the_command() -> None:
 def test_help_loads_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
-        "from pytest_torchprof.cli import COMMANDS, Command, main\n"
+        "from pytest_torchprof.cli import COMMANDS, main\n"
         "try: main(['--version'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'pytest'} & sys.modules.keys()))\n"

@@ -60,7 +60,7 @@ often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is as
 def _a_command_starts_at_once() -> Iterator[None]:
     """What a process does but once is done but once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_parser", cache(cli._parser))
+        patch.setattr(cli, "make_parser", cache(cli.make_parser))
         patch.setattr(gathering, "entry_points", cache(entry_points))
         yield
 

@@ -263,6 +263,22 @@ COMMANDS = (
         ),
     ),
     Command(
+        "export",
+        "commands.export:run_export",
+        "REPORT --format bmf|gha-benchmark|openmetrics|csv",
+        "a report of --torchprof-json for Bencher, github-action-benchmark, Prometheus, or a table",
+        (
+            argument("report", type=to.name, metavar="REPORT", help="a file of --torchprof-json"),
+            argument(
+                "--format",
+                choices=("bmf", "gha-benchmark", "openmetrics", "csv"),
+                required=True,
+                help="Bencher Metric Format, github-action-benchmark's customSmallerIsBetter, "
+                "OpenMetrics text, or CSV",
+            ),
+        ),
+    ),
+    Command(
         "ab",
         "commands.ab:run_ab",
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",

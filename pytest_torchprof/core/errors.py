@@ -46,6 +46,10 @@ class TraceError(TorchprofError):
     """A trace file that cannot be read or is not a trace."""
 
 
+class ReportError(TorchprofError):
+    """A stored report that cannot be read or is not one, or reports that do not fit together."""
+
+
 class OtherJsonError(TraceError):
     """A whole JSON file that is not a trace of PyTorch, such as a configuration."""
 

@@ -591,8 +591,13 @@ def test_a_file_that_is_not_a_trace_is_one_line_on_stderr(
     file = tmp_path / "x.json"
     file.write_bytes(content)
     target = tmp_path / "out"
-    extra = {"diff": [file], "augment": [target], "stacks": [target]}.get(command, [])
-    status, out, err = say(command, file, *extra)
+    given: dict[str, list[str | Path]] = {
+        "diff": [file],
+        "augment": [target],
+        "stacks": [target],
+        "export": ["--format", "csv"],
+    }
+    status, out, err = say(command, file, *given.get(command, []))
     assert (2, "", 1) == (status, out, err.count("\n")), err
     assert "x.json" in err
     assert "Traceback" not in err

@@ -36,6 +36,7 @@ from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.analysis.tree_rows import tree_rows
+from pytest_torchprof.commands.parsing import make_parser
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.render.export import write_augmented
@@ -60,7 +61,7 @@ often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is as
 def _a_command_starts_at_once() -> Iterator[None]:
     """What a process does but once is done but once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "make_parser", cache(cli.make_parser))
+        patch.setattr(cli, "make_parser", cache(make_parser))
         patch.setattr(gathering, "entry_points", cache(entry_points))
         yield
 

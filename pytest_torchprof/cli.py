@@ -279,6 +279,29 @@ COMMANDS = (
         ),
     ),
     Command(
+        "merge",
+        "commands.merge:run_merge",
+        "REPORT… -o FILE",
+        "one report of several, such as those of the shards of a test suite",
+        (
+            argument(
+                "reports",
+                nargs="+",
+                type=to.name,
+                metavar="REPORT",
+                help="files of --torchprof-json",
+            ),
+            argument(
+                "-o",
+                "--output",
+                type=to.name,
+                metavar="FILE",
+                required=True,
+                help="the file to write",
+            ),
+        ),
+    ),
+    Command(
         "ab",
         "commands.ab:run_ab",
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",

@@ -145,8 +145,8 @@ class _Arguments:
     def __init__(self) -> None:
         self.rows = list[list[str]]()
 
-    def add_argument(self, name: str, **options: Any) -> None:
-        """Keep what the documents show."""
+    def add_argument(self, name: str, *_: str, **options: Any) -> None:
+        """Keep what the documents show: the first name."""
         choices, default = options.get("choices"), options.get("default")
         value = "|".join(choices) if choices else options.get("metavar", "")
         shown = f"{name} {value}".strip() if name.startswith("-") else value

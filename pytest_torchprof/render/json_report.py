@@ -143,6 +143,15 @@ def write_report(
         report["errors"] = list(errors)
     if interrupted:
         report["interrupted"] = True
+    write_document(path, report)
+
+
+def write_document(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a whole report atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     text = escape.strict_json_text(report, indent=1)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")

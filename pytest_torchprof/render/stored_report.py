@@ -65,6 +65,7 @@ class StoredTest(Frozen, frozen=True):
     reason: str | None
     metrics: dict[str, StoredMetric]
     findings: list[StoredFinding]
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
     regions: dict[str, StoredRegion] = msgspec.field(default_factory=dict)
 
 

@@ -71,7 +71,7 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Nor do they wait for the disk.
     """
-    for name in ("CI", "BUILD_NUMBER"):
+    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITLAB_CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 

@@ -61,6 +61,7 @@ def session(folder: str, body: str) -> str:
 
 def _pytest(folder: str, *arguments: str) -> str:
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "COLUMNS": "88"}
+    alone["GITHUB_ACTIONS"] = ""  # no annotations
     env = {**os.environ, **alone}
     command = [sys.executable, "-m", "pytest", "-p", "pytest_torchprof.plugin"]
     done = subprocess.run(

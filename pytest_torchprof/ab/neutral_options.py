@@ -36,6 +36,8 @@ NEUTRAL: dict[str, Any] = {
     # ours
     "torchprof": False,
     "torchprof_json": None,
+    "torchprof_markdown": None,
+    "torchprof_ci": "off",
     "torchprof_traces": None,
     # pytest-xdist
     "numprocesses": None,

@@ -17,9 +17,9 @@ class Settings:
     """Options after applying command line, marker, ini file and default.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
-    ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, if not default.
-    ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
-    the names of options that were set.
+    ``json``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name → value, if not
+    default. ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`).
+    ``given`` are the names of options that were set.
     """
 
     enabled: bool
@@ -32,6 +32,7 @@ class Settings:
     time: Literal["advisory", "gate", "off"]
     baselines: str
     json: Path | None
+    markdown: Path | None
     traces: Path | None
     traces_of: Literal["failed", "all"]
     columns: tuple[str, ...]
@@ -39,6 +40,7 @@ class Settings:
     top: int
     ignore: frozenset[str]
     threads: int | None
+    ci: Literal["auto", "github", "gitlab", "off"]
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     started_ns: int = 0

@@ -29,6 +29,7 @@ from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
 from pytest_torchprof.session.reporting.accept import accept
 from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
+from pytest_torchprof.session.reporting.ci import service_of, wanted
 from pytest_torchprof.session.reporting.collected import Collected
 from pytest_torchprof.session.reporting.json_report_file import begin_report, end_report
 from pytest_torchprof.session.reporting.report_attachments import (
@@ -64,6 +65,8 @@ class TorchprofSession(RunningHooks):
         self.results = Results()
         self.errors = SessionErrors()
         self.messages: list[str] = []
+        #: Lines for the runner of GitHub Actions.
+        self.annotations: list[str] = []
         #: Whether the session was cut short.
         self.interrupted = False
         self.environment: dict[str, Any] = {}
@@ -335,11 +338,24 @@ class TorchprofSession(RunningHooks):
         if (path := self.settings.json) is not None:
             records, gone = self.results.records, self.interrupted
             self.errors.add(*end_report(path, self.environment, records, interrupted=gone))
+        if wanted(self.settings):
+            self._report_to_ci()
         if self.errors.lines and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _report_to_ci(self) -> None:
+        """The comment that is asked for, and what the service shows."""
+        from pytest_torchprof.session.reporting.ci_report import CiReport
+
+        report = CiReport(self.results, self.environment, self.config, interrupted=self.interrupted)
+        if (path := self.settings.markdown) is not None:
+            self.errors.add(*report.write_comment(path))
+        if self.results.records and service_of(self.settings.ci, os.environ) == "github":
+            self.messages += report.add_summary(os.environ)
+            self.annotations = report.annotations(os.environ)
 
     def _accept(self) -> None:
         """Write what tests offer, and report it."""
@@ -367,3 +383,5 @@ class TorchprofSession(RunningHooks):
                 errors=self.errors.lines,
                 verbosity=self.config.get_verbosity(),
             )
+            for line in self.annotations:
+                terminalreporter.write_line(escape.line(line))

@@ -22,7 +22,12 @@ BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 #: Options that have an effect only with profiling on.
-_ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
+_ASKING = (
+    "--torchprof-strict",
+    "--torchprof-json",
+    "--torchprof-markdown",
+    "--torchprof-traces",
+)
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
 
@@ -138,6 +143,11 @@ OPTIONS = (
     Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
            "test file; an absolute path mirrors the tree below that folder"),
     Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
+    Option("markdown", None, _file, "FILE", "write a comment for a pull request, in Markdown below "
+           "64 KB: what failed, findings, improvements", ini=False),
+    Option("ci", "auto", _choice("auto", "github", "gitlab", "off"), "auto|github|gitlab|off",
+           "what to add for a service of CI: under GitHub Actions the step's summary and at most "
+           "10 annotations; for others nothing. auto: where it runs"),
     Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz per test"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "which tests to keep traces of", ini=False),
@@ -262,6 +272,28 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
+def _check_files(json: Path | None, markdown: Path | None) -> None:
+    """Reject names of files that are there and not ours.
+
+    Raises:
+        pytest.UsageError: there is such a file.
+    """
+    from pytest_torchprof.render import escape
+    from pytest_torchprof.render.json_report import check_target
+
+    name = "json"
+    try:
+        if json is not None:
+            check_target(json)
+        if markdown is not None:  # most sessions load none of that
+            from pytest_torchprof.render.markdown_comment import check_comment
+
+            name = "markdown"
+            check_comment(markdown)
+    except SettingsError as error:
+        raise pytest.UsageError(escape.line(f"--torchprof-{name}: {error}")) from None
+
+
 def build_settings(config: pytest.Config) -> Settings:
     """Resolve every option from its sources.
 
@@ -270,7 +302,6 @@ def build_settings(config: pytest.Config) -> Settings:
     """
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.render import escape
-    from pytest_torchprof.render.json_report import check_target
     from pytest_torchprof.session.known_rules import check_rules, thresholds_of
 
     values: dict[str, Any] = {}
@@ -294,7 +325,7 @@ def build_settings(config: pytest.Config) -> Settings:
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     here = config.invocation_params.dir
-    for path in ("json", "traces"):
+    for path in ("json", "markdown", "traces"):
         values[path] = here / values[path] if values[path] else None
         if path == "traces" and values[path] is not None:
             require_folder(config, path, values[path])
@@ -305,11 +336,7 @@ def build_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"
         )
-    if values["json"] is not None:
-        try:
-            check_target(values["json"])
-        except SettingsError as error:
-            raise pytest.UsageError(escape.line(f"--torchprof-json: {error}")) from None
+    _check_files(values["json"], values["markdown"])
     return Settings(
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),

@@ -57,6 +57,8 @@ class Results:
         self._offers: dict[str, Offer] = {}
         #: Node ids of tests that ran, profiled or not.
         self.ran: set[str] = set()
+        #: The file and the line, from 1, of each test, by node id.
+        self.lines: dict[str, tuple[str, int]] = {}
         #: Runs of all tests.
         self.runs = 0
 
@@ -80,6 +82,9 @@ class Results:
         """Record a report that `has_news`, and what is attached to it."""
         nodeid = report.nodeid
         self.ran.add(nodeid)
+        file, line, _ = report.location
+        if line is not None:
+            self.lines[nodeid] = file, line + 1
         if attached.record is not None:
             self._records[nodeid] = attached.record
             self._offers.pop(nodeid, None)

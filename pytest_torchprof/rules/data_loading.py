@@ -10,6 +10,8 @@ from pytest_torchprof.analysis.idle_causes import Cause
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.tree import outermost, within
@@ -36,6 +38,13 @@ _HAND_OVER_NS, _WORKERS = 1_000_000, 2
 #: An iterator over a DataLoader begins with these, outside of its fetches: it draws a seed.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter.__init__``.
 _SEED: Final = ("aten::empty", "aten::random_", "aten::item")
+#: A sampler that shuffles draws a seed just so, and then these. Workers that persist draw none.
+#: Source: torch/utils/data/sampler.py, ``RandomSampler.__iter__``.
+_SHUFFLES: Final = ("aten::randperm", "aten::randint")
+#: What samplers run: no use of a batch.
+_DRAWS: Final = Names(
+    r"aten::(empty|random_|item|randperm|randint|multinomial|tolist|resolve_(conj|neg))$"
+)
 
 _ONCE: Final = "give the DataLoader num_workers=N"
 _PERSISTENT: Final = (
@@ -133,7 +142,7 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     start *= max(trace.facts.load_per_processor or 1, 1)
     found, fixes, costs, begins, ends = [], list[str](), [], [], []
     loader, own, calls = _loaders(trace, rows)
-    first = _begin_iterators(trace, rows)
+    first, _ = _begin_iterators(trace, rows)
     for one in range(int(loader.max()) + 1):
         mine = rows[loader == one]
         took = own[loader == one]
@@ -190,10 +199,13 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     fetches computes in between; a live test divides it by the load average per processor, if that
     is above 1, since workers then wait for a processor.
 
-    The first fetch of an iterator, for which the workers start, does not count, unless the trace
-    has three iterators or more: then they start anew for each epoch, which is a finding of its own.
-    That a fetch is the first is known from the seed that an iterator draws. Nor does its last one
-    count if no operator runs in it, as where the workers end. Time in which the device
+    The first fetch of an epoch, for which nothing has been prefetched, does not count, unless the
+    workers start anew for each of three epochs or more, which is a finding of its own. That a fetch
+    is the first is known from the seed that an iterator or a sampler draws, or from the last fetch
+    of the epoch before it, in which no operator runs, nor after it until the next fetch. Only the
+    iterator's seed tells that workers start: those that persist draw none. It is not recognized if
+    the sampler draws its order right after it, as `SubsetRandomSampler` does, or with a `generator`
+    of the user. The last fetch of an epoch does not count. Time in which the device
     was busy does not count, so a loader that is slower than the step by less than the prefetched
     batches cover has no match. Loaders without workers are those of `sync-dataloader`. Not counted:
     loaders of other libraries, such as DALI, which torch does not annotate, and a thread that
@@ -238,11 +250,13 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     waited = paused_ns(trace, rows, Cause.LOADING)
     load = max(trace.facts.load_per_processor or 1, 1)
     found, messages, fixes = [], list[str](), list[str]()
-    first = _begin_iterators(trace, rows)
-    waited[_are_ends(trace, rows, first)] = 0
-    kinds = (~first, _SLOW, starved_loader.fix), (first, _RESTARTED, _KEEP)
+    first, anew = _begin_iterators(trace, rows)
+    ends = _are_ends(trace, rows, first)
+    waited[ends] = 0
+    first[1:] |= ends[:-1]
+    kinds = (~first, _SLOW, starved_loader.fix), (anew, _RESTARTED, _KEEP)
     for chosen, message, fix in kinds:
-        if chosen is first and first.sum() < _EPOCHS:
+        if chosen is anew and anew.sum() < _EPOCHS:
             continue
         late = chosen & (waited >= wait * 1e6 * load)
         if late.sum() >= fetches and waited[late].sum() >= share * load * measured_ns(trace):
@@ -258,16 +272,36 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
 
 
 def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:
-    """Which of these fetches end their iterators, and its workers: they run no operator, and nor
-    does anything after the last one, unless batches are pinned and none of the others run any.
+    """Which of these fetches end an epoch: they run no operator, and the next one is the first of
+    its epoch, or nothing uses a batch before it.
+
+    After the last fetch, something may run, unless batches are pinned, so that no fetch runs any
+    operator. Where most fetches are not followed by anything, several loaders are read in turn.
     """
     operators = np.flatnonzero(trace.kind == OPERATOR)
     runs = np.zeros(len(trace) + 1, bool)
     runs[trace.parent[operators]] = True
-    found = np.append(first[1:], True) & ~runs[fetches]
-    after = trace.ts[operators] >= trace.ts[fetches[-1]] + trace.dur[fetches[-1]]
-    after &= trace.thread[operators] == trace.thread[fetches[-1]]
-    found[-1] &= bool(runs[fetches].any() or not after.any())
+    used = _are_used(trace, fetches)
+    empty = ~runs[fetches]
+    last = empty & ~used
+    if 2 * last.sum() >= len(fetches):
+        last[:-1] = False
+    found: Bools = last | (np.append(first[1:], False) & empty)
+    found[-1] = empty[-1] and bool(runs[fetches].any() or not used[-1])
+    return found
+
+
+def _are_used(trace: Events, fetches: Ints) -> Bools:
+    """After which of these fetches their thread runs something before its next fetch."""
+    uses = outermost(trace)
+    uses = uses[~are_named(trace, uses, _DRAWS)]
+    uses = np.union1d(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME)))
+    uses = uses[~within(trace, uses, lambda events: np.isin(events, fetches))]
+    found = np.zeros(len(fetches), bool)
+    for thread in nesting.distinct(trace.thread[fetches]).tolist():
+        own = np.flatnonzero(trace.thread[fetches] == thread)
+        after = np.searchsorted(fetches[own], uses[trace.thread[uses] == thread]) - 1
+        found[own[after[after >= 0]]] = True
     return found
 
 
@@ -304,15 +338,21 @@ def _loaders(trace: Events, rows: Ints) -> tuple[Ints, Ints, Ints]:
     return np.array(loader, np.int64), np.maximum(own, 0), called
 
 
-def _begin_iterators(trace: Events, rows: Ints) -> Bools:
-    """Which of these fetches are the first after an iterator was made."""
+def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:
+    """Which of these fetches are the first after an iterator or its sampler drew a seed, and which
+    of them the first of a new iterator for certain.
+    """
     outer = outermost(trace)
     outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
-    seeds = outer[_are_seeds(trace, outer)]
-    seeds = seeds[~within(trace, seeds, lambda events: np.isin(events, rows))]
-    first = np.zeros(len(rows) + 1, bool)
-    first[np.searchsorted(rows, seeds)] = True
-    return first[:-1]
+    at = np.flatnonzero(_are_seeds(trace, outer))
+    at = at[~within(trace, outer[at], lambda events: np.isin(events, rows))]
+    next_fetch = np.searchsorted(rows, outer[at])
+    following = outer[np.minimum(at + 2, len(outer) - 1)]
+    of_iterator = ~are_named(trace, following, *_SHUFFLES)
+    first, anew = np.zeros(len(rows) + 1, bool), np.zeros(len(rows) + 1, bool)
+    first[next_fetch] = True
+    anew[next_fetch[of_iterator]] = True
+    return first[:-1], anew[:-1]
 
 
 def _are_seeds(trace: Events, outer: Ints) -> Bools:

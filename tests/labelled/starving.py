@@ -40,6 +40,13 @@ def seed(b: TraceBuilder) -> None:
         b.op(name, [[]])
 
 
+def shuffle(b: TraceBuilder) -> None:
+    """What a sampler that shuffles draws, before the first fetch: a seed, and an order."""
+    seed(b)
+    for name in ("aten::randperm", "aten::resolve_conj", "aten::resolve_neg"):
+        b.op(name, [[96]])
+
+
 def step(b: TraceBuilder, busy_ms: float, name: str = "aten::linear") -> None:
     """Three layers, which the host launches at once."""
     for _ in range(3):
@@ -91,6 +98,32 @@ def workers_that_start_for_each_of_four_epochs():
             fetch(b, 0.3 if number else 400)
             step(b, 40)
         fetch(b, 9, pinned=True)  # the end
+    return b
+
+
+@EXAMPLES.positive(RULE, 3)
+def workers_that_start_for_each_of_three_shuffled_epochs():
+    b = TraceBuilder("NVIDIA H200")
+    step(b, 5)
+    for _ in range(3):
+        seed(b)
+        shuffle(b)
+        for number in range(4):
+            fetch(b, 0.3 if number else 300, pinned=True)
+            step(b, 20)
+        fetch(b, 9, pinned=True)
+    return b
+
+
+@EXAMPLES.positive(RULE, 7)
+def workers_that_persist_and_are_late_within_each_epoch():
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    step(b, 5)
+    for _ in range(3):
+        for _ in range(3):
+            fetch(b, 60)
+            step(b, 20)
+        fetch(b, 0.1, pinned=True)
     return b
 
 
@@ -192,6 +225,46 @@ def workers_that_start_once():
     for number in range(6):
         fetch(b, 0.3 if number else 900)
         step(b, 20)
+    return b
+
+
+@EXAMPLES.near_miss(RULE)
+def workers_that_persist_and_begin_each_shuffled_epoch():
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    step(b, 5)
+    for _ in range(5):
+        shuffle(b)
+        for number in range(4):
+            fetch(b, 0.2 if number else 22)
+            step(b, 30)
+        fetch(b, 0.1, pinned=True)
+    return b
+
+
+@EXAMPLES.near_miss(RULE)
+def workers_that_persist_and_begin_each_epoch_in_order():
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    step(b, 5)
+    for _ in range(5):
+        for number in range(4):
+            # Another worker's batch has come with the first one.
+            fetch(b, 0.2 if number else 22, pinned=number == 1)
+            step(b, 30)
+        fetch(b, 0.1, pinned=True)
+    return b
+
+
+@EXAMPLES.near_miss(RULE)
+def workers_that_persist_over_epochs_that_ranks_shuffle_alike():
+    b = TraceBuilder("NVIDIA H200")
+    step(b, 5)
+    for _ in range(4):
+        for name in ("aten::randperm", "aten::resolve_conj", "aten::resolve_neg"):
+            b.op(name, [[96]])
+        for number in range(4):
+            fetch(b, 0.2 if number else 40, pinned=True)
+            step(b, 30)
+        fetch(b, 0.1, pinned=True)
     return b
 
 

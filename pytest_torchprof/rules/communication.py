@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.collectives import collectives
+from pytest_torchprof.analysis.launches import launched_at
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import measured_ns
 from pytest_torchprof.trace import nesting, steps
@@ -87,8 +88,10 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
 
     Not counted: groups of one rank; what is before the first computation or after the last, such as
     the first broadcast of weights, and a last barrier; kinds that occur in one of three or more
-    steps, and broadcasts and barriers in a trace without steps, which may happen once; copies
+    steps, or between it and the next one, and broadcasts and barriers in a trace without steps, which may happen once; copies
     between devices that no kernel makes.
+
+    Times decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
@@ -139,11 +142,13 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
 
 
 def _happen_once(trace: Events, found: Collectives) -> Bools:
-    """Which of them are one-time work: of a kind and group that only one step has."""
-    rows, total = found.event, len(steps.steps_of(trace))
-    if total < _STEPS:
-        return np.isin(found.kind, _ONCE) & (total == 0)
-    step = steps.step_of(trace)[rows]
+    """Which of them are one-time work: of a kind and group that only one step has, from its begin
+    to that of the next one.
+    """
+    every = steps.steps_of(trace)
+    if len(every) < _STEPS:
+        return np.isin(found.kind, _ONCE) & (len(every) == 0)
+    step = np.searchsorted(every.begin, launched_at(trace, found.event), side="right") - 1
     in_steps: dict[tuple[str, str], set[int]] = {}
     keys = list(zip(found.kind, found.group, strict=True))
     for key, one in zip(keys, step.tolist(), strict=True):

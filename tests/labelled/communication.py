@@ -86,6 +86,20 @@ def gradients_in_one_bucket():
     return b
 
 
+@EXAMPLES.positive(RULE, 7)
+def gradients_between_annotated_forward_passes_and_once_in_one():
+    b = job("NVIDIA A100-SXM4-80GB", 8, (8, 0))
+    for number in range(6):
+        with b.annotation("forward"):
+            b.advance(4000)
+            layers(b, 4)
+            if number == 3:
+                sent(b, "c10d::allreduce_", REDUCE, 1)
+        sent(b, "c10d::allreduce_", REDUCE, 3)
+        layers(b, 0.1)
+    return b
+
+
 @EXAMPLES.positive(RULE, 3)
 def a_general_kernel_of_rccl_with_its_collective_noted():
     b = job("AMD Instinct MI300X", 8, vendor="amd")

@@ -207,10 +207,10 @@ SENTENCES: Mapping[Why, str] = {
         "attention in its math form: the trace does not say which device it ran on"
     ),
     Why.MANUAL_ATTENTION_ON_UNKNOWN_CHIP: (
-        "attention by hand: the trace does not say which device it ran on"
+        "unfused attention: the trace does not say which device it ran on"
     ),
     Why.WEIGHTS_WITHOUT_MEMORY: (
-        "without memory events, whether attention by hand returns its weights is unknown"
+        "without memory events, whether unfused attention returns its weights is unknown"
     ),
     Why.PRODUCTS_ON_UNKNOWN_CHIP: "products in fp32: the trace does not say which device it ran on",
     # metrics of users' own

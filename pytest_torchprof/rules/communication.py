@@ -88,8 +88,8 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
 
     Not counted: groups of one rank; what is before the first computation or after the last, such as
     the first broadcast of weights, and a last barrier; kinds that occur in one of three or more
-    steps, or between it and the next one, and broadcasts and barriers in a trace without steps, which may happen once; copies
-    between devices that no kernel makes.
+    steps, or between it and the next one, and broadcasts and barriers in a trace without steps,
+    which may happen once; copies between devices that no kernel makes.
 
     Times decide here, so the matches are not compared with a baseline.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -66,8 +67,9 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     Counts a softmax along the last dimension of scores that a batched product made (`matmul`,
     `bmm`, `baddbmm`, `einsum`), if the next batched product sums over these weights, and if all
     that happens to the scores in between is what `scaled_dot_product_attention` does as well:
-    scaling, a mask or a bias, casts, dropout. The shapes of the products tell that they belong
-    together; each attention is one match, with its backward pass.
+    scaling by a number, or by one for each query; a mask or a bias that is added; casts, dropout.
+    The shapes of the products tell that they belong together; each attention is one match, with its
+    backward pass.
 
     The device must have a fused form for the dtype (see `math-attention`), the scores must take at
     least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more than
@@ -75,12 +77,13 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     CPU's fused form has no dropout, and its backward pass took 1.4 times as long as the separate
     operators' for float32 (torch 2.13, one thread), whereas inference took 0.8 times as long.
 
-    Not counted: weights that something takes after the product, such as the average that
-    `nn.MultiheadAttention` makes with `need_weights=True`; scores that something else changes, such
-    as `tanh` (a soft cap), `topk`, a layer that mixes heads, or positions that `cat` shifts; a
-    mask of heads after the softmax; scores of two dimensions, without a batch; a softmax along
-    another dimension; values of another size than keys, which few fused kernels take (a multiple of
-    8 on a device); what runs within operators of torch. Weights that are only returned, as with
+    Not counted: weights that something takes after the product and before the next attention, such
+    as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
+    something else changes, such as `tanh` (a soft cap), a square, a factor of their size, `topk`, a
+    layer that mixes heads, or positions that `cat` shifts; a mask of heads after the softmax;
+    scores of two dimensions, without a batch; a softmax along another dimension; a value dimension
+    that differs from the key dimension, which few fused kernels take (a multiple of 8 on a device);
+    what runs within operators of torch. Weights that are only returned, as with
     `output_attentions=True`, are not counted either if the trace has memory events: they still
     exist at the next attention. Without these events, or of a single layer, they count. A trace
     without shapes, kernels in CUDA graphs and devices that the trace does not name are not checked.
@@ -131,7 +134,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     _, end = around(trace, np.array([one.last for one in found], np.int64))
     times = [around(trace, own.rows) for own in steps if len(own.rows)]
     messages = [
-        "attention by hand, as products and a softmax: "
+        "unfused attention, as products and a softmax: "
         f"{SHORT.get(one.dtype, one.dtype)} scores {[*one.shape]}"
         for one in found
     ]
@@ -154,7 +157,7 @@ _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
 #: The share of the operators over the scores that the CPU's fused form saves. Measured: 0.5 to 0.6
 #: for float32, 8 heads of 64 and 192 or 512 positions, torch 2.13, one thread.
 _SAVED_ON_CPU: Final = 0.5
-#: Kernels for values of another size than the keys load so many numbers at a time.
+#: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
 _ALIGNED: Final = 8
 #: The share of the peak that fused kernels reach.
@@ -239,11 +242,10 @@ def _steps(trace: Events, found: list[Attention]) -> list[_Steps]:
     order = np.argsort(own, kind="stable")
     at = order[np.minimum(np.searchsorted(own[order], forward), len(own) - 1)]
     belongs = np.where(own[at] == forward, number[at], -1)
-    return [
-        _Steps(rows[belongs == one], forward[belongs == one]) if (belongs == one).any()
-        else _Steps(none, none)
-        for one in range(len(found))
-    ]  # fmt: skip
+    order = np.argsort(belongs, kind="stable")
+    bounds = np.searchsorted(belongs[order], np.arange(len(found) + 1)).tolist()
+    parts_of = [order[begin:end] for begin, end in pairwise(bounds)]
+    return [_Steps(rows[part], forward[part]) for part in parts_of]
 
 
 class _Launched(NamedTuple):
@@ -318,9 +320,11 @@ def _rates(trace: Events, device: int, one: Attention, kernel: int) -> tuple[flo
     return one.score_bytes / known.bandwidth_bytes_per_s, known.peaks[dtype]
 
 
-def in_manual_attention(trace: Events, events: Ints) -> Bools:
-    """Products of attention that `manual-attention` counts, forward and backward."""
-    found = by_hand(trace, *_defaults())
+def in_manual_attention(trace: Events, events: Ints, least_bytes: float) -> Bools:
+    """Products of attention that `manual-attention` counts, forward and backward; its scores take
+    so many bytes at least.
+    """
+    found = by_hand(trace, least_bytes, _defaults()[1])
     if not (found and len(events)):
         return np.zeros(len(events), bool)
     mine = np.array([row for one in found for row in (one.first, one.last)], np.int64)

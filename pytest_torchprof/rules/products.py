@@ -208,8 +208,11 @@ def _on_tf32_device(trace: Events, products: DeviceProducts) -> Bools:
     blind=_unseen_16_bits,
     multiple=Threshold(8, "1", "8 values of 2 bytes are the 16 bytes of one load"),
     smallest_dimension=Threshold(2, "1", "with a dimension of 1 it is a product with a vector"),
+    attention=Threshold(2**20, "B", "manual-attention counts such scores, and fuses the products"),
 )
-def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: float) -> Matches:
+def unaligned_matmul(
+    trace: Events, *, multiple: float, smallest_dimension: float, attention: float
+) -> Matches:
     """fp16 or bf16 matrix products have a dimension that is not a multiple of 8.
 
     ## What it does
@@ -232,6 +235,11 @@ def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: floa
     A product with a dimension below `smallest_dimension` (2) is a product with a vector, as
     in decoding one token, and is not counted; nor are those of the math form of attention and
     its backward pass, see `math-attention`.
+
+    Nor are the products of unfused attention whose scores take `attention` (1 MiB) or more, which
+    `manual-attention` counts by its defaults: a fused form has no such products. This rule does not
+    know whether the other one is ignored, or has other thresholds. If so, give `attention` the
+    value of its `bytes`, or more than any scores take.
 
     ## Why it is slow
 
@@ -266,7 +274,7 @@ def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: floa
     matched &= certain | products.any_kernel(trace, _NARROW_LOADS.search)
     found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
     found = found[~_in_attention(trace, products.event[found])]
-    found = found[~in_manual_attention(trace, products.event[found])]
+    found = found[~in_manual_attention(trace, products.event[found], attention)]
     messages = [
         f"{name} {_listed(product, named or names, multiple)}" if product else ""
         for (name, product), names, named in zip(products.distinct, odd, harmful, strict=True)

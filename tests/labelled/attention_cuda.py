@@ -224,6 +224,24 @@ def captions_of_77_tokens(b: Heads) -> None:
         attend(b, [64, 8, 77, 64], HALF, UNALIGNED)
 
 
+def other_captions() -> Heads:
+    """Their scores take 5.8 MiB."""
+    b = Heads(capability=(8, 0))
+    attend(b, [64, 8, 77, 64], HALF, UNALIGNED)
+    b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("unaligned-matmul", 2, also="manual-attention", attention=2**30)
+def captions_that_are_not_to_be_fused():
+    return other_captions()
+
+
+@EXAMPLES.near_miss("unaligned-matmul", also="manual-attention", attention=2**22)
+def captions_that_are_to_be_fused():
+    return other_captions()
+
+
 @example(1, capability=(8, 0))
 def scores_that_begin_with_a_mask(b: Heads) -> None:
     """GPT-NeoX: baddbmm on an empty tensor, then a mask."""

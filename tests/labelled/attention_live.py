@@ -171,6 +171,18 @@ def attention_as_wide_as_a_window_of_36():
     return block
 
 
+@EXAMPLES.positive("manual-attention")
+def scores_with_a_temperature_for_each_query():
+    q, k, v = rand(1, 8, 256, 64)
+    temperature = torch.rand(1, 8, 256, 1)
+
+    def block() -> None:
+        scores = q @ k.transpose(-2, -1) * temperature / torch.tensor(8.0)
+        scores.softmax(-1) @ v  # <- here
+
+    return block
+
+
 @EXAMPLES.positive("manual-attention", bytes=2**16)
 def small_scores_where_small_ones_count():
     q, k, v = rand(1, 2, 128, 32)
@@ -337,6 +349,50 @@ def scores_with_a_soft_cap():
     def block() -> None:
         scores = torch.tanh(q @ k.transpose(-2, -1) * 0.125 / 50) * 50
         torch.softmax(scores, -1) @ v
+
+    return block
+
+
+@EXAMPLES.near_miss("manual-attention")
+def scores_that_are_squared():
+    q, k, v = rand(1, 8, 256, 64)
+
+    def block() -> None:
+        scores = q @ k.transpose(-2, -1)
+        (scores * scores).softmax(-1) @ v
+
+    return block
+
+
+@EXAMPLES.near_miss("manual-attention")
+def scores_that_a_gate_of_their_size_scales():
+    q, k, v = rand(1, 8, 256, 64)
+    gate = torch.rand(1, 8, 256, 256)
+
+    def block() -> None:
+        scores = (q @ k.transpose(-2, -1)) / 8
+        (scores * gate).softmax(-1) @ v
+
+    return block
+
+
+@EXAMPLES.near_miss("manual-attention")
+def scores_that_divide():
+    q, k, v = rand(1, 8, 256, 64)
+    total = torch.rand(1, 8, 256, 1)
+    return lambda: (total / (q @ k.transpose(-2, -1))).softmax(-1) @ v
+
+
+@EXAMPLES.near_miss("manual-attention")
+def weights_that_are_used_many_calls_later():
+    q, k, v = rand(1, 8, 256, 64)
+
+    def block() -> None:
+        weights = (q @ k.transpose(-2, -1) / 8).softmax(-1)
+        out = weights @ v
+        for _ in range(60):
+            out = out.cos()
+        (weights * weights.log()).sum()
 
     return block
 

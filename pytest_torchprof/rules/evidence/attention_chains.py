@@ -6,15 +6,15 @@ dimension as many as that product has columns; the second product sums over just
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchprof.rules.evidence.attention_operands import FLOATS, Called, kind_of
 from pytest_torchprof.rules.evidence.calls import are_called, called
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import decode_list
+from pytest_torchprof.trace.arguments import alike, decode_list
 from pytest_torchprof.trace.name_index import (
     Names,
     are_named,
@@ -53,12 +53,14 @@ _AFTER: Final = Names(
 )
 #: Products as they are called.
 _MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
+#: What scales: a fused form does that only with a number, or one for each query.
+_SCALES: Final = Names(r"aten::(mul_?|multiply_?|div_?|divide_?|true_divide_?)$")
+_DIVIDES: Final = Names(r"aten::(div_?|divide_?|true_divide_?)$")
 _DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
-#: The types of scores.
-_FLOATS: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
 #: How many products before and after the softmax may be of other tensors, such as a position bias.
 _PRODUCTS_APART: Final = 6
-#: How many calls after the second product are searched for a use of the weights.
+#: In so many calls after the second product, what takes as many numbers as there are weights uses
+#: them, in any shape; later, only what takes them in theirs.
 _CALLS_AFTER: Final = 40
 #: Products with more calls in between are not of one attention.
 _MOST_BETWEEN: Final = 120
@@ -139,7 +141,6 @@ def _of_thread(
     )
     sizes = dict(zip(near.tolist(), _read(trace, products[near]), strict=True))
     scores = [_scores(args) for args in trace.operands(softmax)]
-    around = _around(trace, thread)
     following = np.append(softmax[1:], np.iinfo(np.int64).max).tolist()
     found = []
     for row, after, shape, place in zip(
@@ -156,10 +157,8 @@ def _of_thread(
             continue
         rows = int(products[before]), row, int(products[behind])
         size = taken.batch * taken.m * taken.n * taken.k // prod(known)
-        one = _chain(trace, around, rows, known, made, size)
-        if one is not None:
-            found.append(one)
-    return found
+        found.append(_Candidate(rows, known, made, size))
+    return _chains(trace, thread, found) if found else []
 
 
 def _scores(args: Any) -> tuple[int, ...] | None:
@@ -185,7 +184,7 @@ def _read(trace: Events, rows: Ints) -> list[_Product | None]:
         except (TypeError, ValueError, IndexError):
             out.append(None)
         else:
-            out.append(one if one.dtype in _FLOATS else None)
+            out.append(one if one.dtype in FLOATS else None)
     return out
 
 
@@ -222,110 +221,120 @@ def _pair(
     return None
 
 
-class _Around(NamedTuple):
-    """The called operators of a thread, and for each event whether it is one."""
+class _Candidate(NamedTuple):
+    """A product, a softmax and a product that fit; see `Attention`."""
 
-    rows: Ints
-    is_one: Bools
+    rows: tuple[int, int, int]
+    shape: tuple[int, ...]
+    made: _Product
+    value_size: int
 
 
-def _around(trace: Events, thread: int) -> _Around:
+def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[Attention]:
     rows = np.flatnonzero(called(trace) & (trace.thread == thread))
     compiled = operators_named(trace, _TRITON)
     if len(compiled):
         rows = np.union1d(rows, compiled[trace.thread[compiled] == thread])
-    return _Around(rows, marked(trace, rows))
+    three = np.array([one.rows for one in candidates], np.int64)
+    outer = nesting.nearest(marked(trace, rows), trace.parent, three.ravel()).reshape(-1, 3)
+    at = np.searchsorted(rows, outer)
+    begin, middle, end = at.T
+    good = (outer >= 0).all(axis=1) & (begin < middle) & (middle < end)
+    good &= end <= begin + _MOST_BETWEEN
+    if not good.any():
+        return []
+    read = ~are_named(trace, rows, _VIEW)
+    read[: begin[good].min()] = False
+    for first, last in at[good][:, [0, 2]].tolist():
+        read[first + 1 : last] = True
+    mine = rows[read]
+    number, firsts, _ = alike(trace.name[mine], trace.args[mine])
+    kind = np.full(len(rows), -1, np.int64)
+    kind[read] = number
+    around = Called(rows, kind, list(map(kind_of, trace.operands(mine[firsts]))))
+    following = np.maximum(np.append(begin[good][1:], len(rows)), end[good] + 1)
+    known: dict[Any, _Over | None] = {}
+    found = []
+    for one, until in zip(np.flatnonzero(good).tolist(), following.tolist(), strict=True):
+        places, candidate = at[one].tolist(), candidates[one]
+        # Layers that are alike are looked at once.
+        calls = around.kind[places[0] : until].tobytes()
+        key = calls, tuple(place - places[0] for place in places), candidate.shape
+        if key not in known:
+            known[key] = _over(trace, around, candidate.shape, places, until)
+        over = known[key]
+        if over is not None:
+            found.append(_attention(candidate, rows, places, over))
+    return found
 
 
-def _chain(
-    trace: Events,
-    around: _Around,
-    rows: tuple[int, int, int],
-    shape: tuple[int, ...],
-    made: _Product,
-    value_size: int,
-) -> Attention | None:
-    """The operators between two products, if a fused form could do all of their work."""
-    outer = nesting.nearest(around.is_one, trace.parent, np.array(rows))
-    if (outer < 0).any():
-        return None
-    first, softmax, last = outer.tolist()
-    begin, middle, end = np.searchsorted(around.rows, outer).tolist()
-    if not (begin < middle < end <= begin + _MOST_BETWEEN):
-        return None
-    between = around.rows[begin + 1 : end]
-    between = between[between != softmax]
-    elements = prod(shape)
-    takes = _takes(trace, between, elements, shape[-1])
-    scores = between[takes]
-    before, after = scores[scores < softmax], scores[scores > softmax]
+class _Over(NamedTuple):
+    """The operators over the scores, counted from the first product, and whether one drops some."""
+
+    before: Ints
+    after: Ints
+    drops: bool
+
+
+def _over(
+    trace: Events, around: Called, shape: tuple[int, ...], places: list[int], following: int
+) -> _Over | None:
+    """The operators between two products, if a fused form could do all of their work.
+
+    ``places`` are those of the three operators among the called ones, ``following`` is where the
+    next attention begins.
+    """
+    begin, middle, end = places
+    elements, keys = prod(shape), shape[-1]
+    at = np.arange(begin + 1, end)
+    at = at[at != middle]
+    at = at[around.where(at, lambda kind: kind.takes(elements, keys))]
+    early, late = at[at < middle], at[at > middle]
+    before, after = around.rows[early], around.rows[late]
     if not are_named(trace, before, _MASKS, _VIEW, _TRITON).all():
         return None
     if not are_named(trace, after, _AFTER, _VIEW, _TRITON).all():
         return None
-    if _are_used(trace, around.rows[end + 1 : end + 1 + _CALLS_AFTER], shape):
+    scaling, dividing = (early[are_named(trace, before, one)] for one in (_SCALES, _DIVIDES))
+    if not around.where(scaling, lambda kind: kind.scales(elements, keys)).all():
         return None
+    if around.where(dividing, lambda kind: kind.divides_by(elements)).any():
+        return None
+    if _are_used(trace, around, end + 1, following, shape):
+        return None
+    drops = _drops(trace, after[are_named(trace, after, _DROPOUT)])
+    return _Over(early - begin, late - begin, drops)
+
+
+def _attention(one: _Candidate, called: Ints, places: list[int], over: _Over) -> Attention:
+    begin = places[0]
+    first, softmax, last = called[places].tolist()
     return Attention(
         first,
         softmax,
         last,
-        (*before.tolist(), softmax, *after.tolist()),
-        (rows[0], rows[2]),
-        made.dtype,
-        shape,
-        (made.k, value_size),
-        _drops(trace, after[are_named(trace, after, _DROPOUT)]),
+        (*called[begin + over.before].tolist(), softmax, *called[begin + over.after].tolist()),
+        (one.rows[0], one.rows[2]),
+        one.made.dtype,
+        one.shape,
+        (one.made.k, one.value_size),
+        over.drops,
     )
 
 
-def _takes(trace: Events, rows: Ints, elements: int, keys: int) -> Bools:
-    """Which of these operators take a tensor of floating-point numbers with so many elements."""
-    return np.array([_has_scores(args, elements, keys) for args in trace.operands(rows)], bool)
-
-
-def _has_scores(args: Any, elements: int, keys: int) -> bool:
-    return _some_scores(bytes(args.dims), bytes(args.types), elements, keys)
-
-
-@lru_cache(maxsize=10_000)
-def _some_scores(dims: bytes, types: bytes, elements: int, keys: int) -> bool:
-    """Whether an operand has so many numbers, and as many along its last dimension as there are
-    keys, or more than three dimensions.
-    """
-    for size, kind in zip(decode_list(dims), decode_list(types), strict=False):
-        some = isinstance(size, list) and bool(size) and isinstance(size[0], list)
-        if not (some or kind in _FLOATS):
-            continue
-        for one in size if some else [size]:
-            known = isinstance(one, list) and one and all(type(n) is int for n in one)
-            if known and prod(one) == elements and (one[-1] == keys or len(one) > 3):
-                return True
-    return False
-
-
-def _are_used(trace: Events, rows: Ints, shape: tuple[int, ...]) -> bool:
+def _are_used(trace: Events, around: Called, begin: int, end: int, shape: tuple[int, ...]) -> bool:
     """Whether something takes the weights after the product, before other scores are made."""
-    elements = prod(shape)
-    products, views = are_named(trace, rows, _MAKES), are_named(trace, rows, _VIEW)
-    for product, view, args in zip(
-        products.tolist(), views.tolist(), trace.operands(rows), strict=True
-    ):
-        if product and _makes(decode_list(args.dims), elements):
-            return False
-        if not view and _has_scores(args, elements, shape[-1]):
-            return True
-    return False
-
-
-def _makes(dims: list[Any], elements: int) -> bool:
-    """Whether two matrices, or batches of them, have a product with so many elements."""
-    if dims and len(dims) > 2:
-        dims = dims[1:]  # of `baddbmm`
-    try:
-        (*batch, m, _), (*others, _, n) = dims[:2]
-        return int(max(prod(batch), prod(others)) * m * n) == elements
-    except (TypeError, ValueError):
-        return False
+    elements, at = prod(shape), np.arange(begin, end)
+    at = at[around.kind[at] >= 0]
+    makes = are_named(trace, around.rows[at], _MAKES)
+    makes[makes] = around.where(at[makes], lambda kind: kind.makes(elements))
+    if makes.any():
+        at = at[: int(makes.argmax())]
+    near, far = at[at < begin + _CALLS_AFTER], at[at >= begin + _CALLS_AFTER]
+    return bool(
+        around.where(near, lambda kind: kind.takes(elements, shape[-1])).any()
+        or around.where(far, lambda kind: kind.takes_shape(shape)).any()
+    )
 
 
 def _drops(trace: Events, rows: Ints) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -84,8 +85,8 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     Not counted are tensors that already are channels_last, whose layout the library changes by
     itself; convolutions of sequences (`conv1d`), which have no such layout; copies and transposes
     outside of convolutions, such as a `permute` of the user; FFT's transposes. How many layers a
-    pass has is the number of convolutions by that of the rarest one, told apart by shapes, or
-    without them by the grids of these kernels. Convolutions in CUDA graphs are not checked.
+    pass has is the number of convolutions by the median of those of one weight, told apart by the
+    weights' shapes, or without them by the grids of these kernels. Convolutions in CUDA graphs are not checked.
 
     The cost is the time of these kernels, less that of one layer: forward, backward and weights.
     Times decide here, so the matches may change with the machine.
@@ -201,7 +202,7 @@ def _is_channels_last(shape: list[int], apart: Any) -> bool:
 
 
 def _flips(args: Any) -> bool:
-    """Whether a copy changes the layout of a picture or a volume: all of it, and nothing else."""
+    """Whether a copy changes the layout of an image or a volume: all of it, and nothing else."""
     dims, strides = decode_list(args.dims)[:2], decode_list(args.strides)[:2]
     if len(dims) < 2 or len(strides) < 2 or dims[0] != dims[1]:
         return False
@@ -217,19 +218,27 @@ def _flips(args: Any) -> bool:
 
 
 def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int:
-    """How many convolutions of a forward pass convert: all of them, by the runs of the rarest."""
+    """How many convolutions of a forward pass convert: all of them, by the runs of a usual one."""
     forward = calls[are_named(trace, calls, _FORWARD)]
+    weight = 1
     if not len(forward):
-        forward = calls
-    shapes = [bytes(args.dims) for args in trace.operands(forward)]
-    if not all(shapes):
+        forward, weight = calls, 2
+    kinds = [_weight(args, weight) for args in trace.operands(forward)]
+    if not all(kinds):
         rows = found.kernel[mine]
         grids = decode(LaunchArgs, trace.args[rows])
-        known: dict[int, bytes] = {}
+        known: dict[int, str] = {}
         for call, name, launched in zip(
             found.call[mine].tolist(), trace.name[rows].tolist(), grids, strict=True
         ):
-            known[call] = known.get(call, b"") + b"%d%s" % (name, bytes(launched.grid))
-        shapes = [known[call] for call in forward.tolist()]
-    counts = np.unique(np.array(shapes, object).astype(str), return_counts=True)[1]
-    return int(len(forward) // counts.min())
+            known[call] = known.get(call, "") + f"{name}{bytes(launched.grid)!r}"
+        kinds = [known[call] for call in forward.tolist()]
+    # Of an even number, the lower median: several layers may have weights of one shape.
+    counts = sorted(Counter(kinds).values())
+    return len(forward) // counts[(len(counts) - 1) // 2]
+
+
+def _weight(args: Any, at: int) -> str:
+    """The shape of a convolution's weight, which is this operand; empty if unknown."""
+    dims = decode_list(args.dims)
+    return str(dims[at]) if len(dims) > at and dims[at] else ""

@@ -206,6 +206,24 @@ def a_little_over_a_hundredth(b: Heads) -> None:
 # ----------------------------------------------------------------------------------- near misses
 
 
+@example(0, capability=(8, 0))
+def patches_of_batches_that_differ(b: Heads) -> None:
+    """A vision transformer has one convolution, whatever the size of the batch."""
+    for images in (64, 63, 61, 57, 40):
+        convolve(b, [images, 3, 224, 224], [768, 3, 16, 16], (TO, 80), (FPROP, 200), (BACK, 80))
+        linear(b, 196 * images, 768, 768, BRAIN, HOPPER)
+
+
+@example(0, capability=(8, 0))
+def patches_of_two_models_and_a_layer_that_runs_once(b: Heads) -> None:
+    """No pass has three convolutions."""
+    convolve(b, [64, 8, 56, 56], [8, 8, 3, 3], (TO, 80), (FPROP, 200), (BACK, 80))
+    for _ in range(4):
+        for patch in (14, 16):
+            weight = [768, 3, patch, patch]
+            convolve(b, [64, 3, 224, 224], weight, (TO, 80), (FPROP, 200), (BACK, 80))
+
+
 @example(0)
 def patches_of_a_vision_transformer(b: Heads) -> None:
     for _ in range(10):

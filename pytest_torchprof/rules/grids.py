@@ -134,13 +134,9 @@ def small_grid(
     shown = (time >= _NOTABLE * least)[at]
     small, saved = small.where(shown), saved[shown]
     launch, begin = trace.launch[small.kernel], launched_at(trace, small.kernel)
-    columns = trace.name[small.kernel], small.blocks, small.available
     return Matches(
         np.where(launch >= 0, trace.parent[launch], -1),
-        [
-            f"{_function(trace.names[name])}: {blocks} blocks for {count} multiprocessors"
-            for name, blocks, count in zip(*(c.tolist() for c in columns), strict=True)
-        ],
+        _messages(trace, small),
         cost_ns=saved,
         span_ns=(begin, begin + 1),
         fix=[_FIXES.get(CATEGORIES[i], _ANY) for i in categories(trace, small.kernel).tolist()],
@@ -160,6 +156,28 @@ class _Small(NamedTuple):
     def is_less_than(self, trace: Events, least_ns: float) -> bool:
         """Whether there are none, or they take less time than this."""
         return not len(self.kernel) or bool(trace.dur[self.kernel].sum() < least_ns)
+
+
+def _messages(trace: Events, small: _Small) -> list[str]:
+    """One for each function and device, whatever the number of blocks: their cause is one."""
+    names, which = np.unique(trace.name[small.kernel], return_inverse=True)
+    functions, of_name = np.unique(
+        [_function(trace.names[name]) for name in names.tolist()], return_inverse=True
+    )
+    kinds, at = np.unique(
+        np.stack([of_name[which], small.available], axis=1), axis=0, return_inverse=True
+    )
+    least, most = np.full(len(kinds), np.iinfo(np.int64).max), np.zeros(len(kinds), np.int64)
+    np.minimum.at(least, at, small.blocks)
+    np.maximum.at(most, at, small.blocks)
+    texts = [
+        f"{functions[one]}: {few if few == many else f'{few} to {many}'} blocks for "
+        f"{count} multiprocessors"
+        for (one, count), few, many in zip(
+            kinds.tolist(), least.tolist(), most.tolist(), strict=True
+        )
+    ]
+    return [texts[kind] for kind in at.tolist()]
 
 
 def _small(trace: Events, kernels: Ints, filled: float, least_ns: float) -> _Small:

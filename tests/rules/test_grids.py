@@ -59,6 +59,22 @@ def test_a_kernel_is_called_by_its_function(kernel: str, shown: str) -> None:
     assert message == f"{shown}: 8 blocks for 108 multiprocessors"
 
 
+def test_a_kernel_of_many_lengths_is_one_finding() -> None:
+    b = Gpu("H100")
+    for blocks in (16, 8, 24, 20):
+        with b.op("aten::mm"):
+            b.launch("ampere_sgemm_64x64", 500, grid=(blocks, 1, 1))
+    with b.op("aten::mm"):
+        b.launch("void reduce_kernel<512, float>(float*)", 500, grid=(8, 1, 1))
+    with b.op("aten::mm"):
+        b.launch("void reduce_kernel<128, float>(float*)", 500, grid=(8, 1, 1))
+    findings = check(parse_trace(b.to_bytes()), [RULE]).findings()
+    assert {one.message: one.count for one in findings} == {
+        "ampere_sgemm_64x64: 8 to 24 blocks for 132 multiprocessors": 4,
+        "reduce_kernel: 8 blocks for 132 multiprocessors": 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("kernel", "operator", "words"),
     [

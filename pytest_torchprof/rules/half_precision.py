@@ -21,7 +21,7 @@ from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.tree import marked, operators_around
 from pytest_torchprof.work.categories import CATEGORIES
 from pytest_torchprof.work.devices.device import DTYPES
-from pytest_torchprof.work.product_kernels import is_main, precision
+from pytest_torchprof.work.product_kernels import VECTOR_KERNEL, is_main, precision
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -77,13 +77,13 @@ def _by_device(trace: Events) -> dict[int, _Products]:
     if not trace.has(Kind.KERNEL):
         return {}
     rows = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
-    rows = rows[trace.names_where(is_main)[rows]]
+    rows = rows[trace.names_where(is_main)[rows] & ~trace.names_where(VECTOR_KERNEL.search)[rows]]
     able = [
         one for one in nesting.distinct(trace.device[rows]).tolist()
         if not chip_of(trace, one).has_tf32
     ]  # fmt: skip
     rows = rows[np.isin(trace.device[rows], able)]
-    if not (len(rows) and trace.names_where(lambda name: precision(name) == "single")[rows].any()):
+    if not trace.names_where(lambda name: precision(name) in {"single", None})[rows].any():
         return {}
     rows = rows[np.isin(categories(trace, rows), _PRODUCTS)]
     # By the name, else by the types of the operator.
@@ -117,7 +117,9 @@ def _unseen_half(trace: Events) -> Reason | None:
     needs="device",
     blind=_unseen_half,
     timed=True,
-    gain=Threshold(3, "1", "where half precision is less faster, memory decides what it gains"),
+    gain=Threshold(
+        3, "1", "where half precision is not that much faster, memory decides what it gains"
+    ),
     share=Threshold(0.2, "1", "below, other things than products take the device's time"),
     busy=Threshold(0.5, "1", "a device that mostly waits is not what makes a step slow"),
     kernel=Threshold(0.02, "ms", "shorter kernels take as long in any precision"),
@@ -131,7 +133,9 @@ def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel
     at least `kernel` (0.02 ms) each take `share` (0.2) or more of the device's time, from its first
     work to its last, if it was busy for `busy` (0.5) or more of that time, and if its peak in fp16
     or bf16 is `gain` (3) times as high as in fp32, by the table of devices: V100, T4, RTX 2080 Ti,
-    MI100, MI200, MI300, Arc. On devices with TF32, `fp32-matmul` is the rule, not this one.
+    MI100, MI200, MI350, Arc. On NVIDIA's devices with TF32, `fp32-matmul` is the rule, not this
+    one. Neither matches on MI300, whose TF32 (XF32) needs `HIPBLASLT_ALLOW_TF32=1` in the
+    environment.
 
     The names of kernels tell the precision, else the types of the operator. There is no match if
     1 % of the products' time is in another precision: in fp16 or bf16, because autocast is then in

@@ -85,8 +85,9 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     Not counted are tensors that already are channels_last, whose layout the library changes by
     itself; convolutions of sequences (`conv1d`), which have no such layout; copies and transposes
     outside of convolutions, such as a `permute` of the user; FFT's transposes. How many layers a
-    pass has is the number of convolutions by the median of those of one weight, told apart by the
-    weights' shapes, or without them by the grids of these kernels. Convolutions in CUDA graphs are not checked.
+    pass has is the number of convolutions by the median of those of one weight, told apart by
+    shapes, or without them by the grids of these kernels. Convolutions in CUDA graphs are not
+    checked.
 
     The cost is the time of these kernels, less that of one layer: forward, backward and weights.
     Times decide here, so the matches may change with the machine.

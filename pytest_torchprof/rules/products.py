@@ -19,7 +19,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import SHORT
-from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, is_main
+from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, VECTOR_KERNEL, is_main
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.accelerator import Chip
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 #: Calls that launch kernels: without one, nothing ran on a device.
 LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 
-#: Kernels for products with a vector, and for outer products, which tensor cores do not speed up.
-_VECTOR_KERNEL: Final = late(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
 #: Single precision by name; the name of a mixed product has the narrow type too.
 _NAMED_SINGLE: Final = late(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = late(r"16|half|Half")
@@ -62,7 +60,7 @@ def _unseen_fp32(trace: Events) -> Reason | None:
         single = products.any_kernel(trace, _is_named_single)
         if np.isin(products.device(trace)[single], unknown).any():
             return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
-    if not any(chip.has_tf32 for chip in chips.values()):
+    if not any(chip.runs_tf32 for chip in chips.values()):
         return None
     return blind_kernels(
         trace,
@@ -167,11 +165,11 @@ def _fix(chip: Chip) -> str:
 
 
 def _is_single(name: str) -> bool:
-    return bool(FP32_KERNEL.search(name)) and not _VECTOR_KERNEL.search(name)
+    return bool(FP32_KERNEL.search(name)) and not VECTOR_KERNEL.search(name)
 
 
 def _is_product(name: str) -> bool:
-    return is_main(name) and not _VECTOR_KERNEL.search(name)
+    return is_main(name) and not VECTOR_KERNEL.search(name)
 
 
 def _is_named_single(name: str) -> bool:
@@ -196,7 +194,7 @@ def _in_attention(trace: Events, events: Ints) -> Bools:
 
 def _on_tf32_device(trace: Events, products: DeviceProducts) -> Bools:
     device = trace.device[products.kernel]
-    able = [one for one in nesting.distinct(device).tolist() if chip_of(trace, one).has_tf32]
+    able = [one for one in nesting.distinct(device).tolist() if chip_of(trace, one).runs_tf32]
     return np.bincount(products.at, np.isin(device, able), len(products)) > 0
 
 

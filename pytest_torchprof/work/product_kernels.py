@@ -36,6 +36,10 @@ TF32_KERNEL: Final = late(
 FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
 
 
+#: Kernels for products with a vector, and for outer products, which tensor cores do not speed up.
+VECTOR_KERNEL: Final = late(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
+
+
 def is_main(name: str) -> bool:
     """Whether a kernel does the work of a product, a convolution or attention."""
     return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)

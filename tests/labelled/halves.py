@@ -106,9 +106,14 @@ def matrix_cores_of_an_mi210(b: Heads) -> None:
     mlp(b, TENSILE, 180)
 
 
-@example(1, 191.98, capability=(9, 4), amd="AMD Instinct MI300X", also="small-grid")
-def an_mi300_whose_products_do_not_use_xf32(b: Heads) -> None:
+@example(1, 287.98, capability=(9, 5), amd="AMD Instinct MI350X", also="small-grid")
+def an_mi350_which_has_no_xf32(b: Heads) -> None:
     mlp(b, TENSILE_2, 90)
+
+
+@example(1, **V100)
+def kernels_whose_names_do_not_tell_the_precision(b: Heads) -> None:
+    mlp(b, "void fused_gemm_kernel<int, float, 256>", 250)
 
 
 @example(1, **V100, styles=["schema_2021"], shapes=False)
@@ -172,6 +177,16 @@ def products_of_little_over_20_us(b: Heads) -> None:
 @example(0, 39.4, capability=(8, 0), also="fp32-matmul")
 def an_a100_which_has_tf32(b: Heads) -> None:
     mlp(b, "ampere_sgemm_128x64_nn", 200)
+
+
+@example(0, **V100)
+def kernels_in_fp16_whose_names_do_not_tell_it(b: Heads) -> None:
+    mlp(b, "void fused_gemm_kernel<int, 256>", 250, HALF)
+
+
+@example(0, 191.98, capability=(9, 4), amd="AMD Instinct MI300X", also="small-grid")
+def an_mi300_which_has_xf32(b: Heads) -> None:
+    mlp(b, TENSILE_2, 90)
 
 
 @example(0, **V100)

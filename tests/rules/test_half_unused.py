@@ -44,7 +44,7 @@ def test_short_products_and_other_kernels_cost_nothing() -> None:
     ("options", "gib", "kernel", "fix"),
     [
         ({"capability": (7, 0)}, 31.75, SGEMM, "float16), in training with torch.amp.GradScaler"),
-        ({"capability": (9, 4), "amd": "AMD Instinct MI300X"}, 191.98, TENSILE_2, "bfloat16)"),
+        ({"capability": (9, 5), "amd": "AMD Instinct MI350X"}, 287.98, TENSILE_2, "bfloat16)"),
     ],
 )
 def test_the_fix_names_the_faster_type(

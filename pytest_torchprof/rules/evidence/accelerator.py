@@ -47,12 +47,20 @@ class Chip(NamedTuple):
 
     @property
     def has_tf32(self) -> bool:
-        """Whether single-precision products can run as TF32."""
+        """Whether it multiplies TF32: NVIDIA's since 8.0, others by the table of devices."""
+        return self.runs_tf32 or self.tf32_gain is not None
+
+    @property
+    def runs_tf32(self) -> bool:
+        """Whether torch can be told to run single-precision products as TF32.
+
+        AMD's need ``HIPBLASLT_ALLOW_TF32=1``, too. Source: aten/src/ATen/Context.cpp, 2.5 to 2.9.
+        """
         return self.vendor == "nvidia" and self.capability >= (8, 0)
 
     @property
     def may_have_tf32(self) -> bool:
-        """Whether the trace leaves open if they can."""
+        """Whether the trace leaves open if it can."""
         return self.vendor in {"nvidia", None} and not self.is_known
 
     @property

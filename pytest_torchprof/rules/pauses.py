@@ -48,7 +48,7 @@ def _unseen_collections(trace: Events) -> Reason | None:
     blind=_unseen_collections,
     timed=True,
     share=Threshold(_SHARE, "1", "less is not worth a change"),
-    collections=Threshold(3, "1", "once or twice is clearing up, as between parts of a program"),
+    collections=Threshold(3, "1", "once or twice is cleanup, as between parts of a program"),
 )
 def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
     """Python collects garbage again and again while the device waits.
@@ -126,6 +126,9 @@ def _by_torch(trace: Events, callers: Ints) -> Bools:
 _DRIVER: Final = r"(cuda|hip|musa)(Malloc|Free)$|cuMem(Create|Map|Unmap|Release)$"
 _CALLS: Final = Names(_DRIVER)
 _GIVES_BACK: Final = Names(r"(cuda|hip|musa)Free$|cuMem(Unmap|Release)$")
+#: Calls by which expandable segments grow and shrink. The caching allocator makes no others then.
+#: Source: c10/cuda/CUDACachingAllocator.cpp, ``ExpandableSegment``.
+_EXPANDS: Final = Names(r"cuMem(Create|Map|Unmap|Release)$")
 #: Operators that allocate. Source: aten/src/ATen/native/TensorFactories.cpp.
 _EMPTY: Final = Names(r"aten::(empty|empty_strided|empty_like|new_empty|resize_)$")
 _EMPTIES_CACHE: Final = Names(r"<built-in (function|method) _cuda_emptyCache\b")
@@ -137,6 +140,13 @@ _TIGHT: Final = (
 _GROWS: Final = (
     "sizes that do not change from step to step (pad to a few lengths, the largest first), or "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+)
+#: The same where segments are expandable already.
+_TIGHT_SEGMENTS: Final = (
+    "leave memory free: a smaller batch, or sizes that do not change from step to step"
+)
+_GROWING_SEGMENTS: Final = (
+    "sizes that do not change from step to step (pad to a few lengths, the largest first)"
 )
 _EMPTIES: Final = "call torch.cuda.empty_cache() outside of the loop, if at all"
 _NO_CACHE: Final = (
@@ -190,23 +200,27 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
 
     ## What it does
 
-    Looks at the calls `cudaMalloc`, `cudaFree`, `hipMalloc`, `hipFree`, `cuMemCreate`, `cuMemMap`,
-    `cuMemUnmap` and `cuMemRelease`, after the first step that has any. They are a finding if
-    they occur in `steps` (3) further steps or more, and the device was idle during them for `share`
-    (0.05) or more of its span. Steps are those of `torchprof steps`, else those that begin with a
-    fetch of a DataLoader or end with an optimizer's step; in a trace without any, the rule is not
-    checked if such calls take that share.
+    Looks at the calls `cudaMalloc`, `cudaFree`, `hipMalloc`, `hipFree`, `musaMalloc`, `musaFree`,
+    `cuMemCreate`, `cuMemMap`, `cuMemUnmap` and `cuMemRelease`, after the first step that has any.
+    They are a finding if they occur in `steps` (3) further steps or more, and the device was idle
+    during them for `share` (0.05) or more of its span. Steps are those of `torchprof steps`, else
+    those that begin with a fetch of a DataLoader or end with an optimizer's step; in a trace
+    without any, the rule is not checked if such calls take that share.
 
-    The finding says which of four it is. Each tensor has such a call of its own: the caching
-    allocator is off. Memory is freed outside of operators: `torch.cuda.empty_cache()` in the loop,
-    with the line if the trace has Python functions. An operator frees memory and allocates: the
-    cache is full of blocks of other sizes, so the allocator returns them to the driver and tries
-    again (`num_alloc_retries` of `torch.cuda.memory_stats()`). Memory is only allocated: sizes
-    grow from step to step.
+    The finding says which of four it is. Each tensor is allocated and freed by such a call of its
+    own: the caching allocator is off. Memory is freed outside of operators:
+    `torch.cuda.empty_cache()` in the loop, with the line if the trace has Python functions. An
+    operator frees memory and allocates: the cache is full of blocks of other sizes, so the
+    allocator returns them to the driver and tries again (`num_alloc_retries` of
+    `torch.cuda.memory_stats()`). Memory is only allocated: sizes grow from step to step. `cuMem…`
+    calls tell that segments are expandable already (`expandable_segments:True`): then no finding
+    says that the allocator is off, and none advises what is on.
 
     Not counted: the first use of memory, libraries' workspaces, pinned memory of the host, and
     memory from the driver's own pool (`cudaMallocAsync`). Synchronization within the allocator is
     `host-sync`'s.
+
+    Times decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
@@ -241,20 +255,22 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
         return NO_MATCHES
     calls = _Calls(rows, operators_around(trace, rows), step, cost)
     frees = are_named(trace, rows, _GIVES_BACK)
-    if _is_uncached(trace, calls):
+    expands = 2 * are_named(trace, rows, _EXPANDS).sum() > len(rows)
+    if not expands and 3 * frees.sum() >= len(rows) and _is_uncached(trace, calls):
         return _as_one(trace, calls, "each tensor is allocated and freed by the driver", _NO_CACHE)
     if (frees & (calls.operator < 0)).sum() > frees.sum() / 2:
         return _as_one(trace, calls, "device memory is given back in every step", _EMPTIES)
-    message, fix = "device memory still grows in later steps", _GROWS
+    grows, tight = (_GROWING_SEGMENTS, _TIGHT_SEGMENTS) if expands else (_GROWS, _TIGHT)
+    message, fix = "device memory still grows in later steps", grows
     if frees.any():
-        message, fix = "the allocator frees its cache to allocate other sizes", _TIGHT
+        message, fix = "the allocator frees its cache to allocate other sizes", tight
     event = np.where(calls.operator >= 0, calls.operator, rows)
     span = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
     return Matches(event, message, None, cost, fix=[fix] * len(rows), span_ns=span)
 
 
 def _is_uncached(trace: Events, calls: _Calls) -> bool:
-    """Whether most operators that allocate, in these steps, call the driver."""
+    """Whether most operators that allocate, in these steps, call the driver for it."""
     making = events_named(trace, _EMPTY)
     making = making[trace.kind[making] == OPERATOR]
     making = making[np.isin(_steps(trace, making), calls.step)]

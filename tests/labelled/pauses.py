@@ -359,6 +359,27 @@ def segments_that_are_mapped_anew():
     return b
 
 
+def one_tensor(*calls: tuple[str, float]) -> TraceBuilder:
+    """Steps in which a single tensor is allocated, by these calls."""
+    b = TraceBuilder("NVIDIA A100-SXM4-80GB", (8, 0))
+    for number in range(6):
+        with b.annotation(f"ProfilerStep#{number}"):
+            work(b, 0.1)
+            empty(b, *calls)
+    work(b, 1)
+    return b
+
+
+@EXAMPLES.positive(DRIVER, 10)
+def an_expandable_segment_that_grows_by_one_tensor():
+    return one_tensor(("cuMemCreate", 0.4), ("cuMemMap", 0.2))
+
+
+@EXAMPLES.positive(DRIVER, 5)
+def a_tensor_that_is_kept_in_each_step():
+    return one_tensor(("cudaMalloc", 0.6))
+
+
 @EXAMPLES.positive(DRIVER, 7)
 def keys_and_values_that_grow_with_each_word():
     b = TraceBuilder("AMD Instinct MI250X", vendor="amd")

@@ -93,7 +93,8 @@ def test_a_live_test_says_nothing_of_collections() -> None:
         (pauses.a_cache_that_is_emptied_after_each_batch_in_2021, "given back", "empty_cache()"),
         (pauses.an_allocator_that_tries_again, "frees its cache", "expandable_segments"),
         (pauses.workspaces_of_convolutions_that_do_not_fit, "frees its cache", "smaller batch"),
-        (pauses.segments_that_are_mapped_anew, "frees its cache", "fragmentation"),
+        (pauses.segments_that_are_mapped_anew, "frees its cache", "smaller batch"),
+        (pauses.a_tensor_that_is_kept_in_each_step, "still grows", "pad to a few"),
         (pauses.keys_and_values_that_grow_with_each_word, "still grows", "pad to a few"),
     ],
 )
@@ -104,6 +105,21 @@ def test_the_kind_of_trouble_with_memory_decides_the_advice(
     finding = found(recorded(example()), "allocator-retry")
     assert message in finding.message
     assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (pauses.segments_that_are_mapped_anew, "to allocate other sizes"),
+        (pauses.an_expandable_segment_that_grows_by_one_tensor, "still grows"),
+    ],
+)
+def test_segments_that_are_expandable_are_not_advised(example: object, message: str) -> None:
+    assert callable(example)
+    finding = found(recorded(example()), "allocator-retry")
+    assert message in finding.message
+    assert "expandable_segments" not in finding.fix
+    assert "do not change from step to step" in finding.fix
 
 
 def test_emptying_the_cache_is_placed_in_the_function_that_does_it() -> None:

@@ -202,27 +202,43 @@ def _compilations(trace: Events) -> Ints:
         return rows
     regions = marks_named(trace, _REGION)
     regions = regions[~within_named(trace, regions, _REGION)]
-    own = np.array([_region_of(trace, row, regions) for row in rows.tolist()], np.int64)
-    name = trace.name[regions]
-    runs = np.array([
-        int((name[trace.ts[regions] + trace.dur[regions] > trace.ts[row]] == one).sum())
-        for row, one in zip(rows.tolist(), own.tolist(), strict=True)
-    ])  # fmt: skip
+    own = _region_of(trace, rows, regions)
+    runs = _runs(trace, rows, own, regions)
     again = trace.names_where(_AGAIN.match)
     numbers = np.flatnonzero(again & np.isin(np.arange(len(trace)), regions))
     return rows[(runs >= _RUNS) & ~np.isin(own, trace.name[numbers])]
 
 
-def _region_of(trace: Events, row: int, regions: Ints) -> int:
-    """The name of the region that a compilation is for: the one around it or the next one on its
+def _region_of(trace: Events, rows: Ints, regions: Ints) -> Ints:
+    """The name of the region that each compilation is for: the one around it or the next one on its
     thread, else the last one before it on any, as for a backward pass; -1 for none.
     """
-    mine = regions[trace.thread[regions] == trace.thread[row]]
-    after = mine[trace.ts[mine] + trace.dur[mine] > trace.ts[row]]
-    before = regions[trace.ts[regions] < trace.ts[row]]
-    return (
-        int(trace.name[after[0] if len(after) else before[-1]]) if len(after) + len(before) else -1
-    )
+    names = np.append(trace.name[regions], -1)
+    found = names[np.searchsorted(trace.ts[regions], trace.ts[rows]) - 1]
+    for thread in nesting.distinct(trace.thread[rows]).tolist():
+        mine = regions[trace.thread[regions] == thread]
+        here = np.flatnonzero(trace.thread[rows] == thread)
+        # None is within another one, so they end in their order.
+        ends = trace.ts[mine] + trace.dur[mine]
+        after = np.searchsorted(ends, trace.ts[rows[here]], side="right")
+        here, after = here[after < len(mine)], after[after < len(mine)]
+        found[here] = trace.name[mine[after]]
+    return found
+
+
+def _runs(trace: Events, rows: Ints, own: Ints, regions: Ints) -> Ints:
+    """How many regions of each compilation's name end after it began."""
+    end, name = trace.ts[regions] + trace.dur[regions], trace.name[regions]
+    order = np.lexsort((end, name))
+    end, name = end[order], name[order]
+    first, last = (np.searchsorted(name, own, side=side) for side in ("left", "right"))
+    runs = [
+        stop - start - int(np.searchsorted(end[start:stop], since, side="right"))
+        for start, stop, since in zip(
+            first.tolist(), last.tolist(), trace.ts[rows].tolist(), strict=True
+        )
+    ]
+    return np.array(runs, np.int64)
 
 
 def _searches(trace: Events) -> tuple[Ints, Ints]:

@@ -96,7 +96,7 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
         return NONE_SO_FAR if asks else NO_MATCHES
     # Includes what is between the nodes: additions of gradients, and the engine itself.
     begin = np.array([trace.ts[again].min() for _, again in found], np.int64)
-    end = np.array([(trace.ts + trace.dur)[again].max() for _, again in found], np.int64)
+    end = np.array([(trace.ts[a] + trace.dur[a]).max() for _, a in found], np.int64)
     event = np.array([_begin(trace, late) for late, _ in found], np.int64)
     before = np.array([_begin(trace, one) for one in first], np.int64)
     return Matches(

@@ -17,7 +17,15 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import D2H, H2D, LAUNCH_CALL, REGION, SYNC_CALL
+from pytest_torchprof.trace.known_names import (
+    ALLOCATION_CALL,
+    D2H,
+    H2D,
+    LAUNCH_CALL,
+    LOOK_UP_CALL,
+    REGION,
+    SYNC_CALL,
+)
 from pytest_torchprof.trace.levels import COMPILING, FETCH
 
 if TYPE_CHECKING:
@@ -38,14 +46,6 @@ _STALL_NS: Final = 100_000
 #: How many gaps are explained at once.
 _AT_ONCE: Final = 4096
 
-_ALLOCATION: Final = late(
-    r"^(cuda|hip|xpu)(Malloc|Free|HostAlloc|HostRegister|HostUnregister|MallocHost|FreeHost|HostFree"
-    r"|MallocManaged|HostMalloc)|^cuMem(Create|Map|Unmap|Release|Alloc|Free|SetAccess|AddressReserve)"
-)
-_LOADS_KERNELS: Final = late(
-    r"^(cu|cuda|hip)(Module(Load|GetFunction)|Library(Load|GetKernel|GetModule)|Link(Create|Add|Complete)"
-    r"|FuncGetAttributes|FuncSetAttribute|KernelGetFunction)"
-)
 #: Collections of garbage as functions and annotations are named. Other objects have methods called
 #: ``collect``, but a function of this name is the module's.
 COLLECT: Final = r"<built-in function collect>|.*gc[.:]?collect"
@@ -283,8 +283,8 @@ class _Host:
         own = np.full(len(trace), -1, np.int64)
         for cause, events in (
             (Cause.COMPILING, trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)),
-            (Cause.ALLOCATING, trace.names_where(_ALLOCATION.search)),
-            (Cause.COMPILING, trace.names_where(_LOADS_KERNELS.search)),
+            (Cause.ALLOCATING, trace.names_where(ALLOCATION_CALL.search)),
+            (Cause.COMPILING, trace.names_where(LOOK_UP_CALL.search)),
             (Cause.WAITING, trace.names_where(SYNC_CALL.search)),
             (Cause.COLLECTING, trace.names_where(_COLLECTS.match)),
             (Cause.COMPILING, trace.names_where(COMPILING.match)),

@@ -12,15 +12,13 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import SYNC_CALL
+from pytest_torchprof.trace.known_names import FREE_CALL, SYNC_CALL
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"\w*GraphLaunch")
-#: They wait for the device. Source: CUDA's programming guide, "Implicit Synchronization".
-_FREES: Final = late(r"^(cuda|hip)Free$")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
@@ -94,7 +92,7 @@ def followed(trace: Events, event: Ints) -> Followed:
     """How these device events relate to the others of their device, selected or not."""
     alone, delays = np.ones((2, len(event)), bool)
     device = trace.device[event]
-    waits = trace.names_where(lambda name: SYNC_CALL.search(name) or _FREES.search(name))
+    waits = trace.names_where(lambda name: SYNC_CALL.search(name) or FREE_CALL.search(name))
     every, calls = trace.device_rows, np.flatnonzero(waits)
     until = np.maximum.accumulate(trace.ts[calls] + trace.dur[calls]) if len(calls) else calls
     for number in _distinct(device):

@@ -18,7 +18,7 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import LAUNCH_CALL
+from pytest_torchprof.trace.known_names import FREE_CALL, LAUNCH_CALL, LOADING_CALL
 from pytest_torchprof.trace.levels import COMPILING
 from pytest_torchprof.trace.name_index import (
     Names,
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
 _INITIALIZES: Final = late(
     r"^(cuda|hip|cu)(Init|SetDevice|(Stream|Event|Ctx)Create|DevicePrimaryCtx|GetDevice|DeviceGet)"
 )
-#: The first of these in a process creates a context; libraries call it as they initialize.
-_FREES: Final = late(r"^(cuda|hip)Free$")
+#: The first ``cudaFree`` of a process creates a context; libraries call it as they initialize.
 #: cuDNN and cuBLAS call it twice per kind of work, no more. An allocator that frees is not new.
 _MOST_FREES: Final = 2
 _ALLOCATES: Final = late(r"^(cuda|hip)Malloc")
 #: What an allocator does between two attempts.
 _RETRIES: Final = late(r"^(cuda|hip)(Free|\w+Synchronize|EventQuery|GetLastError|MemGetInfo)")
-_LOADS: Final = late(r"^(cuda|hip|cu)(ModuleLoad|LibraryLoad|Link(Create|Add|Complete))")
 #: torch.compile's annotations around a search for the fastest kernel, and around graph capture.
 #: Source: torch/_inductor/runtime/triton_heuristics.py, select_algorithm.py, cudagraph_trees.py.
 _TUNES: Final = Names(r".*(benchmark|autotun).*\(dynamo_timed\)")
@@ -127,13 +125,13 @@ def _one_time_work(trace: Events) -> OneTimeWork:
 def _calls(trace: Events) -> tuple[Ints, Ints]:
     """Calls of the driver that are slow on first use, or load kernels; and what each does."""
     slow = trace.selection & trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)
-    loads = trace.selection & trace.is_kind(Kind.RUNTIME) & trace.names_where(_LOADS.match)
+    loads = trace.selection & trace.is_kind(Kind.RUNTIME) & trace.names_where(LOADING_CALL.match)
     slow &= ~loads
     launches = np.flatnonzero(slow & trace.names_where(LAUNCH_CALL.search))
     launches = launches[_are_first(trace, launches)]
     starts = np.flatnonzero(slow & trace.names_where(_INITIALIZES.match))
     starts = starts[np.unique(trace.name[starts], return_index=True)[1]]
-    frees = np.flatnonzero(slow & trace.names_where(_FREES.match))
+    frees = np.flatnonzero(slow & trace.names_where(FREE_CALL.match))
     frees = frees[_initialize(trace, frees)]
     loading = np.concatenate([np.flatnonzero(loads), launches])
     initializing = np.concatenate([starts, frees])

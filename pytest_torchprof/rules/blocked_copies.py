@@ -56,7 +56,9 @@ def _knows_waits(trace: Events) -> Reason | None:
     ready=_knows_waits,
     timed=True,
     share=Threshold(0.05, "1", "less is not worth a change"),
-    copies=Threshold(3, "1", "a few copies are the input of a program, unless one waits for long"),
+    copies=Threshold(
+        3, "1", "a few copies are the input of a program, unless one waits a long time"
+    ),
     wait=Threshold(20, "ms", "a single wait of this length is felt"),
     idle_ms=Threshold(0.1, "ms", "the smallest programs lose less whatever they do"),
 )
@@ -115,7 +117,7 @@ def blocked_copy(
     """
     rows = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     rows = rows[names_fit(trace, rows, H2D.search)]
-    rows = rows[~np.isin(rows, of_pageable_memory(trace, 64 * 1024))]
+    rows = rows[~np.isin(rows, of_pageable_memory(trace, 64 * 1024)[0])]
     end = _waited_until(trace, rows)
     waited = end - trace.ts[trace.launch[rows]] - 2 * trace.dur[rows]
     rows, end = rows[waited > _QUEUED_NS], end[waited > _QUEUED_NS]

@@ -146,14 +146,13 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
         step(batch.cuda(non_blocking=True))
     ```
     """
-    copies = of_pageable_memory(trace, bytes)
-    up = trace.names_where(H2D.search)[copies]
-    large = np.ones(len(copies), bool)
-    if trace.records_shapes and large.any():
-        large &= ~np.isin(copies, [f.copy for f in trace.once(host_filled_tensors)])
-    if large.any():
-        large &= ~np.isin(copies, trace.once(model_moves))
-    copies, up = copies[large], up[large]
+    copies, up = of_pageable_memory(trace, bytes)
+    counted = np.ones(len(copies), bool)
+    if trace.records_shapes and counted.any():
+        counted &= ~np.isin(copies, [f.copy for f in trace.once(host_filled_tensors)])
+    if counted.any():
+        counted &= ~np.isin(copies, trace.once(model_moves))
+    copies, up = copies[counted], up[counted]
     event = copy_callers(trace, copies)
     cost = _costs(trace, copies, event)
     messages = [
@@ -171,14 +170,16 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     )
 
 
-def of_pageable_memory(trace: Events, bytes: float) -> Ints:  # noqa: A002
-    """Copies of more than so many bytes that the profiler calls pageable, in either direction."""
+def of_pageable_memory(trace: Events, bytes: float) -> tuple[Ints, Bools]:  # noqa: A002
+    """Copies of more than so many bytes that the profiler calls pageable, in either direction; and
+    which of them go to the device.
+    """
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
+    up = trace.names_where(H2D.search)[copies]
     large = trace.bytes[copies] > bytes
     large &= trace.names_where(_PAGEABLE.search)[copies]
-    up = trace.names_where(H2D.search)[copies]
     large &= up | trace.names_where(D2H.search)[copies]
-    return copies[large]
+    return copies[large], up[large]
 
 
 @rule(

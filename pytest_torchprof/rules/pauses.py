@@ -14,6 +14,7 @@ from pytest_torchprof.rules.evidence import calls as by_marks
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import FREE_CALLS, MALLOC_CALLS, SEGMENT_CALLS
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, events_named
 from pytest_torchprof.trace.tree import has_frames, operators_around
 
@@ -121,14 +122,9 @@ def _by_torch(trace: Events, callers: Ints) -> Bools:
 
 # ------------------------------------------------------------------------- the driver's memory
 
-#: Calls by which memory comes from the driver, or goes back to it. Those of pinned memory and of
-#: the driver's own pools (``cudaMallocAsync``) do not wait for the device.
-_DRIVER: Final = r"(cuda|hip|musa)(Malloc|Free)$|cuMem(Create|Map|Unmap|Release)$"
-_CALLS: Final = Names(_DRIVER)
-_GIVES_BACK: Final = Names(r"(cuda|hip|musa)Free$|cuMem(Unmap|Release)$")
-#: Calls by which expandable segments grow and shrink. The caching allocator makes no others then.
-#: Source: c10/cuda/CUDACachingAllocator.cpp, ``ExpandableSegment``.
-_EXPANDS: Final = Names(r"cuMem(Create|Map|Unmap|Release)$")
+_CALLS: Final = Names(MALLOC_CALLS)
+_GIVES_BACK: Final = Names(FREE_CALLS)
+_EXPANDS: Final = Names(SEGMENT_CALLS)
 #: Operators that allocate. Source: aten/src/ATen/native/TensorFactories.cpp.
 _EMPTY: Final = Names(r"aten::(empty|empty_strided|empty_like|new_empty|resize_)$")
 _EMPTIES_CACHE: Final = Names(r"<built-in (function|method) _cuda_emptyCache\b")
@@ -188,7 +184,7 @@ def _has_steps(trace: Events) -> Reason | None:
 @rule(
     "allocator-retry",
     fix=_TIGHT,
-    triggers=_DRIVER,
+    triggers=MALLOC_CALLS,
     needs="device",
     ready=_has_steps,
     timed=True,

@@ -25,6 +25,28 @@ SYNC_CALL = late(
 LAUNCH_CALL = late(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
 )
+#: Calls by which memory comes from the driver, or goes back to it: of a device, pinned, or mapped.
+ALLOCATION_CALL = late(
+    r"^(cuda|hip|musa|xpu)(Malloc|Free|HostAlloc|HostRegister|HostUnregister|MallocHost|FreeHost"
+    r"|HostFree|MallocManaged|HostMalloc)"
+    r"|^cuMem(Create|Map|Unmap|Release|Alloc|Free|SetAccess|AddressReserve)"
+)
+#: Those of them that a caching allocator makes for memory of a device, and that wait for it. The
+#: driver's own pools (``cudaMallocAsync``) do not. A pattern for the beginning of a name.
+MALLOC_CALLS = r"(cuda|hip|musa)(Malloc|Free)$|cuMem(Create|Map|Unmap|Release)$"
+FREE_CALLS = r"(cuda|hip|musa)Free$|cuMem(Unmap|Release)$"
+#: Of these, the ones by which expandable segments grow and shrink; no others are made then.
+#: Source: c10/cuda/CUDACachingAllocator.cpp, ``ExpandableSegment``.
+SEGMENT_CALLS = r"cuMem(Create|Map|Unmap|Release)$"
+#: It waits for the device. Source: CUDA's programming guide, "Implicit Synchronization".
+FREE_CALL = late(r"^(cuda|hip|musa)Free$")
+#: Calls that load kernels, and those that may as they ask for one.
+LOADING_CALL = late(r"^(cuda|hip|cu)(ModuleLoad|LibraryLoad|Link(Create|Add|Complete))")
+LOOK_UP_CALL = late(
+    LOADING_CALL.pattern
+    + r"|^(cuda|hip|cu)(ModuleGetFunction|Library(GetKernel|GetModule)|FuncGetAttributes"
+    r"|FuncSetAttribute|KernelGetFunction)"
+)
 H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; grouped, torch writes it with a star.

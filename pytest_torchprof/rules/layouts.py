@@ -85,9 +85,9 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     Not counted are tensors that already are channels_last, whose layout the library changes by
     itself; convolutions of sequences (`conv1d`), which have no such layout; copies and transposes
     outside of convolutions, such as a `permute` of the user; FFT's transposes. How many layers a
-    pass has is the number of convolutions by the median of those of one weight, told apart by
-    shapes, or without them by the grids of these kernels. Convolutions in CUDA graphs are not
-    checked.
+    pass has is the number of convolutions by the runs of the rarest weight, told apart by shapes,
+    or without them by the grids of these kernels; weights that run less than half as often as the
+    median do not tell. Convolutions in CUDA graphs are not checked.
 
     The cost is the time of these kernels, less that of one layer: forward, backward and weights.
     Times decide here, so the matches may change with the machine.
@@ -219,7 +219,7 @@ def _flips(args: Any) -> bool:
 
 
 def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int:
-    """How many convolutions of a forward pass convert: all of them, by the runs of a usual one."""
+    """How many convolutions of a forward pass convert: all, by the runs of the rarest usual one."""
     forward = calls[are_named(trace, calls, _FORWARD)]
     weight = 1
     if not len(forward):
@@ -234,9 +234,10 @@ def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int
         ):
             known[call] = known.get(call, "") + f"{name}{bytes(launched.grid)!r}"
         kinds = [known[call] for call in forward.tolist()]
-    # Of an even number, the lower median: several layers may have weights of one shape.
+    # Several layers may have weights of one shape, and some may run in one of many passes only.
     counts = sorted(Counter(kinds).values())
-    return len(forward) // counts[(len(counts) - 1) // 2]
+    usual = counts[(len(counts) - 1) // 2]
+    return len(forward) // min(count for count in counts if 2 * count >= usual)
 
 
 def _weight(args: Any, at: int) -> str:

@@ -58,7 +58,8 @@ class Checked(Frozen, frozen=True):
     @property
     def counts(self) -> dict[str, int]:
         """How often each rule matched, for rules with matches."""
-        return {rule.code: _total(found) for rule, found in self.matches.items()}
+        totals = {rule.code: _total(found) for rule, found in self.matches.items()}
+        return {code: count for code, count in totals.items() if count}
 
     def within(self, inside: Bools) -> Checked:
         """Only the matches of these events."""
@@ -233,5 +234,4 @@ def _occur(trace: Events, one: _Candidate, values: Mapping[str, float]) -> bool:
 
 
 def _total(found: Matches) -> int:
-    # At least 1: of what matched once in all, this may be a part.
-    return len(found) if found.count is None else max(int(found.count.sum()), min(len(found), 1))
+    return len(found) if found.count is None else int(found.count.sum())

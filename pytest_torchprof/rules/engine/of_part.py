@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def of_part(found: Matches, part: Events) -> Matches:
     """The matches in the selected part.
 
-    A match belongs to the part that has its event. One of a stretch of events has in a part the
-    share of its cost that the events there are of all. Of others, a part has what their stretches
-    are worth in it: the device may be idle in one step because of a wait in the previous one, and
-    what is one match of the whole trace, such as that launches keep a device idle, costs each step.
+    A match belongs to the part that has its event, and is counted there, so counts of disjoint
+    parts add up. One of a stretch of events has in a part the share of its cost that the events
+    there are of all. Of others, a part has what their stretches are worth in it: the device may be
+    idle in one step because of a wait in the previous one, and what is one match of the whole
+    trace, such as that launches keep a device idle, costs each step.
     """
     if found.parts is not None:
         return _by_events(found, found.parts, part)
@@ -34,7 +35,6 @@ def of_part(found: Matches, part: Events) -> Matches:
         return found.where(inside)
     share = _shares(found, part, inside)
     kept = inside | (share > 0)
-    # A match is counted where its event is.
     count = inside.astype(np.int64) if found.count is None else found.count
     return replace(found, cost_ns=_scaled(found.cost_ns, share), count=count).where(kept)
 
@@ -48,13 +48,16 @@ def _by_events(found: Matches, parts: Sequence[Ints], part: Events) -> Matches:
     ]
     share = np.array([len(a) / max(len(b), 1) for a, b in zip(mine, parts, strict=True)])
     cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
-    count = None if found.count is None else np.maximum(np.rint(found.count * share), 1)
+    if found.count is None:
+        count = ((found.event >= 0) & part.selection[found.event]).astype(np.int64)
+    else:
+        count = np.rint(found.count * share).astype(np.int64)
     return replace(
         found,
         event=np.array(event, np.int64),
         parts=mine,
         cost_ns=cost,
-        count=None if count is None else count.astype(np.int64),
+        count=count,
     ).where(kept)
 
 

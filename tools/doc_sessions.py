@@ -63,7 +63,9 @@ def _pytest(folder: str, *arguments: str) -> str:
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "COLUMNS": "88"}
     alone["GITHUB_ACTIONS"] = ""  # no annotations
     env = {**os.environ, **alone}
-    command = [sys.executable, "-m", "pytest", "-p", "pytest_torchprof.plugin"]
+    # As on a machine with nothing else to do: on a busy one, some rules are not checked.
+    idle = "import os, sys, pytest; os.getloadavg = lambda: (0.0,) * 3; sys.exit(pytest.main())"
+    command = [sys.executable, "-c", idle, "-p", "pytest_torchprof.plugin"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", *arguments],
         cwd=folder, env=env, check=False, capture_output=True, text=True,

@@ -31,7 +31,7 @@ _COLLECTIONS: Final = Names(COLLECT)
 def _unseen_collections(trace: Events) -> Reason | None:
     """Where the host runs Python for long while the device is idle, Python functions.
 
-    A live test has none: there, this rule says nothing.
+    A live test has none, and its collections take no time.
     """
     if trace.region is not None or not trace.has(*DEVICE_KINDS) or has_frames(trace):
         return None
@@ -56,12 +56,14 @@ def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
 
     ## What it does
 
-    Counts calls of `gc.collect` during which the device was idle, if there are `collections` (3) or
-    more and together they keep it idle for `share` (0.05) or more of its span. In a trace without
-    an accelerator, their durations count, as a share of the whole time. They are known by the
-    Python functions of the trace (`with_stack=True`), or by annotations that are named so, such as
-    `record_function("gc.collect")`; a live test records no functions, so it has only those. What
-    torch itself collects, as before it captures a CUDA graph, does not count.
+    Counts calls of `gc.collect` during which the device was idle, if there are `collections`
+    (3) or more and together they keep it idle for `share` (0.05) or more of its span. In a
+    trace without an accelerator, their durations count, as a share of the whole time. They are
+    known by the Python functions of the trace (`with_stack=True`), or by annotations that are
+    named so, such as `record_function("gc.collect")`. What torch itself collects, as before it
+    captures a CUDA graph, does not count. In a live test the rule finds next to nothing: its
+    profiled run keeps older objects from the collector, so that a collection there takes no
+    time.
 
     Collections that Python starts by itself leave no event: they are part of the function in which
     they happen, and this rule does not see them unless the program annotates them.

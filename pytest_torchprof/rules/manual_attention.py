@@ -51,8 +51,8 @@ def _unseen_attention(trace: Events) -> Reason | None:
 
 @rule(
     "manual-attention",
-    fix="torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=...), with all of them "
-    "of 4 dimensions (batch, heads, length, size), as fused kernels need; it takes masks and biases "
+    fix="torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=...), all of 4 "
+    "dimensions (batch, heads, length, size), as fused kernels need; it takes masks and biases "
     'too; in transformers attn_implementation="sdpa", if the model has it',
     triggers={SOFTMAX.pattern: 1, PRODUCT.pattern: 2},
     needs="shapes",

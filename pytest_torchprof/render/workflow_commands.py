@@ -34,7 +34,7 @@ def workflow_commands(found: Sequence[Annotation], most: int = MOST_ANNOTATIONS)
 
     >>> place = SourceLine("train.py", 21)
     >>> print(*workflow_commands([Annotation("warning", "host-sync", "100 % slow", place)]))
-    ::warning file=train.py,line=21,title=host-sync::100%25 slow
+    ::warning file=train.py,line=21,title=host-sync::100 %25 slow
     """
     lines = [command_of(one) for one in found[:most]]
     if left := len(found) - most:

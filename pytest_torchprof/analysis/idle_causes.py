@@ -310,7 +310,7 @@ def _timeline(trace: Events, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
     parent, depth = trace.frames
     rows = np.flatnonzero((trace.thread == thread) & (depth >= 0) & (trace.dur > 0))
     rows = rows[~trace.named(REGION)[rows]]
-    end = trace.once(_ends)[rows]
+    end = _ends(trace)[rows]
     solid = end > trace.ts[rows]
     rows, end = rows[solid], end[solid]
     far = np.iinfo(np.int64)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 By: TypeAlias = Literal["place", "cause"]
 
+#: How many events are located at once.
+_AT_ONCE: Final = 200_000
 #: The causes as users read them.
 CAUSES: Final = {
     Cause.LOADING: "data loading",
@@ -115,8 +117,15 @@ def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
 
 def _places(trace: Events, event: Ints) -> tuple[list[Place | None], Ints]:
     events, at = np.unique(event, return_inverse=True)
-    places, place = by_frames(trace, events)
-    return [*places, None], np.where(events >= 0, place, len(places))[at]
+    places: list[Place | None] = [None]
+    place = np.zeros(len(events), np.int64)
+    # Some at a time: what is known of all frames around them takes much memory.
+    for first in range(0, len(events), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        found, number = by_frames(trace, events[some])
+        place[some] = np.where(events[some] >= 0, number + len(places), 0)
+        places += found
+    return places, place[at]
 
 
 def _spot(place: Place | None) -> object:

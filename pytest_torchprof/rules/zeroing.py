@@ -77,7 +77,8 @@ def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     ## Why it is slow
 
     Each gradient is written once to become zero, and read and added to in the next backward
-    pass, which would otherwise just store it. Until then its memory stays allocated.
+    pass, which would otherwise just store it. Until then its memory stays allocated. The cost is
+    that of the zeros and of these additions.
 
     ## Example
 
@@ -121,10 +122,12 @@ def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
     found.sort(key=lambda call: call.event)
+    cost, span = _costs_ns(trace, found, adds)
     return Matches(
         np.array([call.event for call in found], np.int64),
         [_SAID if call.fix == _BY_HAND else _CALLED for call in found],
-        cost_ns=np.array(_costs_ns(trace, found, adds), np.int64),
+        cost_ns=cost,
+        span_ns=span,
         fix=[call.fix for call in found],
         wants_tensors=asks,
     )
@@ -158,18 +161,22 @@ def _fix(trace: Events) -> str:
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
-def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> list[int]:
+def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
     """The time to fill the gradients, and to add the next ones to the zeros; without the profiler,
-    at least the time to call the operators.
+    at least the time to call the operators. And when the first of these operators begins, and the
+    last one ends.
     """
-    out = []
+    out, begins, until = list[int](), list[int](), list[int]()
     ends = [*(call.event for call in calls[1:]), len(trace)]
     for call, end in zip(calls, ends, strict=True):
         later = adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
         least = len(later) * _GRADIENT_NS / slowdown_share(trace)
         measured = trace.dur[call.fills].sum() + trace.dur[later].sum()
         out.append(int(max(measured, least)))
-    return out
+        rows = np.concatenate([call.fills, later])
+        begins.append(int(trace.ts[rows].min()))
+        until.append(int((trace.ts[rows] + trace.dur[rows]).max()))
+    return np.array(out, np.int64), (np.array(begins, np.int64), np.array(until, np.int64))
 
 
 # --------------------------------------------------------------------------------------- by hand

@@ -134,9 +134,7 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
             step(batch)
     ```
     """
-    rows = marks_named(trace, _FETCH)
-    rows = rows[trace.selection[rows]]
-    rows = rows[~within(trace, rows, lambda events: np.isin(events, rows))]
+    rows = _fetches(trace, _FETCH)
     if len(rows) < _FEW:
         return NO_MATCHES
     start *= max(trace.facts.load_per_processor or 1, 1)
@@ -242,9 +240,7 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
             step(batch)
     ```
     """
-    rows = marks_named(trace, _WORKER_FETCH)
-    rows = rows[trace.selection[rows]]
-    rows = rows[~within(trace, rows, lambda events: np.isin(events, rows))]
+    rows = _fetches(trace, _WORKER_FETCH)
     if len(rows) < fetches or not _is_used(trace, rows):
         return NO_MATCHES
     waited = paused_ns(trace, rows, Cause.LOADING)
@@ -269,6 +265,13 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     begin = trace.ts[rows[late_]]
     end = begin + trace.dur[rows[late_]]
     return Matches(rows[late_], messages, fix=fixes, cost_ns=waited[late_], span_ns=(begin, end))
+
+
+def _fetches(trace: Events, names: Names) -> Ints:
+    """The selected fetches; not those of a loader that another one reads from."""
+    rows = marks_named(trace, names)
+    rows = rows[trace.selection[rows]]
+    return rows[~within(trace, rows, lambda events: np.isin(events, rows))]
 
 
 def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:

@@ -11,6 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
 from pytest_torchprof.rules.evidence.nodes import numbers
@@ -234,10 +235,8 @@ def single_tensor_optimizer(
         return NO_MATCHES
     if on_cpu and saved_on_cpu_ns < cpu_share * estimated_cpu_ns(trace):
         return NO_MATCHES
-    rows = np.array(kept, np.int64)
-    ends = trace.ts[rows] + trace.dur[rows]
-    cost_ns = np.array(costs, np.int64)
-    return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=(trace.ts[rows], ends))
+    rows, cost_ns = np.array(kept, np.int64), np.array(costs, np.int64)
+    return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=around(trace, rows))
 
 
 #: How many operators of a step are checked for whether they record a graph, and for their sizes.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Below this share of the span, what a rule cannot see would be no finding either.
 _SHARE: Final = 0.05
 
+#: Collections below this share of the longest do not make it one that is repeated.
+_ALIKE: Final = 0.1
+
 _COLLECTIONS: Final = Names(COLLECT)
 
 
@@ -56,14 +59,14 @@ def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
 
     ## What it does
 
-    Counts calls of `gc.collect` during which the device was idle, if there are `collections`
-    (3) or more and together they keep it idle for `share` (0.05) or more of its span. In a
-    trace without an accelerator, their durations count, as a share of the whole time. They are
-    known by the Python functions of the trace (`with_stack=True`), or by annotations that are
-    named so, such as `record_function("gc.collect")`. What torch itself collects, as before it
-    captures a CUDA graph, does not count. In a live test the rule finds next to nothing: its
-    profiled run keeps older objects from the collector, so that a collection there takes no
-    time.
+    Counts calls of `gc.collect` during which the device was idle, if there are `collections` (3)
+    or more of at least a tenth of the longest, and together they keep it idle for `share` (0.05)
+    or more of its span. In a trace without an accelerator, their durations count, as a share of
+    the whole time. They are known by the Python functions of the trace (`with_stack=True`), or by
+    annotations that are named so, such as `record_function("gc.collect")`. What torch itself
+    collects, as before it captures a CUDA graph, does not count. In a live test the rule finds
+    next to nothing: its profiled run keeps older objects from the collector, so that a collection
+    there takes no time.
 
     Collections that Python starts by itself leave no event: they are part of the function in which
     they happen, and this rule does not see them unless the program annotates them.
@@ -106,7 +109,8 @@ def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
     rows = rows[~_by_torch(trace, parent[rows])]
     cost = paused_ns(trace, rows, Cause.COLLECTING)
     rows, cost = rows[cost > 0], cost[cost > 0]
-    if len(rows) < collections or cost.sum() < share * measured_ns(trace):
+    repeated = np.count_nonzero(cost >= _ALIKE * cost.max(initial=0))
+    if repeated < collections or cost.sum() < share * measured_ns(trace):
         return NO_MATCHES
     span = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
     return Matches(rows, "Python collects garbage, and nothing else runs", None, cost, span_ns=span)

@@ -244,6 +244,17 @@ def collections_of_the_youngest_objects_on_the_cpu():
     return Recorded(part)
 
 
+@EXAMPLES.near_miss(GC, also="host-sync")
+def one_long_collection_beside_short_ones():
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    for ms in (0.02, 80, 0.02, 0.02):
+        work(b, 10)
+        b.sync("cudaStreamSynchronize")
+        collect(b, ms)
+    work(b, 10)
+    return b
+
+
 # ----------------------------------------------------------------------------- allocator-retry
 
 

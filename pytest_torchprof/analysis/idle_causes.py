@@ -72,13 +72,17 @@ class Cause(IntEnum):
     UNKNOWN = 12
 
 
+_WAITS: Final = (int(Cause.COMMUNICATING), int(Cause.WAITING), int(Cause.COPYING))
+
+
 class IdleParts(Frozen, frozen=True):
     """Parts of gaps, as arrays of one length: ``ns`` of each ``gap`` (numbered from 0) of a
     ``device`` are given to a ``cause`` (a number of `Cause`), in order of gaps, then causes.
 
     ``event`` is what the host did: the wait, the fetch, the outermost operator, the innermost
     Python function; or, where it did nothing that the trace shows, the outermost operator that came
-    next, and -1 for none.
+    next, and -1 for none. Of work that was launched and not started, it is the call in which the
+    host waited meanwhile, or else the operator that launched the work.
     """
 
     device: Ints
@@ -157,8 +161,22 @@ def _parts_of(trace: Events, host: _Host, gaps: Sequence[Ints], number: int) -> 
     late_ = np.where(ns_queued >= _STALL_NS, int(Cause.STALLED), int(Cause.QUEUED))
     later = np.where(known[queued], late_, int(Cause.UNKNOWN))
     cause = np.concatenate([cause, later])
-    event = np.concatenate([event, np.where(known[queued], host.shown[launch[queued]], -1)])
-    return IdleParts(device[gap], gap + number, cause, event, ns)
+    shown = np.where(known[queued], host.shown[launch[queued]], -1)
+    stalled = np.flatnonzero(later == int(Cause.STALLED))
+    mine = queued[stalled]
+    waited = _waited(host, thread[mine], ready[mine], end[mine])
+    shown[stalled] = np.where(waited >= 0, waited, shown[stalled])
+    return IdleParts(device[gap], gap + number, cause, np.concatenate([event, shown]), ns)
+
+
+def _waited(host: _Host, thread: Ints, begin: Ints, end: Ints) -> Ints:
+    """The call in which the host waited for half of these times or more, -1 for none."""
+    gap, event, since, until = host.did(thread, begin, end)
+    waits = (event >= 0) & np.isin(host.cause[event], _WAITS)
+    waits &= 2 * (until - since) >= (end - begin)[gap]
+    found = np.full(len(begin), -1, np.int64)
+    found[gap[waits]] = host.shown[event[waits]]
+    return found
 
 
 def _gaps(trace: Events) -> tuple[Ints, Ints, Ints, Ints]:

@@ -132,7 +132,17 @@ def _idle(trace: Trace) -> str:
         return ""
     parts = [f"{row.cause} {row_formats.cell('share', row.share)}" for row in rows[:_SOME]]
     more = ", …" if len(rows) > _SOME else ""
-    return f"idle: {', '.join(parts)}{more}; torchprof idle shows where"
+    return f"idle: {', '.join(parts)}{more}{_largest_gap(trace, rows)}; torchprof idle shows where"
+
+
+def _largest_gap(trace: Trace, causes: Rows[IdleRow]) -> str:
+    """What the host did in a gap that is more than half of the idle time."""
+    longest = max(row.longest_ms for row in causes)
+    if longest <= sum(row.time_ms for row in causes) / 2:
+        return ""  # most traces: to locate what causes all gaps would take longer than the summary
+    row = max(trace.idle(), key=lambda row: row.longest_ms)
+    at = f" at {row_formats.cell('location', row.location)}" if row.location else ""
+    return f"; {format_quantity(row.longest_ms, 'ms')} in one gap: {row.what or row.cause}{at}"
 
 
 def _measured(metrics: Metrics) -> set[str]:

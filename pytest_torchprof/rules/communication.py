@@ -9,6 +9,7 @@ import numpy as np
 from pytest_torchprof.analysis.collectives import collectives
 from pytest_torchprof.analysis.launches import launched_at
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.evidence.pauses import measured_ns
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.name_index import Names, count
@@ -163,6 +164,7 @@ def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:
     of_gradients = within_named(trace, operator, _NODES)
     if count(trace, _DDP):
         of_gradients |= ~within_named(trace, operator, _DDP)
+    of_gradients |= _in_backward_only(trace, found)[at]
     of_units = within_named(trace, operator, _FSDP)
     fixes = list[str]()
     for i, gradients, units in zip(
@@ -176,6 +178,17 @@ def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:
         else:
             fixes.append(_UNITS if units else _FIXES.get(kind, _OTHERS))
     return fixes
+
+
+def _in_backward_only(trace: Events, found: Collectives) -> Bools:
+    """Which are of a group that reduces in backward passes and never outside: its gradients, since
+    tensor parallel layers reduce in both.
+    """
+    known = found.operator >= 0
+    backward = in_backward(trace, np.maximum(found.operator, 0)) & known
+    keys = list(zip(found.kind, found.group, strict=True))
+    forward = {keys[i] for i in np.flatnonzero(~backward).tolist()}
+    return np.array([key not in forward for key in keys], bool)
 
 
 def _launched(trace: Events, events: Ints) -> tuple[Ints, Ints]:

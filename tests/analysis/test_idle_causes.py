@@ -201,6 +201,26 @@ def test_work_that_does_not_start_though_it_was_launched_is_not_the_hosts_fault(
     assert "QUEUED" not in found
 
 
+@pytest.mark.parametrize(("waits_us", "shown"), [(4500, "hipMemcpyWithStream"), (2000, "aten::mm")])
+def test_the_call_in_which_the_host_waits_for_work_that_does_not_start_is_shown(
+    waits_us: float, shown: str
+) -> None:
+    b = TraceBuilder("AMD Instinct MI300X", vendor="amd")
+    with b.op("aten::mm"):
+        b.launch(SGEMM, 1)
+    with b.op("aten::mm"):
+        b.launch(SGEMM, 1)
+    with b.op("aten::copy_"):
+        b.runtime("hipMemcpyWithStream", waits_us)
+    document = b.document()
+    kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel"]
+    kernels[1]["ts"] += 5000
+    trace = parse_trace(json.dumps(document).encode())
+    parts = idle_parts(trace)
+    stalled = parts.event[parts.cause == Cause.STALLED]
+    assert [shown] == [trace.names[trace.name[event]] for event in stalled.tolist()]
+
+
 def test_our_own_mark_of_the_region_is_not_what_the_host_did() -> None:
     b = TraceBuilder(H100)
     with b.annotation(REGION):

@@ -45,6 +45,24 @@ def test_the_first_table_of_a_summary_says_where_the_time_goes(say: Say, trace: 
     assert out.index("idle: ") < out.index("wall_ms")
 
 
+@pytest.mark.parametrize("large_us", [9000, 2000])
+def test_a_gap_that_is_most_of_the_idle_time_is_named(
+    say: Say, tmp_path: Path, large_us: int
+) -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    for free_us in (2000, large_us, 2000):
+        with b.op("aten::mm"):
+            b.launch(SGEMM, 100)
+        with b.op("aten::empty"):
+            b.runtime("cudaMalloc", free_us)
+    with b.op("aten::mm"):
+        b.launch(SGEMM, 100)
+    _, out, _ = say("summary", b.save(tmp_path / "trace.json"))
+    line = next(line for line in out.splitlines() if line.startswith("idle: "))
+    assert ("8.9 ms in one gap: cudaMalloc;" in line) == (large_us == 9000), line
+    assert ("in one gap" in line) == (large_us == 9000), line
+
+
 def test_json_has_breakdown_and_causes_that_add_up(say: Say, trace: Path) -> None:
     document = json.loads(say("summary", trace, "--format", "json")[1])
     parts = {row["category"]: row for row in document["breakdown"]}

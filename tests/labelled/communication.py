@@ -100,6 +100,20 @@ def gradients_between_annotated_forward_passes_and_once_in_one():
     return b
 
 
+@EXAMPLES.positive(RULE, 12)
+def each_gradient_of_a_compiled_backward_pass():
+    b = job("Tesla V100-SXM2-32GB", 2, (7, 0))
+    for number in range(4):
+        with b.annotation(f"ProfilerStep#{number}"):
+            layers(b, 4, "volta_fp16_s884gemm_fp16_128x64_ldg8_f2f_tn")
+            name = "CompiledFunctionBackward"
+            with b.op(f"autograd::engine::evaluate_function: {name}"), b.op(name):
+                for _ in range(3):
+                    sent(b, "c10d::allreduce_", REDUCE, 1)
+            layers(b, 1, "volta_fp16_s884gemm_fp16_128x64_ldg8_f2f_tn")
+    return b
+
+
 @EXAMPLES.positive(RULE, 3)
 def a_general_kernel_of_rccl_with_its_collective_noted():
     b = job("AMD Instinct MI300X", 8, vendor="amd")

@@ -211,6 +211,7 @@ def test_copies_are_those_of_one_rule_only() -> None:
     ("example", "message", "fix"),
     [
         (communication.gradients_in_one_bucket, "all_reduce over 8 ranks", "bucket_cap_mb"),
+        (communication.each_gradient_of_a_compiled_backward_pass, "2 ranks", "bucket_cap_mb"),
         (communication.activations_of_tensor_parallel_layers, "all_reduce", "sequence parallel"),
         (communication.embeddings_of_one_step_that_are_exchanged, "all_to_all", "start it early"),
         (communication.stages_of_a_pipeline, "send and receive", "micro-batches"),

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.places.call_stacks import Stacks, stacks_of
-from pytest_torchprof.places.libraries import Owner, frame_of
+from pytest_torchprof.places.libraries import Frame, Owner, frame_of
 from pytest_torchprof.places.place import (
     NO_PARTS,
     Parts,
@@ -54,19 +55,21 @@ def by_frames(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[lis
     places.append(Place())
     out = np.full(len(events), len(places) - 1, np.int64)
     out[known] = index[np.searchsorted(rows, events[known])]
-    for position, shared_by_all in _around(trace, parts).items():
-        places.append(shared_by_all)
+    for position, around_all in _around(trace, parts).items():
+        own = places[out[position]]
+        loop = parts[position].loop
+        places.append(replace(around_all, module=own.module) if loop else around_all)
         out[position] = len(places) - 1
     return places, out
 
 
 def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     """The user's innermost function around several events that no module calls, and their outermost
-    module; no entry where there is no such function.
+    module; no entry where there is no such function. Of a loop, the one that ran once for all.
     """
     if not parts:
         return {}
-    every = [events for stretch in parts.values() for events in stretch]
+    every = [events for stretch in parts.values() for events in (stretch.events, stretch.apart)]
     found = stacks_of(trace, nesting.distinct(np.concatenate(every)))
     number, inside = trace.name, found.module >= 0
     module = np.where(inside, number, -1)
@@ -76,7 +79,12 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     users = (found.owner == Owner.USER) & (module < 0)
     path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
     out = {}
-    for position, (events, apart) in parts.items():
+    for position, (events, apart, loop) in parts.items():
+        if loop:
+            function = _function_around(trace, found, *events.tolist())
+            if function is not None:
+                out[position] = Place(function.location, function.called)
+            continue
         way = shared(path[events].tolist(), chain)
         way = clear_of(way, counted(path[events]), path[apart].tolist(), chain)
         function = frame_of(trace.names[chain[way][1]]) if way >= 0 else None
@@ -85,6 +93,19 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
             name = names.pop().removeprefix("nn.Module: ") if len(names) == 1 else None
             out[position] = Place(function.location, function.called, name or None)
     return out
+
+
+def _function_around(trace: Events, found: Stacks, first: int, last: int) -> Frame | None:
+    """The user's innermost function around both of these events."""
+    outer = set[int]()
+    at = last
+    while at >= 0:
+        outer.add(at)
+        at = int(found.parent[at])
+    at = first
+    while at >= 0 and (at not in outer or found.owner[at] != Owner.USER):
+        at = int(found.parent[at])
+    return frame_of(trace.names[trace.name[at]]) if at >= 0 else None
 
 
 def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:

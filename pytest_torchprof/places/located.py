@@ -57,8 +57,10 @@ class Located:
             self._places.append(Place(where, None, modules[within - 1] if within else None))
         outside, self._outer, self._chain = _outside(trace)
         words, call = self._words_of(trace), _calls(trace)
+        mark, self._marks = _marks(trace)
         self._runs = [
-            _Run(words[rows], place[rows], outside[rows], call[rows]) for rows in _sequences(trace)
+            _Run(words[rows], place[rows], outside[rows], call[rows], mark[rows])
+            for rows in _sequences(trace)
         ]
 
     def __call__(
@@ -77,9 +79,14 @@ class Located:
             found.append(Place(here.location, paths[way].path, here.module))
         at = at.astype(np.int64)
         for position, stretch in parts.items():
-            around = self._around(trace, stretch)
+            own = found[at[position]]
+            if stretch.loop:
+                line = self._repeated(trace, stretch)
+                around = None if line is None else replace(own, location=line)
+            else:
+                around = self._around(trace, stretch)
             if around is not None:
-                found.append(replace(around, path=found[at[position]].path))
+                found.append(replace(around, path=own.path))
                 at[position] = len(found) - 1
         return found, at
 
@@ -101,6 +108,20 @@ class Located:
         modules = {module for _, module in known}
         module = self._modules[modules.pop()] if len(modules) == 1 and min(modules) >= 0 else None
         return Place(self._lines[self._chain[way][1]], None, module)
+
+    def _repeated(self, trace: Events, stretch: PlacedEvents) -> str | None:
+        """The line that a loop repeats; None where no line is known."""
+        marks = trace.once(self._marks_of)[stretch.events].tolist()
+        first, last = (self._marks.around(mark) for mark in marks)
+        both = sum(a == b for a, b in zip(first, last, strict=False))
+        if not (first and last):
+            return None
+        # A loop on one line may be within one marker.
+        return self._lines[self._marks.line[first[min(both, len(first) - 1)]]]
+
+    def _marks_of(self, trace: Events) -> Ints:
+        """The marker of the innermost line around each event, or -1."""
+        return self._spread(trace, _Run.marks)
 
     def _places_of(self, trace: Events) -> Ints:
         """The number of each event's place, or -1."""
@@ -132,13 +153,15 @@ class Located:
 
 class _Run(NamedTuple):
     """A sequence of events with markers: the number of each event's name, of its place, of what is
-    around it outside of modules, and of the outermost call of a module.
+    around it outside of modules, of the outermost call of a module, and of the innermost line's
+    marker.
     """
 
     words: Ints
     place: Ints
     outside: Ints
     call: Ints
+    mark: Ints
 
     def places(self, words: Ints) -> Ints:
         """The places of another run's sequence, -1 where uncertain."""
@@ -151,6 +174,10 @@ class _Run(NamedTuple):
     def calls(self, words: Ints) -> Ints:
         """The outermost calls of modules around another run's sequence, -1 where uncertain."""
         return self._laid(self.call, words)
+
+    def marks(self, words: Ints) -> Ints:
+        """The innermost markers of lines around another run's sequence, -1 where uncertain."""
+        return self._laid(self.mark, words)
 
     def _laid(self, place: Ints, words: Ints) -> Ints:
         out = np.full(len(words), -1, np.int64)
@@ -293,6 +320,35 @@ def _calls(trace: Events) -> Ints:
         above = call[trace.parent[level]]
         call[level] = np.where(above >= 0, above, call[level])
     return call
+
+
+class _Marks(NamedTuple):
+    """Markers of lines: the number of each one's line, and the marker around each."""
+
+    line: Sequence[int]
+    above: Sequence[int]
+
+    def around(self, mark: int) -> list[int]:
+        """This marker and those around it, from the outermost in; none of -1."""
+        found = []
+        while mark >= 0:
+            found.append(mark)
+            mark = self.above[mark]
+        return found[::-1]
+
+
+def _marks(trace: Events) -> tuple[Ints, _Marks]:
+    """The number of the innermost line's marker around each event, -1 for none; and all markers."""
+    line = _numbered(trace, LINE)
+    rows = np.flatnonzero(line >= 0)
+    own = np.full(len(trace), -1, np.int64)
+    own[rows] = np.arange(len(rows))
+    around = own.copy()
+    for level in nesting.levels(trace.depth):
+        around[level] = np.where(own[level] >= 0, own[level], around[trace.parent[level]])
+    above = trace.parent[rows]
+    above = np.where(above >= 0, around[above], -1)
+    return around, _Marks(line[rows].tolist(), above.tolist())
 
 
 def _numbered(trace: Events, prefix: str) -> Ints:

@@ -38,10 +38,14 @@ class Place(Frozen, frozen=True):
 
 
 class PlacedEvents(NamedTuple):
-    """Events that share one place, and events that the place must not enclose."""
+    """Events that share one place, and events that the place must not enclose.
+
+    ``loop``: they are the first and the last of a loop, whose place is the line that it repeats.
+    """
 
     events: Ints
     apart: Ints
+    loop: bool = False
 
 
 #: By position among the requested events: the stretch whose place that event is to have.
@@ -59,7 +63,8 @@ class Placing(Protocol):
 
         An event that stands for a stretch gets the place of what encloses all of the stretch, or
         most of it where that would enclose events apart from it: the innermost line outside of any
-        module, and the outermost module.
+        module, and the outermost module. A loop gets the line that ran again and again, in the
+        innermost function that ran once.
         """
 
 

@@ -179,6 +179,7 @@ def per_parameter_loop(
         span_ns=(since, until),
         fix=[loop.fix for loop in found],
         wants_tensors=wants,
+        last=last,
     )
 
 

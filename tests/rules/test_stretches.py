@@ -149,6 +149,64 @@ def stored(*stacks: tuple[str, ...], apart: tuple[int, ...] = ()) -> tuple[Event
     return trace, [places[i] for i in number.tolist()]
 
 
+def line_of_loop(block: Callable[[], Any], folder: Path) -> str:
+    """The text of the line that is named for the loop from the first sum of a block to the last."""
+    trace = captured(block, folder)
+    rows = selected_operators(trace, "aten::add")
+    ends = PlacedEvents(rows[[0, -1]], rows[:0], loop=True)
+    places, number = placing(block, trace, folder)(trace, rows[:1], {0: ends})
+    place = places[int(number[0])]
+    file, _, line = (place.location or "").rpartition(":")
+    assert file == __file__
+    return Path(__file__).read_text("utf-8").splitlines()[int(line) - 1].strip()
+
+
+def test_a_loop_is_where_it_calls_the_function_that_does_the_work(tmp_path: Path) -> None:
+    tensors = [torch.rand(n) for n in range(1, 9)]
+
+    class Average:
+        def of(self, old: torch.Tensor) -> torch.Tensor:
+            scaled = old * 0.9
+            return scaled + 1
+
+    def update(average: Average) -> None:
+        for index in range(len(tensors)):
+            tensors[index] = average.of(tensors[index])
+
+    def block() -> None:
+        update(Average())
+
+    assert line_of_loop(block, tmp_path) == "tensors[index] = average.of(tensors[index])"
+
+
+def test_a_loop_that_does_the_work_itself_is_at_the_line_that_does_it(tmp_path: Path) -> None:
+    tensors = [torch.rand(n) for n in range(1, 9)]
+
+    def block() -> None:
+        for one in tensors:
+            scaled = one * 0.9
+            scaled + 1
+
+    def in_one_line() -> None:
+        [one + 2 for one in tensors]
+
+    assert line_of_loop(block, tmp_path) == "scaled + 1"
+    assert line_of_loop(in_one_line, tmp_path) == "[one + 2 for one in tensors]"
+
+
+def test_a_stored_loop_is_in_the_function_that_ran_once() -> None:
+    b = TraceBuilder()
+    with b.python("train.py(3): main"), b.python("ema.py(20): update"):
+        for _ in range(4):
+            with b.python("ema.py(9): average"):
+                b.op("aten::mm")
+    trace = parse_trace(b.to_bytes())
+    rows = selected_operators(trace, "aten::mm")
+    ends = PlacedEvents(rows[[0, -1]], rows[:0], loop=True)
+    places, number = by_frames(trace, rows[:1], {0: ends})
+    assert Place("ema.py:20", "update()") == places[int(number[0])]
+
+
 def test_of_a_stored_trace_it_is_the_function_around_all_that_no_module_calls() -> None:
     outer = ("train.py(3): main", "train.py(9): validate", "nn.Module: Net_0", "net.py(8): forward")
     _, found = stored((*outer, "nn.Module: Linear_0"), (*outer, "nn.Module: Linear_1"))

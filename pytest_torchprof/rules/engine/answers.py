@@ -26,6 +26,7 @@ _COLUMNS: Final = (
     ("location", ""),
     ("fix", ""),
     ("parts", ""),
+    ("last", "iu"),
 )
 _WANTED = "Matches, or the indices of events"
 
@@ -132,7 +133,8 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
             raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
     if found.span_ns is not None and [len(events)] * 2 != [len(side) for side in found.span_ns]:
         raise AnswerError(find, "a span_ns of another length", "a start and an end for each event")
-    every = events if found.parts is None else np.concatenate([events, *found.parts])
+    last = () if found.last is None else (found.last,)
+    every = np.concatenate([events, *last, *(found.parts or ())])
     if len(every) and (every.min() < -1 or every.max() >= length):
         wrong_event = int(every.min() if every.min() < -1 else every.max())
         raise AnswerError(find, f"the event {wrong_event}", f"events from 0 to {length - 1}, or -1")

@@ -105,6 +105,9 @@ def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]
         apart = np.zeros(0, np.int64) if one.apart is None else one.apart
         stretches = (PlacedEvents(events, apart) for events in one.parts or ())
         parts.update(enumerate(stretches, start))
+        if one.last is not None:
+            ends = np.stack([one.event, one.last], axis=1)
+            parts.update(enumerate((PlacedEvents(two, apart, loop=True) for two in ends), start))
         start += len(one)
     return np.concatenate([one.event for one in matches]), parts
 

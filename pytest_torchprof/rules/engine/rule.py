@@ -79,6 +79,8 @@ class Matches(Frozen, frozen=True):
             module's forward, and its module the outermost one; None: each row has one event.
         apart: events that the place of a stretch must not enclose, such as what must not be wrapped
             with it; the place is then the line around most of the stretch, which encloses none.
+        last: the last event of each row, if a row is a loop that begins with ``event``. Its place
+            is then the line that is repeated, even if that calls a function which does the work.
     """
 
     event: Ints
@@ -93,6 +95,7 @@ class Matches(Frozen, frozen=True):
     wants_module_calls: bool = False
     parts: Sequence[Ints] | None = None
     apart: Ints | None = None
+    last: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.event)
@@ -116,6 +119,7 @@ class Matches(Frozen, frozen=True):
             fix=column(self.fix),
             span_ns=None if self.span_ns is None else tuple(map(column, self.span_ns)),
             parts=column(self.parts),
+            last=column(self.last),
         )
 
 

@@ -244,6 +244,13 @@ COMMANDS = (
         ),
     ),
     Command(
+        "open",
+        "commands.open:run_open",
+        "TRACE",
+        "show a trace in the Perfetto UI, to which the browser hands it",
+        (argument("trace", type=to.name, metavar="TRACE", help="the trace"),),
+    ),
+    Command(
         "memory",
         "commands.memory:run_memory",
         "TRACE… [--timeline]",

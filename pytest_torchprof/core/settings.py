@@ -41,6 +41,7 @@ class Settings:
     ignore: frozenset[str]
     threads: int | None
     ci: Literal["auto", "github", "gitlab", "off"]
+    junit: bool = False
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     started_ns: int = 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.finding_reports import sentence
 from pytest_torchprof.render.markdown_comment import sentences
-from pytest_torchprof.render.source_lines import SourceLine, source_line
+from pytest_torchprof.render.source_lines import SourceLine, digest, source_line
 from pytest_torchprof.render.trackers import series_of
 from pytest_torchprof.render.workflow_commands import Annotation
 
@@ -47,6 +48,35 @@ def session_annotations(
             Annotation("warning", title, sentence(row, place=at is None), at or tests[nodeid])
         )
     return made
+
+
+#: The severities of GitLab's Code Quality report, by the level of an annotation.
+_SEVERITIES: Final = {"error": "major", "warning": "minor", "notice": "info"}
+
+
+def code_quality_of(found: Sequence[Annotation]) -> str:
+    """GitLab's Code Quality report of these; those without a line cannot be in it.
+
+    The format is that of GitLab's documentation, "Code Quality report format". Fingerprints are of
+    the title and the file, not of the line, which moves as a file is edited.
+    """
+    seen: dict[str, int] = {}
+    issues = []
+    for level, title, message, place in found:
+        if place is None:
+            continue
+        key = repr((title, place.path))
+        number = seen[key] = seen.get(key, 0) + 1
+        issues.append(
+            {
+                "description": message,
+                "check_name": title,
+                "fingerprint": digest(f"{key}{number}"),
+                "severity": _SEVERITIES[level],
+                "location": {"path": place.path, "lines": {"begin": place.line}},
+            }
+        )
+    return escape.strict_json_text(issues, indent=1) + "\n"
 
 
 def _failures(report: StoredReport, tests: Mapping[str, SourceLine | None]) -> list[Annotation]:

@@ -58,5 +58,10 @@ def fingerprints(rows: Iterable[Mapping[str, Any]], root: Path) -> list[str]:
         parts += [str(row[column]) for column in ("rank", "trace") if column in row]
         key = repr(parts)
         number = seen[key] = seen.get(key, 0) + 1
-        made.append(hashlib.sha256(f"{key}{number}".encode(errors="backslashreplace")).hexdigest())
+        made.append(digest(f"{key}{number}"))
     return made
+
+
+def digest(text: str) -> str:
+    """The SHA-256 of any text, in hexadecimal digits."""
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
+JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
@@ -147,7 +148,8 @@ OPTIONS = (
            "64 KB: what failed, findings, improvements", ini=False),
     Option("ci", "auto", _choice("auto", "github", "gitlab", "off"), "auto|github|gitlab|off",
            "what to add for a service of CI: under GitHub Actions the step's summary and at most "
-           "10 annotations; for others nothing. auto: where it runs"),
+           "10 annotations; under GitLab its Code Quality and metrics reports. auto: the one "
+           "where it runs"),
     Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz per test"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "which tests to keep traces of", ini=False),
@@ -178,6 +180,7 @@ def add_options(parser: pytest.Parser) -> None:
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
     add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
+    ini("torchprof_junit", JUNIT_HELP, type="bool", default=False)
     ini("torchprof_budgets", BUDGETS_HELP, type="linelist", default=[])
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
@@ -342,6 +345,7 @@ def build_settings(config: pytest.Config) -> Settings:
         enabled=enabled(config),
         accept=bool(accept),
         strict=_switched(config, "torchprof_strict") if strict is None else bool(strict),
+        junit=_switched(config, "torchprof_junit"),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),
     )

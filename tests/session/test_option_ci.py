@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -159,11 +160,59 @@ def test_the_ini_option_turns_it_off(failing: pytest.Pytester, github: Path) -> 
     assert not github.exists()
 
 
-def test_gitlab_gets_only_the_files_that_are_asked_for(
-    failing: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def gitlab(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the job."""
     monkeypatch.setenv("GITLAB_CI", "true")
-    assert [] == annotated(run(failing, "--torchprof").out)
+    monkeypatch.setenv("CI_PROJECT_DIR", str(pytester.path))
+    return pytester.path
+
+
+def test_gitlab_gets_its_two_reports(failing: pytest.Pytester, gitlab: Path) -> None:
+    families = pytest.importorskip(
+        "prometheus_client.openmetrics.parser", reason="prometheus_client is not installed"
+    ).text_string_to_metric_families
+    ran = run(failing, "--torchprof")
+    assert [] == annotated(ran.out)
+    issues = json.loads((gitlab / "torchprof-code-quality.json").read_text("utf-8"))
+    found = {(i["check_name"], i["severity"], i["location"]["path"]) for i in issues}
+    assert ("torchprof: test_regressed", "major", "test_it.py") in found
+    assert ("torchprof: test_over", "major", "test_it.py") in found
+    assert {6, 8} <= {issue["location"]["lines"]["begin"] for issue in issues}
+    assert len(issues) == len({issue["fingerprint"] for issue in issues})
+    assert all(issue["description"] for issue in issues)
+    text = (gitlab / "torchprof-metrics.txt").read_text("utf-8")
+    ops = next(family for family in families(text) if family.name == "torchprof_ops")
+    values = {sample.labels["test"]: sample.value for sample in ops.samples}
+    assert 2 == values["test_it.py::test_regressed"]
+
+
+def test_fingerprints_for_gitlab_stay_when_lines_move(
+    failing: pytest.Pytester, gitlab: Path
+) -> None:
+    def marks() -> set[str]:
+        run(failing, "--torchprof")
+        issues = json.loads((gitlab / "torchprof-code-quality.json").read_text("utf-8"))
+        return {issue["fingerprint"] for issue in issues}
+
+    before = marks()
+    file = failing.path / "test_it.py"
+    file.write_text("# a comment\n" + file.read_text("utf-8"), "utf-8")
+    assert before == marks()
+    assert before
+
+
+def test_reports_for_gitlab_that_cannot_be_written_are_said(
+    pytester: pytest.Pytester, gitlab: Path
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    names = ("torchprof-code-quality.json", "torchprof-metrics.txt")
+    for name in names:
+        (gitlab / name).mkdir()
+    ran = run(pytester, "--torchprof")
+    assert 0 == ran.ret
+    for name in names:
+        assert f"{name} cannot be written" in ran.out
 
 
 def test_a_wrong_service_is_a_usage_error(pytester: pytest.Pytester) -> None:

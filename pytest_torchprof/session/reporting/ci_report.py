@@ -13,10 +13,11 @@ from pytest_torchprof.render.markdown_comment import (
     SUMMARY_BYTES,
     comment,
 )
-from pytest_torchprof.render.session_annotations import session_annotations
+from pytest_torchprof.render.session_annotations import code_quality_of, session_annotations
 from pytest_torchprof.render.session_table import session_totals
 from pytest_torchprof.render.stored_report import StoredReport, of_document
-from pytest_torchprof.render.workflow_commands import workflow_commands
+from pytest_torchprof.render.trackers import EXPORTS
+from pytest_torchprof.render.workflow_commands import Annotation, workflow_commands
 
 if TYPE_CHECKING:
     import pytest
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 #: Annotates failed tests itself: https://pypi.org/project/pytest-github-actions-annotate-failures
 _ANNOTATES = "pytest_github_actions_annotate_failures"
+
+
+#: Names of the files in the folder of a job of GitLab.
+CODE_QUALITY, OPENMETRICS = "torchprof-code-quality.json", "torchprof-metrics.txt"
 
 
 class CiReport:
@@ -77,12 +82,28 @@ class CiReport:
 
     def annotations(self, environ: Mapping[str, str]) -> list[str]:
         """The lines to print for GitHub's runner."""
+        failures = not self._config.pluginmanager.hasplugin(_ANNOTATES)
+        folder = environ.get("GITHUB_WORKSPACE")
+        return workflow_commands(self._annotations(folder, failures=failures))
+
+    def write_for_gitlab(self, environ: Mapping[str, str]) -> list[str]:
+        """Write the reports that a job of GitLab can name; return why they were not."""
+        folder = environ.get("CI_PROJECT_DIR")
+        texts = {
+            CODE_QUALITY: code_quality_of(self._annotations(folder, failures=True)),
+            OPENMETRICS: EXPORTS["openmetrics"](self._report).text,
+        }
+        problems = []
+        for name, text in texts.items():
+            path = Path(folder or self._config.rootpath) / name
+            try:
+                with replacing(path) as file:
+                    file.write(text.encode())
+            except OSError as error:
+                problems.append(f"{path} cannot be written: {system_message(error)}")
+        return problems
+
+    def _annotations(self, folder: str | None, *, failures: bool) -> list[Annotation]:
         root = self._config.rootpath
-        found = session_annotations(
-            self._report,
-            self._lines,
-            root,
-            Path(environ.get("GITHUB_WORKSPACE") or root),
-            failures=not self._config.pluginmanager.hasplugin(_ANNOTATES),
-        )
-        return workflow_commands(found)
+        repository = Path(folder or root)
+        return session_annotations(self._report, self._lines, root, repository, failures=failures)

@@ -61,7 +61,7 @@ def session(folder: str, body: str) -> str:
 
 def _pytest(folder: str, *arguments: str) -> str:
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "COLUMNS": "88"}
-    alone["GITHUB_ACTIONS"] = ""  # no annotations
+    alone |= {"GITHUB_ACTIONS": "", "GITLAB_CI": ""}  # no annotations, no reports
     env = {**os.environ, **alone}
     # As on a machine with nothing else to do: on a busy one, some rules are not checked.
     idle = "import os, sys, pytest; os.getloadavg = lambda: (0.0,) * 3; sys.exit(pytest.main())"

@@ -106,6 +106,7 @@ class TorchprofSession(RunningHooks):
     def pytest_sessionstart(self) -> None:
         """Fail early if torch is missing."""
         PATCH_GUARD.forget()
+        self.runner.progress.open(self.config)
         try:
             rules_of(self.config)
             if self.is_controller:  # it needs no torch
@@ -330,6 +331,7 @@ class TorchprofSession(RunningHooks):
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write baselines and the report, in one process only."""
         OTHERS.forget()
+        self.runner.progress.close()
         with PATCH_GUARD:
             self._finish(session)
 

@@ -40,6 +40,7 @@ from pytest_torchprof.session.runs.outcome import (
     may_measure_part,
     uses_setprofile,
 )
+from pytest_torchprof.session.runs.progress import Progress
 
 if TYPE_CHECKING:
     import pytest
@@ -57,6 +58,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.run: Run | None = None
+        self.progress = Progress()
         #: Set around the whole session, for example by cProfile, not by a test.
         self._session_hook = sys.getprofile()
         self.rerunning = False
@@ -220,6 +222,7 @@ class Runner:
                 return None
             with self._apart(item, gatherer):
                 for number, kind in enumerate(kinds):
+                    self.progress.show(number + 2, kind, gatherer.started_ns)
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
                         failing = ""  # the teardown of the previous run
                         error = self._teardown_run(item) if number else None
@@ -245,6 +248,7 @@ class Runner:
             gatherer.give_up(error)
         finally:
             self.rerunning = False
+            self.progress.clear()
         return of_pairs
 
     @contextmanager

@@ -27,6 +27,7 @@ from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
+from pytest_torchprof.session.reporting import junit_properties
 from pytest_torchprof.session.reporting.accept import accept
 from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
 from pytest_torchprof.session.reporting.ci import service_of, wanted
@@ -48,7 +49,6 @@ from pytest_torchprof.session.runs.timed_rounds import RecentLaps
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Record
     from pytest_torchprof.core.settings import Settings
 
 PLAN = pytest.StashKey[Plan]()
@@ -270,25 +270,14 @@ class TorchprofSession(RunningHooks):
                     verdict, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
                     attached = Attachment(verdict.record, verdict.offer, ours, runs)
-                    self._note_properties(item, report, verdict.record)
+                    if self.settings.junit and verdict.record is not None:
+                        junit_properties.note(item, report, verdict.record)
                 if faulty is not None and faulty.has_faults:
                     # Also to the teardown's report: the last rerun ends in that phase.
                     attached = replace(attached, faults=tuple(dict.fromkeys(faulty.take_faults())))
                 if attached != Attachment():
                     attached.attach_to(report)
         return report
-
-    def _note_properties(
-        self, item: pytest.Item, report: pytest.TestReport, record: Record | None
-    ) -> None:
-        """Add what was measured to what pytest writes into a JUnit report."""
-        if not self.settings.junit or record is None:
-            return
-        from pytest_torchprof.session.reporting.junit_properties import replace_properties
-
-        # Pytest reads the properties of the teardown's report, which it takes from the item.
-        for properties in (item.user_properties, report.user_properties):
-            replace_properties(properties, record)
 
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured, store the verdict, and return the failure message, if any."""

@@ -10,6 +10,8 @@ from pytest_torchprof.render.json_report import test_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import pytest
+
     from pytest_torchprof.core.results import Record
 
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 _OURS: Final = "torchprof"
 
 
-def replace_properties(properties: list[tuple[str, Any]], record: Record) -> None:
+def note(item: pytest.Item, report: pytest.TestReport, record: Record) -> None:
     """Put what is known of the test now in the place of what an earlier phase or run noted."""
-    properties[:] = [one for one in properties if not str(one[0]).startswith(f"{_OURS}.")]
-    properties += properties_of(record)
+    found = properties_of(record)
+    # Pytest reads the properties of the teardown's report, which it takes from the item.
+    for properties in (item.user_properties, report.user_properties):
+        properties[:] = [one for one in properties if not str(one[0]).startswith(f"{_OURS}.")]
+        properties.extend(found)
 
 
 def properties_of(record: Record) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def with_junit(pytester: pytest.Pytester, *arguments: str, junit: str = "true") 
     pytester.makepyfile(test_it=TEST)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.thorough)])
 def test_what_the_report_says_is_in_the_junit_file(
     pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
@@ -70,6 +70,7 @@ def test_what_the_report_says_is_in_the_junit_file(
     assert "torchprof.peak_cuda_bytes" not in dict(found["test_it"])  # not measured, so not 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [("--torchprof",), ()])
 def test_without_it_or_without_profiling_there_are_none(
     pytester: pytest.Pytester, arguments: tuple[str, ...]

@@ -80,6 +80,7 @@ def test_each_run_is_named_and_nothing_stays(tmp_path: Path) -> None:
     assert "printed by the test" not in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [("--torchprof", "-s"), ()])
 def test_where_tests_write_themselves_or_nothing_is_profiled_it_is_silent(
     tmp_path: Path, options: tuple[str, ...]

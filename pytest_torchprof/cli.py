@@ -248,7 +248,7 @@ COMMANDS = (
         "commands.open:run_open",
         "TRACE",
         "show a trace in the Perfetto UI, to which the browser hands it",
-        (argument("trace", type=to.name, metavar="TRACE", help="the trace"),),
+        (argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"), _RANK),
     ),
     Command(
         "memory",

@@ -12,23 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchprof.commands.inputs import warn
+from pytest_torchprof.commands.inputs import load_traces, only, warn
 from pytest_torchprof.commands.printing import OK, write
-from pytest_torchprof.core.errors import SettingsError, TraceError
-from pytest_torchprof.core.files import system_message
 from pytest_torchprof.render.perfetto_page import POLICY, perfetto_page
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 HOST: Final = "127.0.0.1"
-#: A trace is JSON, or compressed with gzip; the Perfetto UI reads both.
-_BEGINS: Final = (b"{", b"[", b"\x1f\x8b")
 
 
 def run_open(options: Namespace) -> int:
     """Serve the trace until the browser has it, or Ctrl-C."""
-    with TraceServer(Path(options.trace)) as server:
+    # What is no trace is said here, not in the browser.
+    path = only(load_traces([options.trace], options.rank)).path
+    with TraceServer(path) as server:
         write(f"{server.url}\n")
         write("Ends when the Perfetto UI has the trace, or with Ctrl-C.\n")
         sys.stdout.flush()  # a pipe would keep the link until the end
@@ -53,26 +51,11 @@ def _has_browser() -> bool:
 
 
 class TraceServer(ThreadingHTTPServer):
-    """Serves one trace below a secret path on the loopback interface, to its own page only.
-
-    Raises:
-        TraceError: the file cannot be read, or is no trace.
-        SettingsError: it is a folder, or something else that is no file.
-    """
+    """Serves one trace below a secret path on the loopback interface, to its own page only."""
 
     daemon_threads = True
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "not a file"
-            raise SettingsError(f"{path}: {kind}", "the Perfetto UI opens one file", "name it")
-        try:
-            with path.open("rb") as file:
-                begin = file.read(64).lstrip()
-        except OSError as error:
-            raise TraceError(f"{path}: {system_message(error)}") from None
-        if not begin.startswith(_BEGINS):
-            raise TraceError(f"{path}: not a trace: neither JSON nor gzip")
         super().__init__((HOST, 0), _Handler)
         self.path = path
         self.token, self.nonce = secrets.token_urlsafe(24), secrets.token_urlsafe(16)

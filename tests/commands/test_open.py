@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Say, say
 from support.hostile import EVERY
+from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.commands.open import HOST, TraceServer
 from pytest_torchprof.render.perfetto_page import PERFETTO, perfetto_page
@@ -113,32 +114,22 @@ def test_a_name_stays_text(name: str) -> None:
     assert name == json.loads(written)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"hello", "not a trace: neither JSON nor gzip"),
-        (b"", "not a trace: neither JSON nor gzip"),
-        (None, "No such file"),
-    ],
-)
-def test_what_is_no_trace_is_one_line(
-    say: Say, tmp_path: Path, content: bytes | None, words: str
-) -> None:
-    path = tmp_path / "it.json"
-    if content is not None:
-        path.write_bytes(content)
-    status, out, err = say("open", path)
+def test_of_a_folder_of_ranks_one_is_wanted(say: Say, tmp_path: Path) -> None:
+    for rank in range(2):
+        b = TraceBuilder()
+        b.op("aten::mm")
+        b.metadata("distributedInfo", {"rank": rank, "world_size": 2})
+        b.save(tmp_path / f"rank{rank}.json")
+    status, out, err = say("open", tmp_path)
     assert (2, "", 1) == (status, out, err.count("\n"))
-    assert words in err
-
-
-def test_a_folder_is_one_line(say: Say, tmp_path: Path) -> None:
-    status, _, err = say("open", tmp_path)
-    assert (2, True) == (status, "a folder: the Perfetto UI opens one file; name it" in err)
+    assert err.endswith("give --rank N\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
-def test_it_prints_the_link_and_ends_with_ctrl_c(trace: Path) -> None:
+def test_it_prints_the_link_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.op("aten::mm")
+    trace = b.save(tmp_path / "step.json")
     command = [sys.executable, "-m", "pytest_torchprof", "open", str(trace)]
     without = {**os.environ, "BROWSER": "", "PATH": "", "DISPLAY": ""}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=without, text=True) as process:

@@ -157,24 +157,28 @@ def csv_value(value: Any) -> Any:
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
     r"""JSON with the same content: hidden characters are escaped, non-finite numbers are null.
+
+    ``compact``: without spaces.
 
     >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
     {"a": "\u009b\u202e テスト", "b": null}
     """
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    separators = (",", ":") if compact else None
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, separators=separators)
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
 
 
-def strict_json_text(value: Any, indent: int | None = None) -> str:
+def strict_json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
     r"""JSON that strict readers accept, too: lone surrogates are spelled out.
 
     >>> print(strict_json_text(["a\ud800"]))
     ["a\\ud800"]
     """
-    text = json_text(value, indent=indent)
-    return json_text(_spelled(value), indent=indent) if "\\ud" in text else text
+    text = json_text(value, indent=indent, compact=compact)
+    again = "\\ud" in text
+    return json_text(_spelled(value), indent=indent, compact=compact) if again else text
 
 
 def _spelled(value: Any) -> Any:

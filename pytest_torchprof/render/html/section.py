@@ -1,0 +1,18 @@
+"""A part of a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.structs import Frozen
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+class Section(Frozen, frozen=True):
+    """A part of a page: an anchor, a heading, and its HTML, already escaped."""
+
+    anchor: str
+    title: str
+    body: Markup

@@ -270,6 +270,36 @@ COMMANDS = (
         ),
     ),
     Command(
+        "report",
+        "commands.report:run_report",
+        "REPORT|TRACE… -o FILE [--assets DIR]",
+        "a report of --torchprof-json as a page of HTML: one file that opens anywhere",
+        (
+            argument(
+                "files",
+                nargs="+",
+                type=to.name,
+                metavar="REPORT|TRACE",
+                help="files of --torchprof-json",
+            ),
+            argument(
+                "-o",
+                "--output",
+                type=to.name,
+                metavar="FILE",
+                required=True,
+                help="the file to write",
+            ),
+            argument(
+                "--assets",
+                type=to.name,
+                metavar="DIR",
+                help="put styles and scripts into this folder, for servers that allow them only "
+                "as files (default: they are in the page)",
+            ),
+        ),
+    ),
+    Command(
         "export",
         "commands.export:run_export",
         "REPORT --format bmf|gha-benchmark|openmetrics|csv",

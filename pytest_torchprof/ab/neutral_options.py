@@ -36,6 +36,7 @@ NEUTRAL: dict[str, Any] = {
     # ours
     "torchprof": False,
     "torchprof_json": None,
+    "torchprof_html": None,
     "torchprof_markdown": None,
     "torchprof_ci": "off",
     "torchprof_traces": None,

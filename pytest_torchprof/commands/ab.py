@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
 from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, row_formats, streams
-from pytest_torchprof.render.json_report import check_target, write_report
+from pytest_torchprof.render.json_report import check_target, report_document, write_document
 from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 
@@ -165,7 +165,8 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
 def _write_report(path: Path, found: Found) -> None:
     environment = {**_described(found), "interrupted": found.interrupted}
     records = map(ab_report.test_of_row, found.rows)
-    write_report(path, environment, records, interrupted=found.interrupted)
+    document = report_document(environment, records, interrupted=found.interrupted)
+    write_document(path, document)
 
 
 def _described(found: Found) -> dict[str, Any]:

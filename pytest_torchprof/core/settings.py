@@ -17,8 +17,8 @@ class Settings:
     """Options after applying command line, marker, ini file and default.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
-    ``json``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name → value, if not
-    default. ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`).
+    ``json``, ``html``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name →
+    value, if not default. ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`).
     ``given`` are the names of options that were set.
     """
 
@@ -32,6 +32,7 @@ class Settings:
     time: Literal["advisory", "gate", "off"]
     baselines: str
     json: Path | None
+    html: Path | None
     markdown: Path | None
     traces: Path | None
     traces_of: Literal["failed", "all"]

@@ -121,19 +121,14 @@ def _is_report(path: Path) -> bool:
     return found.schema.partition("/")[0] == REPORT_SCHEMA.partition("/")[0]
 
 
-def write_report(
-    path: Path,
+def report_document(
     environment: Mapping[str, Any],
     tests: Iterable[Mapping[str, Any]],
     errors: Sequence[str] = (),
     *,
     interrupted: bool = False,
-) -> None:
-    """Write the report atomically; ``errors`` and what follows appear only if present.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+) -> dict[str, Any]:
+    """The whole report; ``errors`` and what follows appear only if present."""
     report: dict[str, Any] = {
         "schema": REPORT_SCHEMA,
         "environment": dict(environment),
@@ -143,7 +138,7 @@ def write_report(
         report["errors"] = list(errors)
     if interrupted:
         report["interrupted"] = True
-    write_document(path, report)
+    return report
 
 
 def write_document(path: Path, report: Mapping[str, Any]) -> None:

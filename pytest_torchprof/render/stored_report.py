@@ -33,14 +33,9 @@ class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
     n: int | None = None
     low: int | float | None = None
     high: int | float | None = None
+    min: int | float | None = None
     spread: int | float | None = None
-
-
-class StoredRegion(Frozen, frozen=True):
-    """A named region of a test."""
-
-    laps: int
-    metrics: dict[str, StoredMetric]
+    rounds: list[int | float] = msgspec.field(default_factory=list)
 
 
 class StoredFinding(Frozen, frozen=True):
@@ -54,6 +49,18 @@ class StoredFinding(Frozen, frozen=True):
     fix: str
     cost_ms: float | None = None
     path: str | None = None
+    bytes: int | float | None = None
+    module: str | None = None
+    modules: int | None = None
+    reason: str | None = None
+
+
+class StoredRegion(Frozen, frozen=True):
+    """A named region of a test."""
+
+    laps: int
+    metrics: dict[str, StoredMetric]
+    findings: list[StoredFinding] = msgspec.field(default_factory=list)
 
 
 class StoredTest(Frozen, frozen=True):
@@ -67,6 +74,8 @@ class StoredTest(Frozen, frozen=True):
     findings: list[StoredFinding]
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     regions: dict[str, StoredRegion] = msgspec.field(default_factory=dict)
+    unchecked: dict[str, str] = msgspec.field(default_factory=dict)
+    trace: str | None = None
 
 
 class StoredReport(Frozen, frozen=True):

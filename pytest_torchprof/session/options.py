@@ -26,6 +26,7 @@ STARTED_NS = pytest.StashKey[int]()
 _ASKING = (
     "--torchprof-strict",
     "--torchprof-json",
+    "--torchprof-html",
     "--torchprof-markdown",
     "--torchprof-traces",
 )
@@ -144,6 +145,8 @@ OPTIONS = (
     Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
            "test file; an absolute path mirrors the tree below that folder"),
     Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
+    Option("html", None, _file, "FILE", "write a report as a page of HTML, one file that opens "
+           "anywhere: what failed, where, and all numbers", ini=False),
     Option("markdown", None, _file, "FILE", "write a comment for a pull request, in Markdown below "
            "64 KB: what failed, findings, improvements", ini=False),
     Option("ci", "auto", _choice("auto", "github", "gitlab", "off"), "auto|github|gitlab|off",
@@ -275,7 +278,7 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
-def _check_files(json: Path | None, markdown: Path | None) -> None:
+def _check_files(json: Path | None, html: Path | None, markdown: Path | None) -> None:
     """Reject names of files that are there and not ours.
 
     Raises:
@@ -288,6 +291,11 @@ def _check_files(json: Path | None, markdown: Path | None) -> None:
     try:
         if json is not None:
             check_target(json)
+        if html is not None:
+            from pytest_torchprof.render.html.target import check_page
+
+            name = "html"
+            check_page(html)
         if markdown is not None:  # most sessions load none of that
             from pytest_torchprof.render.markdown_comment import check_comment
 
@@ -328,7 +336,7 @@ def build_settings(config: pytest.Config) -> Settings:
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     here = config.invocation_params.dir
-    for path in ("json", "markdown", "traces"):
+    for path in ("json", "html", "markdown", "traces"):
         values[path] = here / values[path] if values[path] else None
         if path == "traces" and values[path] is not None:
             require_folder(config, path, values[path])
@@ -339,7 +347,7 @@ def build_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"
         )
-    _check_files(values["json"], values["markdown"])
+    _check_files(values["json"], values["html"], values["markdown"])
     return Settings(
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),

@@ -1,0 +1,113 @@
+"""`torchprof report`: reports of test sessions and traces as one page of HTML."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.commands.inputs import warn
+from pytest_torchprof.commands.printing import OK
+from pytest_torchprof.core.errors import ReportError, SettingsError
+from pytest_torchprof.core.files import in_the_way, same_file, system_message
+from pytest_torchprof.core.units import plural
+from pytest_torchprof.render.stored_report import StoredReport, read_report
+from pytest_torchprof.trace.ranks import short_names
+from pytest_torchprof.trace.read import is_trace
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from pytest_torchprof.render.html.section import Section
+
+
+def run_report(options: Namespace) -> int:
+    """Write the page, and its assets if they go into a folder."""
+    target = Path(options.output)
+    _check(target, options.files, options.assets)
+    from pytest_torchprof.render.html.page import asset_files, page
+    from pytest_torchprof.render.html.target import check_page, write_text
+
+    check_page(target)
+    paths = [Path(name) for name in options.files]
+    names = short_names(paths)
+    several = len(paths) > 1
+    sections: list[Section] = []
+    data: dict[str, Any] = {}
+    title = plural(len(paths), "file")
+    for number, (path, name) in enumerate(zip(paths, names, strict=True), 1):
+        prefix, label = (f"file-{number}-", name) if several else ("", "")
+        if path.is_dir() or (not path.is_fifo() and is_trace(path)):
+            made, own_title, own_data = _of_trace(path)
+        else:
+            made, own_title, own_data = _of_report(path, prefix, label)
+        sections += made
+        data[name] = own_data
+        title = title if several else own_title
+    folder = None if options.assets is None else Path(options.assets)
+    text = page(
+        title,
+        sections,
+        data={"files": data} if several else next(iter(data.values())),
+        assets=None if folder is None else _link(target, folder),
+    )
+    try:
+        if folder is not None:
+            for name, content in asset_files().items():
+                write_text(folder / name, content)
+        write_text(target, text)
+    except (OSError, ValueError) as error:
+        where = getattr(error, "filename", None) or target
+        raise ReportError(
+            f"{where}: cannot be written", system_message(error), "name another file"
+        ) from None
+    return OK
+
+
+def _check(target: Path, files: Sequence[str], assets: str | None) -> None:
+    """Reject a target that would replace what is read, and a folder that can be none.
+
+    Raises:
+        SettingsError: it is so.
+    """
+    if any(same_file(target, Path(name)) for name in files):
+        raise SettingsError(
+            f"{target}: this is one of the files to read",
+            "they are never overwritten",
+            "give another name for the page",
+        )
+    if target.is_dir():
+        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    if assets is not None and (path := in_the_way(Path(assets))) is not None:
+        raise SettingsError(
+            f"{assets} cannot be a folder", f"{path} exists and is a file", "name another folder"
+        )
+
+
+def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, Mapping[str, Any]]:
+    """A report's sections, its verdict, and its data."""
+    from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
+    from pytest_torchprof.render.html.sources import Sources
+
+    report: StoredReport = read_report(path)
+    if report.interrupted:
+        warn(f"{path}: the session was interrupted; tests may be missing")
+    sections = report_sections(report, Sources(Path.cwd()), prefix=prefix, name=name)
+    return sections, headline(report), data_of(report)
+
+
+def _of_trace(path: Path) -> tuple[list[Section], str, Mapping[str, Any]]:
+    """A trace's sections, its title, and its data."""
+    raise ReportError(
+        f"{path}: is a trace",
+        "pages are made of reports only",
+        "name a report of pytest --torchprof --torchprof-json=FILE",
+    )
+
+
+def _link(target: Path, folder: Path) -> str:
+    """The folder as the page links to it, with a slash at its end."""
+    relative = os.path.relpath(folder.resolve(), target.resolve().parent)
+    return urllib.parse.quote(Path(relative).as_posix()) + "/"

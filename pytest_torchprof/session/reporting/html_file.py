@@ -1,0 +1,35 @@
+"""The page of a session, written when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.core.files import system_message
+from pytest_torchprof.render.html.report_page import report_page
+from pytest_torchprof.render.html.sources import Sources
+from pytest_torchprof.render.html.target import write_text
+from pytest_torchprof.render.stored_report import of_document
+from pytest_torchprof.session.reporting.json_report_file import session_document
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Record
+
+
+def write_page(
+    path: Path,
+    environment: Mapping[str, Any],
+    records: Sequence[Record],
+    root: Path,
+    *,
+    interrupted: bool,
+) -> list[str]:
+    """Write it, with lines of files below ``root``; return an error message if that fails."""
+    document = session_document(environment, records, interrupted=interrupted)
+    try:
+        write_text(path, report_page(of_document(document, "this session"), Sources(root)))
+    except (OSError, ValueError) as error:
+        what = f"page {path} cannot be written: {system_message(error)}"
+        return [f"{what}; name another with --torchprof-html"]
+    return []

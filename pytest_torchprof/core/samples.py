@@ -14,6 +14,9 @@ from pytest_torchprof.core.structs import Frozen
 #: A spread above this is noisy.
 NOISY = 0.1
 
+#: Of more values than these, only the quartiles are kept: they say as much.
+MOST_ROUNDS = 100
+
 #: Metrics of rounds that are compared as multiples of the reference kernel's time.
 NORMALISED = ("wall_ms", "cpu_ms")
 
@@ -21,7 +24,8 @@ NORMALISED = ("wall_ms", "cpu_ms")
 class Sample(Frozen, frozen=True):
     """Measured values of one quantity, in its unit: their number and quartiles.
 
-    ``low`` and ``high`` are the first and the third quartile.
+    ``low`` and ``high`` are the first and the third quartile. ``rounds`` are the values in the
+    order in which they were measured, if there are several and at most `MOST_ROUNDS`.
     """
 
     n: int
@@ -29,6 +33,7 @@ class Sample(Frozen, frozen=True):
     low: float
     high: float
     minimum: float
+    rounds: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Sample:
@@ -39,12 +44,19 @@ class Sample(Frozen, frozen=True):
         if len(column) == 1:  # the usual case, and quantiles are slow
             return cls(1, *column.tolist() * 4)
         low, median, high = np.quantile(column, (0.25, 0.5, 0.75)).tolist()
-        return cls(len(column), median, low, high, float(column.min()))
+        kept = tuple(column.tolist()) if len(column) <= MOST_ROUNDS else ()
+        return cls(len(column), median, low, high, float(column.min()), kept)
 
     def scaled(self, factor: float) -> Sample:
         """The same sample in another unit."""
-        parts = (self.median, self.low, self.high, self.minimum)
-        return Sample(self.n, *(part * factor for part in parts))
+        return Sample(
+            self.n,
+            self.median * factor,
+            self.low * factor,
+            self.high * factor,
+            self.minimum * factor,
+            tuple(value * factor for value in self.rounds),
+        )
 
     @property
     def spread(self) -> float | None:

@@ -18,8 +18,8 @@ class Settings:
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
     ``json``, ``html``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name →
-    value, if not default. ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`).
-    ``given`` are the names of options that were set.
+    value, if not default. ``min_time`` is in seconds. ``started_ns``: when pytest began
+    (`time.time_ns`). ``given`` are the names of options that were set.
     """
 
     enabled: bool

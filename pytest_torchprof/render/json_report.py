@@ -79,14 +79,15 @@ def _bound(verdict: Verdict) -> dict[str, Number]:
     return {"at_least": value} if verdict.at_least else {}
 
 
-def noise_of(sample: Sample) -> dict[str, float | None]:
-    """The spread of rounds around the value, their median: quartiles, minimum, spread."""
+def noise_of(sample: Sample) -> dict[str, Any]:
+    """The spread of rounds around the value, their median: quartiles, minimum, spread; and each."""
     return {
         "n": sample.n,
         "low": sample.low,
         "high": sample.high,
         "min": sample.minimum,
         "spread": sample.spread,
+        **({"rounds": list(sample.rounds)} if sample.rounds else {}),
     }
 
 

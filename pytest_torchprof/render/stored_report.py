@@ -76,6 +76,7 @@ class StoredTest(Frozen, frozen=True):
     regions: dict[str, StoredRegion] = msgspec.field(default_factory=dict)
     unchecked: dict[str, str] = msgspec.field(default_factory=dict)
     trace: str | None = None
+    ab: dict[str, Any] | None = None
 
 
 class StoredReport(Frozen, frozen=True):

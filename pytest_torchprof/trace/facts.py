@@ -38,20 +38,28 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     minimum: float | None = None
+    rounds: tuple[float, ...] = ()
     why: str | None = None
     data: list[Any] | None = None
 
     @classmethod
     def of(cls, measured: Sample | Reason) -> Quantity:
         """The stored form of a sample, or of the reason for having none."""
-        return cls(**decode(encode(measured)))
+        fields = decode(encode(measured))
+        if isinstance(measured, Sample):
+            fields["rounds"] = measured.rounds
+        return cls(**fields)
 
     @property
     def sample(self) -> Sample | None:
         """The sample; None if a field is missing or invalid."""
         numbers = (self.median, self.low, self.high, self.minimum)
         known = [one for one in numbers if one is not None and math.isfinite(one)]
-        return None if self.n is None or self.n < 1 or len(known) < 4 else Sample(self.n, *known)
+        if self.n is None or self.n < 1 or len(known) < 4:
+            return None
+        median, low, high, minimum = known
+        fits = len(self.rounds) == self.n and all(map(math.isfinite, self.rounds))
+        return Sample(self.n, median, low, high, minimum, self.rounds if fits else ())
 
     @property
     def reason(self) -> Reason | None:

@@ -14,7 +14,7 @@ from pytest_torchprof.core.samples import Sample
 
 WHY = because(Why.OF_RULES, rules=("a", "b"), why=because(Why.FEW_ROUNDS, before=1, now=30))
 LEAST = because(Why.AT_LEAST, value=240, unit="FLOP", why=because(Why.RULE_RAISED, error="\udcff"))
-SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0)
+SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0, (2.0, 3.0, 1.0))
 VERDICTS = (
     Verdict("wall_ms", 2.0, "advisory", 1.0, None, 0.25, WHY, SAMPLE, (1.5, 3.0)),
     Verdict("flops", MissingValue(LEAST, 240, at_least=True), "not_measured", 3, 100),

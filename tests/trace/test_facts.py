@@ -31,7 +31,7 @@ from pytest_torchprof.trace.read import parse_trace
 NOTED = because(Why.PROGRAM_WORK, programs=("python", "a \N{BOMB}"))
 NESTED = because(Why.FILE_BREAKS_OFF, why=because(Why.NO_SHAPES))
 
-SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0)
+SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0, (2.0, 3.0, 1.0))
 BREAK = CompileNote("print", "net.py:7", "0/0", 2.5)
 AGAIN = RecompileNote("f", None, "0/1", 0.0, frame_before=True, users=True, cause="rest")
 

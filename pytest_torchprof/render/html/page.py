@@ -39,7 +39,7 @@ def page(
     of `asset_files`; by default, they are in the page.
     """
     styles, scripts = _joined("assets", STYLES), _joined("assets", SCRIPTS)
-    return render(
+    made = render(
         "page.html",
         title=title,
         sections=sections,
@@ -50,6 +50,7 @@ def page(
         assets=assets,
         version=__version__,
     )
+    return str(made)
 
 
 def asset_files() -> Mapping[str, str]:

@@ -36,13 +36,14 @@ class _Rounds(NamedTuple):
     before: float | None
     limit: float | None
     dots: Sequence[float]
+    dots_before: Sequence[float]
     title: str
 
 
-def picture(metric: StoredMetric) -> Markup | None:
-    """What suits the metric; None if there is nothing to compare."""
+def picture(metric: StoredMetric, before: Sequence[float] = ()) -> Markup | None:
+    """What suits the metric; None if there is nothing to compare. ``before``: earlier rounds."""
     if metric.value is not None and metric.n is not None and metric.n > 1:
-        return _of_rounds(metric)
+        return _of_rounds(metric, before)
     if metric.limit is not None or metric.least is not None:
         return _of_budget(metric)
     return None
@@ -78,11 +79,11 @@ def limits_in_words(metric: StoredMetric) -> str:
     )
 
 
-def _of_rounds(metric: StoredMetric) -> Markup:
+def _of_rounds(metric: StoredMetric, before: Sequence[float]) -> Markup:
     now = metric.value or 0
     low = now if metric.low is None else metric.low
     high = now if metric.high is None else metric.high
-    marks = [now, low, high, *metric.rounds]
+    marks = [now, low, high, *metric.rounds, *before]
     marks += [mark for mark in (metric.min, metric.baseline, metric.limit) if mark is not None]
     least, largest = min(marks), max(marks)
     scale = (_WIDTH - 2 * _EDGE) / (largest - least) if largest > least else 0
@@ -97,6 +98,7 @@ def _of_rounds(metric: StoredMetric) -> Markup:
         None if metric.baseline is None else at(metric.baseline),
         None if metric.limit is None else at(metric.limit),
         sorted({at(value) for value in metric.rounds}),
+        sorted({at(value) for value in before}),
         _rounds_in_words(metric),
     )
     return render("rounds.svg", rounds=rounds, width=_WIDTH)

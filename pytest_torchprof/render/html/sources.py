@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import stat
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,10 +70,7 @@ class Sources:
     def _function(self, path: str, name: str) -> tuple[int, int] | None:
         """The first and the last line of the function, from 1."""
         if path not in self._trees:
-            try:
-                self._trees[path] = ast.parse("\n".join(self._lines(path)))
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                self._trees[path] = None
+            self._trees[path] = _parsed("\n".join(self._lines(path)))
         scope: ast.AST | None = self._trees[path]
         for part in name.split("::"):
             scope = _defined(part, scope)
@@ -85,6 +83,15 @@ class Sources:
         if path not in self._files:
             self._files[path] = _read(self._root, path)
         return self._files[path]
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the user's code, which pytest has told
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
 
 def _defined(name: str, scope: ast.AST | None) -> ast.AST | None:

@@ -30,6 +30,7 @@ OPEN = ("over_budget", "regressed", "failed", "improved")
 BAD = ("regressed", "over_budget")
 _TONES = {"regressed": "bad", "over_budget": "bad", "failed": "bad", "improved": "good"}
 _RANKS = ("over_budget", "regressed", "improved", "advisory", "not_measured", "ok", "new")
+_NO_ROUNDS: Mapping[str, Sequence[float]] = {}
 _LONGEST_NAME, _LONGEST_HEADLINE = 160, 120
 #: Digits of the hash in a test's anchor.
 _DIGITS = 12
@@ -191,7 +192,7 @@ def _view(test: StoredTest, sources: Sources, gaps: Gaps, anchor: str) -> TestVi
     name = shorten(full, _LONGEST_NAME)
     wall = test.metrics.get("wall_ms")
     known = wall is not None and wall.value is not None
-    numbers = numbers_of(test.metrics, gaps)
+    numbers = numbers_of(test.metrics, gaps, {"wall_ms": _rounds_of_a(test)})
     regions = [
         Part(label, region.laps, numbers_of(region.metrics, gaps), found(region.findings, sources))
         for label, region in test.regions.items()
@@ -213,6 +214,14 @@ def _view(test: StoredTest, sources: Sources, gaps: Gaps, anchor: str) -> TestVi
         _by_reason(pair for pair in test.unchecked.items() if pair not in gaps.rules),
         sources.of_test(test.nodeid) if status in OPEN else None,
     )
+
+
+def _rounds_of_a(test: StoredTest) -> list[float]:
+    """The rounds of the other revision, in a report of `torchprof ab`."""
+    side = (test.ab or {}).get("a")
+    rounds = side.get("rounds") if isinstance(side, dict) else None
+    known = rounds if isinstance(rounds, list) else []
+    return [one for one in known if isinstance(one, int | float)]
 
 
 def _headline(test: StoredTest, numbers: Numbers, regions: Sequence[Part]) -> str:
@@ -251,15 +260,22 @@ def found(findings: Iterable[StoredFinding], sources: Sources) -> list[Found]:
 # -------------------------------------------------------------------- numbers
 
 
-def numbers_of(metrics: Mapping[str, StoredMetric], gaps: Gaps = _NO_GAPS) -> Numbers:
-    """The metrics but ``gaps``, sorted by what there is to say of them."""
+def numbers_of(
+    metrics: Mapping[str, StoredMetric],
+    gaps: Gaps = _NO_GAPS,
+    before: Mapping[str, Sequence[float]] = _NO_ROUNDS,
+) -> Numbers:
+    """The metrics but ``gaps``, sorted by what there is to say of them.
+
+    ``before``: the rounds of the baseline, by metric.
+    """
     rows: list[Row] = []
     same: list[Rest] = []
     fresh: list[Rest] = []
     missing: list[tuple[str, str]] = []
     for label, metric in metrics.items():
         if _is_compared(metric):
-            rows.append(_row(label, metric))
+            rows.append(_row(label, metric, before.get(label, ())))
         elif metric.value is None:
             pair = label, metric.reason or ""
             missing += [] if pair in gaps.metrics else [pair]
@@ -290,7 +306,7 @@ def _is_gap(metric: StoredMetric) -> bool:
     return metric.value is None and not _is_compared(metric)
 
 
-def _row(label: str, metric: StoredMetric) -> Row:
+def _row(label: str, metric: StoredMetric, rounds_before: Sequence[float]) -> Row:
     before, now = format_pair(metric.baseline, metric.value, metric.unit)
     if metric.value is None and metric.at_least is not None:
         now = f"at least {format_quantity(metric.at_least, metric.unit)}"
@@ -303,7 +319,7 @@ def _row(label: str, metric: StoredMetric) -> Row:
         before,
         format_change(metric.baseline, metric.value) if known else "",
         limits_in_words(metric),
-        picture(metric),
+        picture(metric, rounds_before),
         format_spread(metric.spread) if (metric.n or 0) > 1 else "",
     )
 

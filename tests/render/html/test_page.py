@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Any
 
 import pytest
 from markupsafe import Markup
@@ -22,7 +23,9 @@ def test_sections_have_anchors_and_links_to_them() -> None:
     assert "A title" == made.one("h1").text
     assert ["one", "two"] == [one.attributes["id"] for one in made.every("section")]
     links = made.one("nav").every("a")
-    assert [("#one", "First"), ("#two", "Second")] == [(a.attributes["href"], a.text) for a in links]
+    assert [("#one", "First"), ("#two", "Second")] == [
+        (a.attributes["href"], a.text) for a in links
+    ]
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "]]>", "x" * 10_000, LEGIT])
@@ -42,7 +45,7 @@ def test_a_template_shows_hidden_characters_as_escapes() -> None:
     assert "\x1b" not in shown
 
 
-_VALUES = {
+_VALUES: dict[str, Any] = {
     "sections": [],
     "styles": "",
     "scripts": "",

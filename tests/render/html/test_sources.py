@@ -45,9 +45,9 @@ def test_two_lines_before_and_after(root: Path) -> None:
     excerpt = Sources(root).around("train.py:10", None)
     assert excerpt is not None
     assert ("train.py", 10) == (excerpt.path, excerpt.line)
-    assert [
-        (number, f"line_{number}", number == 10) for number in range(8, 13)
-    ] == [tuple(line) for line in excerpt.lines]
+    assert [(number, f"line_{number}", number == 10) for number in range(8, 13)] == [
+        tuple(line) for line in excerpt.lines
+    ]
 
 
 @pytest.mark.parametrize(("line", "first"), [(1, "line_1"), (2, "line_1"), (20, "line_18")])

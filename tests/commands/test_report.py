@@ -38,7 +38,7 @@ def test_a_report_becomes_a_page(say: Say, here: Path) -> None:
     assert (0, "", "") == say("report", "r.json", "-o", "out/page.html")
     page = read_page((here / "out" / "page.html").read_text("utf-8"))
     assert_quiet(page)
-    assert "1 regressed of 2 tests" == page.one("h1").text
+    assert "1 of 2 tests regressed" == page.one("h1").text
     assert REPORT == data_of_page(page)
     assert "line_21" in page.one("span", class_="hit").text
 

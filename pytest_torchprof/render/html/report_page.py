@@ -63,10 +63,10 @@ def headline(report: StoredReport) -> str:
     """
     counts = Counter(test.status for test in report.tests)
     profiled = len(report.tests) - counts["not_profiled"]
-    bad = [f"{counts[status]} {status.replace('_', ' ')}" for status in ORDER if status in BAD
-           and counts[status]]  # fmt: skip
+    bad = [status for status in ORDER if status in BAD and counts[status]]
     if bad:
-        return f"{' and '.join(bad)} of {plural(len(report.tests), 'test')}"
+        what = " or ".join(status.replace("_", " ") for status in bad)
+        return f"{sum(counts[s] for s in bad):,} of {plural(len(report.tests), 'test')} {what}"
     if not profiled:
         return "No test was profiled"
     return f"No regression in {plural(profiled, 'test')}"

@@ -118,6 +118,7 @@ class TestView(NamedTuple):
     name: str
     cut: bool
     headline: str
+    note: str
     wall: StoredMetric | None
     time: str
     number: int
@@ -197,14 +198,16 @@ def _view(test: StoredTest, sources: Sources, gaps: Gaps, anchor: str) -> TestVi
         Part(label, region.laps, numbers_of(region.metrics, gaps), found(region.findings, sources))
         for label, region in test.regions.items()
     ]
+    shown = shorten(escape.line(_headline(test, numbers, regions)), _LONGEST_HEADLINE)
     return TestView(
         anchor,
         test,
         status,
-        _TONES.get(status, "quiet"),
+        _TONES.get(status, "plain"),
         name,
         name != full,
-        shorten(escape.line(_headline(test, numbers, regions)), _LONGEST_HEADLINE),
+        shown,
+        "" if test.reason is None or shown == test.reason else test.reason,
         wall if known else None,
         format_quantity(wall.value, wall.unit) if wall is not None and known else "",
         sum(finding.count for finding in test.findings if not finding.accepted),

@@ -70,7 +70,7 @@ def views_in(page: Element) -> dict[str, Element]:
 
 def test_the_verdict_is_the_title_and_failures_are_first_and_open() -> None:
     page = made(REPORT)
-    assert "1 over budget of 4 tests" == page.one("h1").text
+    assert "1 of 4 tests over budget" == page.one("h1").text
     tests = views_in(page)
     assert ["t.py::test_a", "t.py::test_broken", "t.py::test_skip", "t.py::test_ok"] == list(tests)
     assert [True, True, False, False] == ["open" in one.attributes for one in tests.values()]
@@ -86,8 +86,8 @@ def test_the_verdict_is_the_title_and_failures_are_first_and_open() -> None:
         (["not_profiled"], "No test was profiled"),
         (["ok"], "No regression in 1 test"),
         (["ok", "improved", "new", "not_profiled"], "No regression in 3 tests"),
-        (["ok", "regressed"], "1 regressed of 2 tests"),
-        (["regressed", "over_budget"], "1 over budget and 1 regressed of 2 tests"),
+        (["ok", "regressed"], "1 of 2 tests regressed"),
+        (["regressed", "over_budget"], "2 of 2 tests over budget or regressed"),
     ],
 )
 def test_the_verdict_in_a_sentence(statuses: list[str], expected: str) -> None:

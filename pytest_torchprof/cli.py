@@ -50,6 +50,10 @@ _PEAKS = argument(
     help="JSON file with a chip's peak rates",
 )
 
+_OUTPUT = argument(
+    *("-o", "--output"), type=to.name, metavar="FILE", required=True, help="the file to write"
+)
+
 _STEP = argument(
     "--step",
     type=to.steps,
@@ -275,21 +279,9 @@ COMMANDS = (
         "REPORT|TRACE… -o FILE [--assets DIR]",
         "a report of --torchprof-json as a page of HTML: one file that opens anywhere",
         (
-            argument(
-                "files",
-                nargs="+",
-                type=to.name,
-                metavar="REPORT|TRACE",
-                help="files of --torchprof-json",
-            ),
-            argument(
-                "-o",
-                "--output",
-                type=to.name,
-                metavar="FILE",
-                required=True,
-                help="the file to write",
-            ),
+            argument("files", nargs="+", type=to.name, metavar="REPORT|TRACE",
+                      help="files of --torchprof-json"),
+            _OUTPUT,
             argument(
                 "--assets",
                 type=to.name,
@@ -328,14 +320,7 @@ COMMANDS = (
                 metavar="REPORT",
                 help="files of --torchprof-json",
             ),
-            argument(
-                "-o",
-                "--output",
-                type=to.name,
-                metavar="FILE",
-                required=True,
-                help="the file to write",
-            ),
+            _OUTPUT,
         ),
     ),
     Command(

@@ -193,7 +193,7 @@ class Record(Sendable, frozen=True):
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
     ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
     over. ``strict``: it fails for ``--torchprof-strict`` alone. ``regions`` are those that the test
-    has named.
+    has named. ``message``: with which the plugin failed the test.
     """
 
     nodeid: str
@@ -206,6 +206,7 @@ class Record(Sendable, frozen=True):
     outcome: str | None = None
     strict: bool = False
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
+    message: str | None = None
 
 
 class Profile(Frozen, frozen=True):

@@ -34,6 +34,7 @@ def test_of(record: Record) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in record.findings],
         "unchecked": {rule: in_words(why) for rule, why in record.unchecked.items()},
         "trace": record.trace,
+        **({} if record.message is None else {"message": record.message}),
         **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
     }
 

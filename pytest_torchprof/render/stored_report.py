@@ -77,6 +77,7 @@ class StoredTest(Frozen, frozen=True):
     unchecked: dict[str, str] = msgspec.field(default_factory=dict)
     trace: str | None = None
     ab: dict[str, Any] | None = None
+    message: str | None = None
 
 
 class StoredReport(Frozen, frozen=True):

@@ -340,11 +340,14 @@ class TorchprofSession(RunningHooks):
             self.errors.add_fault(fault)
         self.errors.settle_faults()
         self.messages += [self.runner.interrupted] if self.runner.interrupted else []
+        records, gone = self.results.records, self.interrupted
         if (path := self.settings.json) is not None:
-            records, gone = self.results.records, self.interrupted
             self.errors.add(*end_report(path, self.environment, records, interrupted=gone))
         if (path := self.settings.html) is not None:
-            self._write_page(path)
+            with self.errors.careful:
+                from pytest_torchprof.session.reporting.html_file import write_page
+
+                self.errors.add(*write_page(path, self.config, self.environment, records, gone))
         if wanted(self.settings):
             self._report_to_ci()
         if self.errors.lines and session.exitstatus in (
@@ -352,13 +355,6 @@ class TorchprofSession(RunningHooks):
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def _write_page(self, path: Path) -> None:
-        from pytest_torchprof.session.reporting.html_file import write_page
-
-        with self.errors.careful:
-            root, records, gone = self.config.rootpath, self.results.records, self.interrupted
-            self.errors.add(*write_page(path, self.environment, records, root, interrupted=gone))
 
     def _report_to_ci(self) -> None:
         """The comment that is asked for, and what the service shows."""

@@ -69,6 +69,10 @@ def test_the_page_has_what_the_report_has(failing: pytest.Pytester) -> None:
         for cell in cells.every("td")
         if "data-value" in cell.attributes
     ]
+    assert (
+        "ops 1 → 2 (+100.0 %): regressed against the baseline"
+        in regressed.one("details", class_="message").text
+    )
     assert "def test_regressed(): X + X + X" in regressed.one("details", class_="source").text
 
 

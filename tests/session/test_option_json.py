@@ -90,6 +90,7 @@ def test_the_report_lists_every_test_with_its_outcome(pytester: pytest.Pytester)
         assert f"test_it.py::{name}" == test["nodeid"]
         keys = ["nodeid", "outcome", "status", "reason", "metrics", "findings"]
         keys += ["unchecked", "trace"]
+        keys += ["message"] if test["status"] in ("regressed", "over_budget") else []
         assert keys == list(test)
         for metric, row in test["metrics"].items():
             more = {"reason"}

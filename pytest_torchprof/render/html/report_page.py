@@ -124,10 +124,16 @@ def _unchecked(report: StoredReport) -> int:
 def _environment(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values that are known, as text."""
     return [
-        (name.replace("_", " "), value if isinstance(value, str) else escape.json_text(value))
+        (name.replace("_", " "), _in_words(value))
         for name, value in environment.items()
         if value is not None and name != "key"
     ]
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping) and isinstance(value.get("label"), str):
+        value = value["label"]  # a side of `torchprof ab`
+    return value if isinstance(value, str) else escape.json_text(value)
 
 
 def _kinds(views: Sequence[TestView]) -> list[_Kind]:

@@ -84,7 +84,9 @@ class ItemVerdicts:
                 export=gatherer.export,
             )
             gatherer.blame(*judged.faults)
-            verdict, message = ItemVerdict(judged.record, judged.offer), judged.message
+            message = judged.message
+            record = replace(judged.record, message=message)
+            verdict = ItemVerdict(record, judged.offer)
         except BaselineError as error:
             gatherer.refuse(reason_for(error))
             message = escape.line(f"torchprof: {error}")

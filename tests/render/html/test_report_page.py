@@ -103,6 +103,20 @@ def test_totals_count_tests_and_limits_that_were_not_checked() -> None:
           for one in totals.every("li")}  # fmt: skip
 
 
+def test_the_environment_has_what_is_known() -> None:
+    sides = {"a": {"label": "A: main", "root": "/src"}, "other": [1, None]}
+    facts = made(report(environment={"key": "cpu", "host": None, "threads": 2, **sides}))
+    assert ["environment cpu", "threads 2", "a A: main", "other [1, null]"] == [
+        f"{one.one('dt').text} {one.one('dd').text}" for one in facts.one("dl").every("div")
+    ]
+
+
+def test_why_it_failed_is_the_text_of_the_failure() -> None:
+    text = "torchprof: ops 3 → 5\n  <b>aten::add</b>  1 → 2"
+    view = made(report(test("t.py::test_a", status="regressed", message=text)))
+    assert text == view.one("details", class_="message").one("pre").text
+
+
 def test_an_interrupted_session_and_its_errors_are_said() -> None:
     page = made(report(interrupted=True, errors=["rule mine raised <b>"]))
     assert ["The session was interrupted: tests are missing.", "rule mine raised <b>"] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.html_pages import assert_quiet, data_of_page, read_page
+from support.html_pages import assert_quiet, assert_same_numbers, data_of_page, read_page
 from support.sessions import ADD, doctor, run
 
 FAILS = """
@@ -56,6 +56,8 @@ def test_the_page_has_what_the_report_has(failing: pytest.Pytester) -> None:
     text = (failing.path / "new" / "page.html").read_text("utf-8")
     assert ran.report == data_of_page(read_page(text))
     tests = shown(failing.path / "new")
+    for name, (_, view) in tests.items():
+        assert_same_numbers(view.one("div", class_="body"), ran.tests[name]["metrics"])
     assert {"test_over", "test_rows", "test_regressed", "test_fails"} == {
         name for name, (is_open, _) in tests.items() if is_open
     }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hostile import EVERY, HOSTILE, LEGIT
-from support.html_pages import Element, assert_quiet, data_of_page, read_page
+from support.html_pages import Element, assert_quiet, assert_same_numbers, data_of_page, read_page
 from support.stored_reports import finding, metric, report, test
 
 from pytest_torchprof.render import escape
@@ -125,43 +123,6 @@ def test_an_interrupted_session_and_its_errors_are_said() -> None:
 
 
 # -------------------------------------------------------------------- numbers
-
-
-def _numbers(element: Element) -> Iterator[tuple[str, str, str]]:
-    """Label, kind and number of each metric in the part of a page."""
-    for row in element.every("tr"):
-        cells = row.every("td")
-        if not row.every("th", scope="row"):
-            continue
-        label = row.one("th").text
-        for kind, cell in zip(("value", "baseline"), cells, strict=False):
-            if value := cell.attributes.get("data-value"):
-                yield label, kind, value
-        for cell in cells:
-            for kind in ("at-least", "limit", "least"):
-                if value := cell.attributes.get(f"data-{kind}"):
-                    yield label, kind.replace("-", "_"), value
-    for item in element.every("li"):
-        if value := item.attributes.get("data-value"):
-            yield item.one("b").text, "value", value
-
-
-def assert_same_numbers(element: Element, metrics: dict[str, Any]) -> None:
-    """Every number in the page is one of the report, and none is missing."""
-    found = list(_numbers(element))
-    for label, kind, number in found:
-        known = metrics[label][kind]
-        assert known is not None, (label, kind)
-        assert json.loads(number) == known, (label, kind)
-        assert type(json.loads(number)) is type(known)
-    shown = {(label, kind) for label, kind, _ in found}
-    for label, one in metrics.items():
-        known = {k for k in ("value", "limit", "least", "at_least") if one.get(k) is not None}
-        if one["value"] is not None:
-            known -= {"at_least"}
-        if one["baseline"] is not None and one["baseline"] != one["value"]:
-            known.add("baseline")
-        assert {kind for name, kind in shown if name == label} >= known, label
 
 
 def test_every_number_is_that_of_the_report() -> None:

@@ -282,13 +282,9 @@ COMMANDS = (
             argument("files", nargs="+", type=to.name, metavar="REPORT|TRACE",
                       help="files of --torchprof-json"),
             _OUTPUT,
-            argument(
-                "--assets",
-                type=to.name,
-                metavar="DIR",
-                help="put styles and scripts into this folder, for servers that allow them only "
-                "as files (default: they are in the page)",
-            ),
+            argument("--assets", type=to.name, metavar="DIR", help="put styles and scripts into "
+                      "this folder, for servers that allow them only as files (default: they are "
+                      "in the page)"),
         ),
     ),
     Command(
@@ -313,13 +309,8 @@ COMMANDS = (
         "REPORT… -o FILE",
         "one report of several, such as those of the shards of a test suite",
         (
-            argument(
-                "reports",
-                nargs="+",
-                type=to.name,
-                metavar="REPORT",
-                help="files of --torchprof-json",
-            ),
+            argument("reports", nargs="+", type=to.name, metavar="REPORT",
+                      help="files of --torchprof-json"),
             _OUTPUT,
         ),
     ),
@@ -345,6 +336,8 @@ COMMANDS = (
                       help="run exactly this many pairs of turns per test"),
             argument("--threshold", type=to.percent, default=2.0, metavar="PCT",
                       help="ignore changes smaller than this many percent (default: 2)"),
+            argument("--html", type=to.name, metavar="FILE",
+                      help="also write the report as a page of HTML"),
             _LIMIT,
             _FORMAT,
         ),

@@ -49,6 +49,7 @@ class Found:
 def run_ab(options: Namespace) -> int:
     """Compare two revisions, test by test."""
     args, report = _report_of(options.rest)
+    page = None if options.html is None else _page_of(options.html)
     found = Found()
     start = time.perf_counter()
     failure = None
@@ -65,7 +66,9 @@ def run_ab(options: Namespace) -> int:
     found.rows = ab_table.by_urgency(found.rows)
     try:
         if report is not None and found.sides is not None:
-            _write_report(report, found)
+            write_document(report, _report(found))
+        if page is not None and found.sides is not None:
+            _write_page(page, found)
     finally:
         if found.sides is not None and (found.rows or options.format == "json"):
             _show(options, found)
@@ -162,11 +165,37 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
     return tuple(rest), path.absolute()
 
 
-def _write_report(path: Path, found: Found) -> None:
+def _page_of(name: str) -> Path:
+    """The file of the page.
+
+    Raises:
+        SettingsError: it is a folder, or a file of another kind.
+    """
+    from pytest_torchprof.render.html.target import check_page
+
+    path = Path(name)
+    if path.is_dir():
+        raise SettingsError(f"--html {name}", "a folder", "give a file: --html FILE")
+    check_page(path)
+    return path.absolute()
+
+
+def _write_page(path: Path, found: Found) -> None:
+    """Write the report as a page, with lines of side B."""
+    from pytest_torchprof.render.html.report_page import report_page
+    from pytest_torchprof.render.html.sources import Sources
+    from pytest_torchprof.render.html.target import write_text
+    from pytest_torchprof.render.stored_report import of_document
+
+    root = Path.cwd() if found.sides is None else Path(found.sides[1].root)
+    write_text(path, report_page(of_document(_report(found), "this run"), Sources(root)))
+
+
+def _report(found: Found) -> dict[str, Any]:
+    """The report."""
     environment = {**_described(found), "interrupted": found.interrupted}
     records = map(ab_report.test_of_row, found.rows)
-    document = report_document(environment, records, interrupted=found.interrupted)
-    write_document(path, document)
+    return report_document(environment, records, interrupted=found.interrupted)
 
 
 def _described(found: Found) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from support.handmade_rows import (
     Fake,
     decided,
 )
+from support.html_pages import data_of_page, read_page
 from support.reasons import words
 
 from pytest_torchprof.cli import main
@@ -404,6 +405,32 @@ def test_a_report_that_cannot_be_written_does_not_affect_the_output(
     status, out, err = say("main", "--", f"--torchprof-json={tmp_path}/file/report.json")
     assert (2, 1) == (status, err.count("\n"))
     assert "1 slower" in out
+
+
+def test_the_page_has_the_report(say: Say, fake: Fake, tmp_path: Path) -> None:
+    file, page = tmp_path / "report.json", tmp_path / "new" / "page.html"
+    status, _, err = say("main", "--html", page, "--", f"--torchprof-json={file}")
+    assert (1, "") == (status, err)
+    shown = read_page(page.read_text("utf-8"))
+    assert json.loads(file.read_text("utf-8")) == data_of_page(shown)
+    assert "1 of 10 tests regressed" == shown.one("h1").text
+    first = shown.every("details", class_="test")[0]
+    assert "B takes 1.102 times as long as A (1.092 … 1.112), 99 % confidence, 60 pairs" == (
+        first.every("p")[0].text
+    )
+    assert "1.102" == first.every("p")[0].attributes["data-ratio"]
+
+
+@pytest.mark.parametrize("name", [".", "mine.html"])
+def test_a_page_that_replaces_something_else_is_refused_before_anything_runs(
+    say: Say, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.html").write_text("mine", "utf-8")
+    status, _, err = say("main", "--html", name, "--")
+    assert (2, 1, None) == (status, err.count("\n"), fake.request)
+    assert name in err
+    assert "mine" == (tmp_path / "mine.html").read_text("utf-8")
 
 
 # -------------------------------------------------------------------- interrupted

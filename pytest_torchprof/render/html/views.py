@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
@@ -119,6 +119,7 @@ class TestView(NamedTuple):
     cut: bool
     headline: str
     note: str
+    pairs: str
     wall: StoredMetric | None
     time: str
     number: int
@@ -208,6 +209,7 @@ def _view(test: StoredTest, sources: Sources, gaps: Gaps, anchor: str) -> TestVi
         name != full,
         shown,
         "" if test.reason is None or shown == test.reason else test.reason,
+        _pairs(test.ab or {}),
         wall if known else None,
         format_quantity(wall.value, wall.unit) if wall is not None and known else "",
         sum(finding.count for finding in test.findings if not finding.accepted),
@@ -225,6 +227,18 @@ def _rounds_of_a(test: StoredTest) -> list[float]:
     rounds = side.get("rounds") if isinstance(side, dict) else None
     known = rounds if isinstance(rounds, list) else []
     return [one for one in known if isinstance(one, int | float)]
+
+
+def _pairs(ab: Mapping[str, Any]) -> str:
+    """What `torchprof ab` found: ``B takes 1.102 times as long as A (1.092 … 1.112), …``."""
+    ratio, low, high = (ab.get(name) for name in ("ratio", "low", "high"))
+    if not all(isinstance(one, int | float) for one in (ratio, low, high)):
+        return ""
+    parts = [f"B takes {ratio:.3f} times as long as A ({low:.3f} … {high:.3f})"]
+    confidence, pairs = ab.get("confidence"), ab.get("pairs")
+    parts += [f"{confidence * 100:g} % confidence"] if isinstance(confidence, float) else []
+    parts += [f"{pairs:,} pairs"] if isinstance(pairs, int) else []
+    return ", ".join(parts)
 
 
 def _headline(test: StoredTest, numbers: Numbers, regions: Sequence[Part]) -> str:

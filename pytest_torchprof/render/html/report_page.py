@@ -126,7 +126,7 @@ def _environment(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (name.replace("_", " "), _in_words(value))
         for name, value in environment.items()
-        if value is not None and name != "key"
+        if value is not None and name not in ("key", "interrupted")
     ]
 
 

@@ -61,7 +61,7 @@ def breakdown(trace: Events) -> list[BreakdownRow]:
 
 
 def _breakdown(trace: Events) -> list[BreakdownRow]:
-    by_device = trace.once(_by_device)
+    by_device = device_work(trace)
     if not by_device:
         return _of_operators(trace)
     whole = trace.once(device_time_gap) is None
@@ -95,11 +95,16 @@ def _share(ns: int, of_ns: int) -> float:
     return ns / of_ns if of_ns else 0.0
 
 
-def _by_device(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
-    """By device: start and end of each event, in order of the starts, and its category.
+def device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
+    """By device, -1 if unknown: start, end and category of each event, in order of the starts.
 
-    Events that are not selected are cut to the span of those that are.
+    The category is an index in `CATEGORIES`, or its length for `OUTSIDE`. Events that are not
+    selected are cut to the span of those that are.
     """
+    return trace.once(_device_work)
+
+
+def _device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     category = categories(trace, event)
     start = trace.ts[event]

@@ -192,7 +192,7 @@ COMMANDS = (
     Command(
         "diff",
         "commands.diff:run_diff",
-        "A B [--by op|kernel] [--per-step] [--fail-over PCT]",
+        "A B [--by op|kernel] [--per-step] [--fail-over PCT] [--html FILE]",
         "what appeared, disappeared, or changed between two traces",
         (
             argument("a", type=to.name, metavar="A", help="the trace before, or a folder"),
@@ -203,6 +203,12 @@ COMMANDS = (
                 type=to.percent,
                 metavar="PCT",
                 help="exit with 1 if the time grew by more than this many percent",
+            ),
+            argument(
+                "--html",
+                type=to.name,
+                metavar="FILE",
+                help="also write a page of HTML: metrics, operators and kernels by change",
             ),
             _STEP,
             _STEP_NAME,
@@ -277,14 +283,15 @@ COMMANDS = (
         "report",
         "commands.report:run_report",
         "REPORT|TRACE… -o FILE [--assets DIR]",
-        "a report of --torchprof-json as a page of HTML: one file that opens anywhere",
+        "reports of --torchprof-json, or traces, as a page of HTML: one file that opens anywhere",
         (
             argument("files", nargs="+", type=to.name, metavar="REPORT|TRACE",
-                      help="files of --torchprof-json"),
+                      help="files of --torchprof-json, traces, or folders of traces"),
             _OUTPUT,
             argument("--assets", type=to.name, metavar="DIR", help="put styles and scripts into "
                       "this folder, for servers that allow them only as files (default: they are "
                       "in the page)"),
+            _PEAKS,
         ),
     ),
     Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
@@ -32,6 +33,7 @@ from pytest_torchprof.commands.printing import (
     with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.files import same_file
 from pytest_torchprof.core.units import format_change, format_pair, plural
 from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.short_kernel_names import readable_kernel
@@ -41,23 +43,17 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
+    from pytest_torchprof.commands.inputs import Ranks
+
 #: How many replacements to print, and the maximum width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
 
 
 def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
+    target = _page_target(options)
     before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
-    for side, ranks in ((options.a, before), (options.b, now)):
-        if ranks.apart:
-            what = f"{side}: not the ranks of one job"
-            raise SettingsError(what, ranks.apart, "compare one trace with another")
-    if before.keys() != now.keys() and not len(before) == len(now) == 1:
-        raise SettingsError(
-            "the two sides do not have the same ranks",
-            f"{ranks_in_words(before)} before, {ranks_in_words(now)} now",
-            "compare one rank with --rank N",
-        )
+    _check_ranks(options, before, now)
     sides = {
         rank: side_by_side(a, b, options)
         for rank, (a, b) in zip(now, zip(before.values(), now.values(), strict=True), strict=True)
@@ -69,8 +65,8 @@ def run_diff(options: Namespace) -> int:
     notes, extra = _growth(options, sides)
     notes += notes_on_steps(now, sides)
     extra["per_step"] = steps_by_rank(now, sides)
-    for side, ranks in (("a", before), ("b", now)):
-        notes += [f"{side}: {note}" for note in notes_of(ranks, cpu_time_note, device_time_note)]
+    for letter, ranks in (("a", before), ("b", now)):
+        notes += [f"{letter}: {note}" for note in notes_of(ranks, cpu_time_note, device_time_note)]
     if options.fail_over is not None and (unread := [*before.unread, *now.unread]):
         notes += unread
         extra["failed"] = True
@@ -83,6 +79,10 @@ def run_diff(options: Namespace) -> int:
         if not found.complete:
             notes.append("the traces differ throughout: only their first part was searched for "
                          "replacements")  # fmt: skip
+    if target is not None:
+        from pytest_torchprof.commands.diff_page import write_page
+
+        write_page(target, now, sides, extra["growth"], notes)
     rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
     same = sum(row["change"] == "same" for row in rows)
     if options.format in ("table", "markdown"):
@@ -102,6 +102,43 @@ def run_diff(options: Namespace) -> int:
     }
     show(options, now, rows, fields, None, notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
+
+
+def _check_ranks(options: Namespace, before: Ranks, now: Ranks) -> None:
+    """Reject what has no counterpart.
+
+    Raises:
+        SettingsError: several jobs, or the two sides do not have the same ranks.
+    """
+    for side, ranks in ((options.a, before), (options.b, now)):
+        if ranks.apart:
+            what = f"{side}: not the ranks of one job"
+            raise SettingsError(what, ranks.apart, "compare one trace with another")
+    if before.keys() != now.keys() and not len(before) == len(now) == 1:
+        raise SettingsError(
+            "the two sides do not have the same ranks",
+            f"{ranks_in_words(before)} before, {ranks_in_words(now)} now",
+            "compare one rank with --rank N",
+        )
+
+
+def _page_target(options: Namespace) -> Path | None:
+    """The page to write, if one is asked for; its name is checked before a long read.
+
+    Raises:
+        SettingsError: it would replace a trace, or another file that is no page.
+    """
+    if options.html is None:
+        return None
+    from pytest_torchprof.render.html.target import check_page
+
+    target = Path(options.html)
+    if any(same_file(target, Path(name)) for name in (options.a, options.b)):
+        raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
+    if target.is_dir():
+        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    check_page(target)
+    return target
 
 
 def _in_order(fields: list[str], by: str) -> list[str]:

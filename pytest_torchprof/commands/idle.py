@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def run_idle(options: Namespace) -> int:
     """What the host did while the device was idle."""
     ranks = load_steps(options, options.traces)
-    notes = notes_of(ranks, _nothing)
+    notes = notes_of(ranks, idle_gap)
     return ranks_table(
         options, ranks, lambda trace: trace.idle(options.by), order="time_ms", notes=notes
     )
 
 
-def _nothing(trace: Trace) -> str:
+def idle_gap(trace: Trace) -> str:
     """Why there are no rows; empty if there are, or if no device was ever idle."""
     gap = trace.events.once(device_gap) or trace.events.once(device_time_gap)
     return f"idle time is not measured: {in_words(gap)}" if gap else ""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.inputs import Ranks
     from pytest_torchprof.work.devices.device import Device
 
 #: Why events have no roofline, as it reads after their number.
@@ -48,6 +49,18 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips, words = extra_chips(options), parse_grouping(options.by)
     ranks = load_steps(options, options.traces)
+    return ranks_table(
+        options,
+        ranks,
+        lambda trace: trace.kernels(options.by, chips),
+        unknown={"operator": UNLINKED},
+        order="total_ms",
+        notes=kernel_notes(ranks, chips, words),
+    )
+
+
+def kernel_notes(ranks: Ranks, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    """What is to be known of the numbers, for rows by these words of a grouping."""
     notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: _no_bytes(trace, chips))
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
@@ -58,14 +71,7 @@ def run_kernels(options: Namespace) -> int:
             lambda trace: roofline_note(trace, chips),
             lambda trace: _without_shapes(trace, words),
         )
-    return ranks_table(
-        options,
-        ranks,
-        lambda trace: trace.kernels(options.by, chips),
-        unknown={"operator": UNLINKED},
-        order="total_ms",
-        notes=notes,
-    )
+    return notes
 
 
 def _no_bytes(trace: Trace, chips: Sequence[Device]) -> str:

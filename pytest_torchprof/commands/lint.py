@@ -53,7 +53,7 @@ def run_lint(options: Namespace) -> int:
     parse_thresholds(options.thresholds, book.values())  # report errors before a long read
     ranks = load_steps(options, options.traces)
     checked = {rank: api.checked(t, ignored, options.thresholds) for rank, t in ranks.items()}
-    rows = _rows(ranks, checked)
+    rows = finding_rows(ranks, checked)
     gaps = {
         rank: {rule: in_words(why) for rule, why in found.gaps.items()}
         for rank, found in checked.items()
@@ -62,7 +62,7 @@ def run_lint(options: Namespace) -> int:
     errors = _reasons(ranks, {rank: found.errors for rank, found in checked.items()})
     wanted = len(book.keys() - ignored)
     idle = not wanted or any(len(found.unchecked) == wanted for found in checked.values())
-    blind = _blind(ranks, checked, wanted)
+    blind = what_was_blind(ranks, checked, wanted)
     worth = _worth(options, rows, {code for code, rule in book.items() if rule.memory})
     shown, left = _limited(options, worth)
     parts: TableRow = {
@@ -93,7 +93,7 @@ def run_lint(options: Namespace) -> int:
     return FAILED if options.fail and (rows or errors or blind) else OK
 
 
-def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
+def finding_rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
     """Findings of all ranks, the costliest first."""
     rows: list[TableRow] = []
     for rank, found in checked.items():
@@ -172,7 +172,7 @@ def _reasons(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, st
     return reason_by_rule
 
 
-def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
+def what_was_blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
     """Why a result without findings is not clean."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]

@@ -54,8 +54,8 @@ def run_memory(options: Namespace) -> int:
     fields = columns_of(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
     shown, left = limited(options, flat)
     notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
-    notes += notes_of(ranks, _no_memory)
-    notes += [*_starts(ranks), *_categories(ranks), *_leaks(ranks)] if flat else []
+    notes += notes_of(ranks, no_memory)
+    notes += memory_notes(ranks) if flat else []
     return print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
 
 
@@ -77,7 +77,7 @@ def _as_json(options: Namespace, ranks: Ranks, rows: list[TableRow]) -> int:
         "devices": rows_by_rank(ranks, Trace.device_memory),
         "leaks": grown if checked else None,
         **({"timeline": _points(options, ranks)} if options.timeline else {}),
-        "notes": notes_of(ranks, _no_memory) + _starts(ranks) + unchecked,
+        "notes": notes_of(ranks, no_memory) + _starts(ranks) + unchecked,
     }
     return write(row_formats.to_json(document("memory", ranks, parts)))
 
@@ -90,11 +90,16 @@ def _points(options: Namespace, ranks: Ranks) -> list[TableRow]:
 
 def _timeline(options: Namespace, ranks: Ranks) -> int:
     rows = _points(options, ranks)
-    notes = notes_of(ranks, _no_memory)
+    notes = notes_of(ranks, no_memory)
     if rows:
-        notes += [_OF_MOMENTS, *_starts(ranks), *_categories(ranks), *_leaks(ranks)]
+        notes += [_OF_MOMENTS, *memory_notes(ranks)]
     fields = columns_of(ranks, fields_of(MemoryPoint))
     return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
+
+
+def memory_notes(ranks: Ranks) -> list[str]:
+    """From where peaks count, what was live at each, and what grows from step to step."""
+    return [*_starts(ranks), *_categories(ranks), *_leaks(ranks)]
 
 
 def _categories(ranks: Ranks) -> list[str]:
@@ -144,7 +149,8 @@ def _of_steps(ranks: Ranks) -> bool:
     return any(trace.selected_steps is not None for trace in ranks.values())
 
 
-def _no_memory(trace: Trace) -> str | None:
+def no_memory(trace: Trace) -> str | None:
+    """A note on why there are no peaks, or what they are of; None if they are whole."""
     peak = measure(METRICS["peak_cpu_bytes"], trace.events)
     if trace.events.cut and trace.memory():
         return "the file is truncated: peaks are those of its part"

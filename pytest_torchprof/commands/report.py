@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.commands.inputs import warn
+from pytest_torchprof.commands.inputs import extra_chips, load_traces, warn
 from pytest_torchprof.commands.printing import OK
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import in_the_way, same_file, system_message
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from pytest_torchprof.render.html.section import Section
+    from pytest_torchprof.work.devices.device import Device
 
 
 def run_report(options: Namespace) -> int:
@@ -31,6 +32,7 @@ def run_report(options: Namespace) -> int:
     from pytest_torchprof.render.html.target import check_page, write_text
 
     check_page(target)
+    chips = extra_chips(options)
     paths = [Path(name) for name in options.files]
     names = short_names(paths)
     several = len(paths) > 1
@@ -40,7 +42,7 @@ def run_report(options: Namespace) -> int:
     for number, (path, name) in enumerate(zip(paths, names, strict=True), 1):
         prefix, label = (f"file-{number}-", name) if several else ("", "")
         if path.is_dir() or (not path.is_fifo() and is_trace(path)):
-            made, own_title, own_data = _of_trace(path)
+            made, own_title, own_data = _of_trace(path, prefix, label, chips)
         else:
             made, own_title, own_data = _of_report(path, prefix, label)
         sections += made
@@ -98,13 +100,15 @@ def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, 
     return sections, headline(report), data_of(report)
 
 
-def _of_trace(path: Path) -> tuple[list[Section], str, Mapping[str, Any]]:
-    """A trace's sections, its title, and its data."""
-    raise ReportError(
-        f"{path}: is a trace",
-        "pages are made of reports only",
-        "name a report of pytest --torchprof --torchprof-json=FILE",
-    )
+def _of_trace(
+    path: Path, prefix: str, name: str, chips: Sequence[Device]
+) -> tuple[list[Section], str, Mapping[str, Any]]:
+    """The sections of a trace, or of the traces in a folder, their title, and their data."""
+    from pytest_torchprof.commands.trace_page import data_of_traces, sections_of
+
+    ranks = load_traces([str(path)], None)
+    sections = sections_of(ranks, chips, prefix=prefix, name=name)
+    return sections, path.resolve().name, data_of_traces(ranks)
 
 
 def _link(target: Path, folder: Path) -> str:

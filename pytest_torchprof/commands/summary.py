@@ -102,7 +102,7 @@ def _breakdown_text(options: Namespace, ranks: Ranks) -> str:
     if len({row["device"] for row in rows}) == 1:
         fields.remove("device")
     notes = notes_of(ranks, cpu_time_note, device_time_note)
-    notes += [*notes_of(ranks, _span), *notes_of(ranks, _idle)]
+    notes += [*notes_of(ranks, span_note), *notes_of(ranks, _idle)]
     return table_text(options, rows, fields, head=heading_of(ranks), notes=notes)
 
 
@@ -112,7 +112,7 @@ def _idle_causes(trace: Trace) -> Rows[IdleRow]:
     return rows
 
 
-def _span(trace: Trace) -> str:
+def span_note(trace: Trace) -> str:
     """What the shares are relative to."""
     found = spans_of(trace.events)
     if not found:

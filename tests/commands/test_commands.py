@@ -597,6 +597,7 @@ def test_a_file_that_is_not_a_trace_is_one_line_on_stderr(
         "stacks": [target],
         "export": ["--format", "csv"],
         "merge": ["-o", target],
+        "report": ["-o", target],
     }
     status, out, err = say(command, file, *given.get(command, []))
     assert (2, "", 1) == (status, out, err.count("\n")), err

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
 from pytest_torchprof.commands.inputs import Ranks, heading_of
-from pytest_torchprof.commands.trace_page import with_styles
 from pytest_torchprof.core.errors import ReportError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.render.html.diff_sections import diff_sections
 from pytest_torchprof.render.html.page import page
 from pytest_torchprof.render.html.target import write_text
 from pytest_torchprof.render.html.trace_facts import DiffFacts
+from pytest_torchprof.render.html.trace_sections import with_styles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -37,18 +37,26 @@ def run_report(options: Namespace) -> int:
     names = short_names(paths)
     several = len(paths) > 1
     sections: list[Section] = []
+    traces: list[Section] = []
     data: dict[str, Any] = {}
     title = plural(len(paths), "file")
     for number, (path, name) in enumerate(zip(paths, names, strict=True), 1):
         prefix, label = (f"file-{number}-", name) if several else ("", "")
         if path.is_dir() or (not path.is_fifo() and is_trace(path)):
             made, own_title, own_data = _of_trace(path, prefix, label, chips)
+            traces += made
         else:
             made, own_title, own_data = _of_report(path, prefix, label)
         sections += made
         data[name] = own_data
         title = title if several else own_title
     folder = None if options.assets is None else Path(options.assets)
+    looks = dict(asset_files())
+    if traces:
+        from pytest_torchprof.render.html.trace_sections import plot_styles, with_styles
+
+        looks["torchprof.css"] += plot_styles()
+        sections = sections if folder else with_styles(sections)
     text = page(
         title,
         sections,
@@ -57,7 +65,7 @@ def run_report(options: Namespace) -> int:
     )
     try:
         if folder is not None:
-            for name, content in asset_files().items():
+            for name, content in looks.items():
                 write_text(folder / name, content)
         write_text(target, text)
     except (OSError, ValueError) as error:

@@ -34,7 +34,6 @@ from pytest_torchprof.commands.tree import tree_note
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.html.plots.roofline_plot import ChipRoof
 from pytest_torchprof.render.html.plots.timeline import StepMark
-from pytest_torchprof.render.html.section import Section
 from pytest_torchprof.render.html.trace_facts import (
     DeviceTime,
     Found,
@@ -44,7 +43,7 @@ from pytest_torchprof.render.html.trace_facts import (
     TraceFacts,
     Tree,
 )
-from pytest_torchprof.render.html.trace_sections import styles, trace_sections
+from pytest_torchprof.render.html.trace_sections import trace_sections
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.steps import chosen_steps, steps_of
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.analysis.call_tree import TreeBy
     from pytest_torchprof.analysis.kernel_rows import KernelRow
+    from pytest_torchprof.render.html.section import Section
     from pytest_torchprof.work.devices.device import Device
 
 #: Bars of the timeline of each device, and moments of that of its memory.
@@ -68,7 +68,7 @@ KERNELS_BY: Final = "op,kernel"
 def sections_of(
     ranks: Ranks, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
-    """The sections of these traces, one after the other.
+    """The sections of these traces, one after the other, without their styles.
 
     Where a page is of more, ``prefix`` is that of their anchors, and ``name`` tells them apart.
     """
@@ -83,13 +83,7 @@ def sections_of(
         if more and number == 1:
             facts = replace(facts, warnings=[*more, *facts.warnings])
         found += trace_sections(facts, mark)
-    return with_styles(found)
-
-
-def with_styles(sections: list[Section]) -> list[Section]:
-    """The same sections, of which the first has the styles of all plots."""
-    first, *others = sections
-    return [Section(first.anchor, first.title, styles() + first.body), *others]
+    return found
 
 
 def data_of_traces(ranks: Ranks) -> dict[str, Any]:

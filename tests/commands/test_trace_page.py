@@ -262,6 +262,15 @@ def test_a_folder_of_many_ranks_says_what_it_leaves_out(say: Say, tmp_path: Path
     assert "rank 7: Kernels" in page.text
 
 
+def test_with_assets_the_page_has_no_styles_of_its_own(
+    say: Say, tmp_path: Path, trace: Path
+) -> None:
+    target, folder = tmp_path / "page.html", tmp_path / "look"
+    assert (0, "", "") == say("report", trace, "-o", target, "--assets", folder)
+    assert [] == read_page(target.read_text("utf-8")).every("style")
+    assert ".plot" in (folder / "torchprof.css").read_text("utf-8")
+
+
 def test_an_existing_file_of_another_kind_is_not_replaced(
     say: Say, tmp_path: Path, trace: Path
 ) -> None:

@@ -72,11 +72,17 @@ def titled(
     return Section(f"{prefix}{anchor}", f"{before}{title}", joined(parts))
 
 
-def styles() -> Markup:
-    """The colors of all plots, once a page."""
+def plot_styles() -> str:
+    """The colors of all plots, as CSS."""
     folder = resources.files("pytest_torchprof.render.html.plots")
-    text = (folder / "plots.css").read_text("utf-8")
-    return Markup("<style>{}</style>").format(Markup(text))  # noqa: S704 - our own file
+    return (folder / "plots.css").read_text("utf-8")
+
+
+def with_styles(sections: Sequence[Section]) -> list[Section]:
+    """The same sections, of which the first has `plot_styles`, once a page."""
+    first, *others = sections
+    style = element("style", Markup(plot_styles()))  # noqa: S704 - our own file
+    return [Section(first.anchor, first.title, style + first.body), *others]
 
 
 # ------------------------------------------------------------------------------- the overview

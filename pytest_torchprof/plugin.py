@@ -48,6 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         session = TorchprofSession(config, options.build_settings(config))
         config.pluginmanager.register(session, "torchprof-session")
+        if session.settings.history is not None and not session.is_worker:
+            from pytest_torchprof.session.run_history import RunHistory
+
+            config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
         options.refuse_idle(config)
 

@@ -50,6 +50,10 @@ class ReportError(TorchprofError):
     """A stored report that cannot be read or is not one, or reports that do not fit together."""
 
 
+class HistoryError(TorchprofError):
+    """A history of runs that cannot be read or written, or git that does not answer."""
+
+
 class OtherJsonError(TraceError):
     """A whole JSON file that is not a trace of PyTorch, such as a configuration."""
 

@@ -19,7 +19,8 @@ class Settings:
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
     ``json``, ``html``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name →
     value, if not default. ``min_time`` is in seconds. ``started_ns``: when pytest began
-    (`time.time_ns`). ``given`` are the names of options that were set.
+    (`time.time_ns`). ``given`` are the names of options that were set. ``history`` is a
+    URL or an absolute path.
     """
 
     enabled: bool
@@ -46,6 +47,7 @@ class Settings:
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     started_ns: int = 0
+    history: str | None = None
 
     @property
     def gate_time_s(self) -> float:

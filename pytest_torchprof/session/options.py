@@ -29,6 +29,7 @@ _ASKING = (
     "--torchprof-html",
     "--torchprof-markdown",
     "--torchprof-traces",
+    "--torchprof-history",
 )
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
@@ -149,6 +150,8 @@ OPTIONS = (
            "anywhere: what failed, where, and all numbers", ini=False),
     Option("markdown", None, _file, "FILE", "write a comment for a pull request, in Markdown below "
            "64 KB: what failed, findings, improvements", ini=False),
+    Option("history", None, _file, "DIR|URL", "add a document of this run to a history: a folder, "
+           "s3:// or gs://; see torchprof history"),
     Option("ci", "auto", _choice("auto", "github", "gitlab", "off"), "auto|github|gitlab|off",
            "what to add for a service of CI: under GitHub Actions the step's summary and at most "
            "10 annotations; under GitLab its Code Quality and metrics reports. auto: the one "
@@ -305,6 +308,14 @@ def _check_files(json: Path | None, html: Path | None, markdown: Path | None) ->
         raise pytest.UsageError(escape.line(f"--torchprof-{name}: {error}")) from None
 
 
+def _history_address(config: pytest.Config, text: str) -> str:
+    """A URL, or a whole path: relative to where pytest was started; in an ini file, to the root."""
+    if "://" in text:
+        return text
+    base = config.invocation_params.dir if _is_option(config, "history") else config.rootpath
+    return str(base / Path(text).expanduser())
+
+
 def build_settings(config: pytest.Config) -> Settings:
     """Resolve every option from its sources.
 
@@ -343,6 +354,8 @@ def build_settings(config: pytest.Config) -> Settings:
     # A relative name in an ini file only means folders beside tests; see `TorchprofSession`.
     if _is_option(config, "baselines") or Path(values["baselines"]).is_absolute():
         require_folder(config, "baselines", here / values["baselines"])
+    if values["history"] is not None:
+        values["history"] = _history_address(config, values["history"])
     if values["traces"] is None and "--torchprof-traces-of" in _typed(config):
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"

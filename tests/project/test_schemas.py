@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from support.handmade_rows import EVERY, Fake
+from support.histories import Repository
 from support.sessions import read_baseline, run
 
 from pytest_torchprof.cli import main
@@ -88,7 +89,7 @@ def faults(kind: str, document: Any) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
 
 
-@pytest.mark.parametrize("kind", ["baseline", "report"])
+@pytest.mark.parametrize("kind", ["baseline", "report", "run"])
 def test_a_schema_is_one_of_draft_2020_12(kind: str) -> None:
     schema = schema_of(kind)
     assert "https://json-schema.org/draft/2020-12/schema" == schema["$schema"]
@@ -99,6 +100,11 @@ def test_the_words_of_the_schema_are_those_of_the_code() -> None:
     defs = schema_of("report")["$defs"]
     test, metric = defs["test"]["properties"], defs["metric"]["properties"]
     assert set(test["status"]["enum"]) == set(get_args(TestStatus))
+    run_test = schema_of("run")["$defs"]["test"]["properties"]
+    assert set(run_test["status"]["enum"]) == set(get_args(TestStatus))
+    own = run_test["own"]["additionalProperties"]["properties"]
+    assert {*own["class"]["enum"]} == {*get_args(Compare)}
+    assert {*own["better"]["enum"]} == {*get_args(Better)}
     assert set(metric["status"]["enum"]) == set(get_args(MetricStatus))
     assert set(metric["class"]["enum"]) == {*get_args(Compare)}
     assert {metric.klass for metric in METRICS.values()} < {*get_args(Compare)}
@@ -150,6 +156,26 @@ def test_a_report_of_failures_findings_and_tests_that_were_not_profiled_is_valid
     assert any("at_least" in m for t in tests for m in t["metrics"].values())
     assert any(t["trace"] for t in tests)
     assert report["errors"]
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_a_document_of_a_history_is_valid(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, in_git: bool
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    pytester.makepyfile(test_it=TESTS)
+    if in_git:
+        Repository(pytester.path).commit()
+    run(pytester, "--torchprof", "--torchprof-ci=off", "--torchprof-history=runs")
+    (path,) = (pytester.path / "runs").iterdir()
+    document = json.loads(path.read_text("utf-8"))
+    assert in_git == bool(document["commit"])
+    assert [] == faults("run", document)
+    tests = {test["nodeid"].partition("::")[2]: test for test in document["tests"]}
+    assert {"exact", "time", "never"} >= {o["class"] for o in tests["test_records"]["own"].values()}
+    assert tests["test_records"]["regions"]["part"]["metrics"]
+    assert {"ok", "new", "over_budget", "not_profiled"} & {t["status"] for t in tests.values()}
 
 
 def test_a_report_of_a_session_that_was_interrupted_is_valid(pytester: pytest.Pytester) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pkgutil import resolve_name
 
 from pytest_torchprof.commands import option_types as to
+from pytest_torchprof.commands.history_arguments import history_command
 from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.render import streams
@@ -321,6 +322,7 @@ COMMANDS = (
             _OUTPUT,
         ),
     ),
+    history_command(_LIMIT, _FORMAT),
     Command(
         "ab",
         "commands.ab:run_ab",

@@ -51,6 +51,12 @@ _TEXTS = {
     "test": 24,
     "verdict": 7,
     "outlier": 7,
+    "region": 8,
+    "environment": 12,
+    "commit": 7,
+    "date": 10,
+    "kind": 5,
+    "values": 8,
 }
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
@@ -61,7 +67,7 @@ _SPARE = (
     *("arithmetic_intensity", "tail", "waves", "roofline_ms"),
     *("bandwidth_pct", "compute_pct", "interval", "cuda_ms_a", "cuda_ms_b"),
     *("start_ms", "ops", "copied_bytes", "copies", "peak_cpu_bytes", "path", "longest_ms"),
-    *("gaps", "operator", "shapes"),
+    *("gaps", "operator", "shapes", "values", "environment", "date"),
 )
 #: Read in full by users, so never cut.
 _WHOLE = frozenset(
@@ -77,6 +83,10 @@ _WHOLE = frozenset(
         "rule",
         "verdict",
         "outlier",
+        "commit",
+        "date",
+        "kind",
+        "values",
     }
 )
 #: What stands between columns.

@@ -1,0 +1,320 @@
+"""`torchprof history`: what changed over the runs of a history, and when."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.commands.inputs import warn
+from pytest_torchprof.commands.printing import (
+    OK,
+    TABLE_ROWS,
+    TableRow,
+    print_table,
+    terminal_width,
+    write,
+)
+from pytest_torchprof.core.errors import HistoryError, SettingsError
+from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
+from pytest_torchprof.history.comparison import Comparison, compare
+from pytest_torchprof.history.document import DAMAGED, FOREIGN, NEWER, UNREADABLE
+from pytest_torchprof.history.project_ini import INI, configured_history
+from pytest_torchprof.history.question import Answer, Question, SeriesAnswer, answer
+from pytest_torchprof.history.stores import Store, store_of
+from pytest_torchprof.history.unreachable import unreachable
+from pytest_torchprof.render import row_formats
+from pytest_torchprof.render.sparkline import can_show, sparkline
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+
+    from pytest_torchprof.history.ancestry import Order
+    from pytest_torchprof.history.changes import Change
+
+#: As CSV has them.
+FIELDS = (
+    *("test", "region", "metric", "environment", "commit", "date"),
+    *("value", "before", "change", "kind"),
+)
+_SERIES_FIELDS = ("test", "region", "metric", "environment", "runs", "last", "values")
+_GC_FIELDS = ("file", "commit", "branch", "date", "reason")
+#: Of a row: its series as bars, for tables.
+_BARS = "bars"
+#: As people read a commit.
+_SHORT = 10
+_SKIPPED = {
+    NEWER: "of a newer version (update torchprof)",
+    DAMAGED: "damaged or cut off",
+    FOREIGN: "of another kind",
+    UNREADABLE: "that cannot be read",
+}
+
+
+def run_history(options: Namespace) -> int:
+    """What changed; or with ``compare``, since the merge base; or with ``gc``, what can go."""
+    first, *rest = options.words or [""]
+    if first == "compare":
+        return _compare(options, rest)
+    if first == "gc":
+        return _gc(options, rest)
+    if options.yes:
+        raise SettingsError("--yes belongs to torchprof history gc")
+    store = _store(options.words)
+    question = Question(options.test, options.metric, options.branch)
+    found = answer(store, question, Path.cwd())
+    _report_skipped(store, found.skipped)
+    _require_runs(store, found.order)
+    if not found.total and question.narrow:
+        what = " and ".join(filter(None, [options.test, options.metric]))
+        raise HistoryError(
+            f"nothing in the history {store.shown} is called {what}",
+            f"it has {plural(len(found.order.runs), 'run')}",
+            "a * stands for any text: --test '*name*'",
+        )
+    rows = _rows(found.series, found.order, found.line)
+    parts: TableRow = {"runs": len(found.order.runs)}
+    if question.narrow:
+        parts["series"] = [_series_row(one, found) for one in found.series]
+    return _print(options, store, _Page(rows, parts, _head(store, found), found.notes))
+
+
+class _Page:
+    """What is printed: rows of changes, more parts of JSON, a heading, and notes."""
+
+    def __init__(
+        self, rows: list[TableRow], parts: TableRow, head: str, notes: Sequence[str]
+    ) -> None:
+        self.rows, self.parts, self.head, self.notes = rows, parts, head, list(notes)
+
+
+def _store(words: Sequence[str]) -> Store:
+    """The history that is named, or that of the project's configuration.
+
+    Raises:
+        SettingsError: none is named, or several.
+    """
+    if len(words) > 1:
+        raise SettingsError(
+            f"torchprof history {' '.join(words)}: too many names",
+            "",
+            "see torchprof history --help",
+        )
+    address = words[0] if words else configured_history(Path.cwd())
+    if address is None:
+        raise SettingsError(
+            "no history is named",
+            f"and no configuration of pytest has {INI}",
+            "torchprof history DIR",
+        )
+    return store_of(address)
+
+
+def _require_runs(store: Store, order: Order) -> None:
+    if not order.runs:
+        step = f"pytest --torchprof --torchprof-history={store.shown} adds one"
+        raise HistoryError(f"the history {store.shown} has no runs", next_step=step)
+
+
+def _report_skipped(store: Store, skipped: Mapping[str, int]) -> None:
+    """One line about the files that are no documents."""
+    if skipped:
+        total = plural(sum(skipped.values()), "file")
+        each = ", ".join(f"{count} {_SKIPPED.get(kind, kind)}" for kind, count in skipped.items())
+        warn(f"{store.shown}: skipped {total}: {each}")
+
+
+def _rows(series: Sequence[SeriesAnswer], order: Order, line: Sequence[int] = ()) -> list[TableRow]:
+    """A row for each change, the newest first; a table shows its series along the line."""
+    found = [(change, one) for one in series for change in one.changes]
+    found.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
+    bars = {one.series.id: _bars(one, line) for one in series if one.changes}
+    return [{**_row(c, one, order), _BARS: bars[one.series.id]} for c, one in found]
+
+
+def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
+    """Its values along the line, or all of them if it has none there."""
+    return sparkline(
+        [one.values[at] for at in line if at in one.values]
+        or [one.values[at] for at in sorted(one.values)]
+    )
+
+
+def _row(change: Change, one: SeriesAnswer, order: Order) -> TableRow:
+    run, since, series = order.runs[change.at], order.runs[change.since], one.series
+    return {
+        "test": series.test,
+        "region": series.region,
+        "metric": series.metric,
+        "environment": series.environment,
+        "commit": run.commit,
+        "date": run.started,
+        "value": change.value,
+        "before": change.before,
+        "change": (change.value - change.before) / abs(change.before) if change.before else None,
+        "kind": change.kind,
+        "unit": series.unit,
+        "machine": series.machine or None,
+        "since": since.commit,
+        "dirty": run.dirty,
+        "branch": run.branch,
+    }
+
+
+def _series_row(one: SeriesAnswer, found: Answer) -> TableRow:
+    series = one.series
+    places = sorted(one.values)
+    runs = [found.order.runs[place] for place in places]
+    return {
+        "test": series.test,
+        "region": series.region,
+        "metric": series.metric,
+        "environment": series.environment,
+        "machine": series.machine or None,
+        "source": series.source or None,
+        "unit": series.unit,
+        "runs": len(places),
+        "last": one.values[places[-1]],
+        "values": [one.values[place] for place in places],
+        "commits": [run.commit for run in runs],
+        "dates": [run.started for run in runs],
+    }
+
+
+def _head(store: Store, found: Answer) -> str:
+    runs = found.order.runs
+    commits = len({run.commit for run in runs if run.commit})
+    counts = f"{plural(len(runs), 'run')} of {plural(commits, 'commit')}"
+    changed = sum(bool(one.changes) for one in found.series)
+    return f"{store.shown}: {counts}; {changed:,} of {found.total:,} series changed"
+
+
+def _print(options: Namespace, store: Store, page: _Page) -> int:
+    limit = options.limit
+    if options.format == "json":
+        rows = [{f: v for f, v in row.items() if f != _BARS} for row in page.rows]
+        document: dict[str, Any] = {
+            "schema": "torchprof-history/1",
+            "history": store.shown,
+            **page.parts,
+            "rows": rows[: limit or None],
+            "notes": page.notes,
+        }
+        return write(row_formats.to_json(document))
+    if options.format == "csv":
+        return print_table(options, page.rows[: limit or None], FIELDS)
+    limit = TABLE_ROWS if limit is None else limit
+    shown = [_in_words(row) for row in page.rows[: limit or None]]
+    notes = list(page.notes)
+    if len(shown) < len(page.rows):
+        notes.append(f"{len(page.rows) - len(shown)} more changes; --limit 0 shows all")
+    text = ""
+    series: list[TableRow] = page.parts.get("series", [])
+    if series:
+        lines = [_series_in_words(row) for row in series[: limit or None]]
+        if len(lines) < len(series):
+            notes.append(f"{len(series) - len(lines)} more series; --limit 0 shows all")
+        text = _table(options, lines, _SERIES_FIELDS) + "\n"
+    fields = FIELDS if series else (*FIELDS, "values")
+    changes = _table(options, shown, fields) if shown else "no change\n"
+    return write(_laid_out(options, page.head, text + changes, notes))
+
+
+def _table(options: Namespace, rows: Sequence[TableRow], fields: Sequence[str]) -> str:
+    if not can_show(sys.stdout.encoding):
+        fields = [field for field in fields if field != "values"]
+    if options.format == "markdown":
+        return row_formats.markdown_table(rows, fields)
+    return row_formats.text_table(rows, fields, width=terminal_width())
+
+
+def _laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
+    if options.format == "markdown":
+        return row_formats.markdown_page([head], body, notes)
+    tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
+    return f"{head}\n\n{body}{tail}"
+
+
+def _in_words(row: TableRow) -> TableRow:
+    before, value = format_pair(row["before"], row["value"], row["unit"])
+    return {
+        **row,
+        "commit": _commit(row["commit"], dirty=row["dirty"]),
+        "date": str(row["date"])[:10],
+        "value": value,
+        "before": before,
+        "change": format_change(row["before"], row["value"]),
+        "values": row[_BARS],
+    }
+
+
+def _commit(commit: str | None, *, dirty: bool = False) -> str | None:
+    return commit and commit[:_SHORT] + ("+" if dirty else "")
+
+
+def _series_in_words(row: TableRow) -> TableRow:
+    last = format_quantity(row["last"], row["unit"])
+    return {**row, "last": last, "values": sparkline(row["values"])}
+
+
+def _compare(options: Namespace, words: Sequence[str]) -> int:
+    if not words:
+        raise SettingsError(
+            "torchprof history compare: no branch is named",
+            "",
+            "torchprof history compare main",
+        )
+    store = _store(words[1:])
+    question = Question(options.test, options.metric, options.branch)
+    found = compare(store, words[0], question, Path.cwd())
+    _report_skipped(store, found.skipped)
+    sides = found.sides
+    notes = list(found.notes)
+    if found.new:
+        notes.append(f"{found.new:,} series are new since the merge base")
+    if found.short:
+        notes.append(f"{found.short:,} series of times have too few runs for an answer")
+    parts: TableRow = {"commit": sides.tip, "merge_base": sides.base, "compared": found.compared}
+    rows = _rows(found.series, found.order)
+    return _print(options, store, _Page(rows, parts, _compared(found), notes))
+
+
+def _compared(found: Comparison) -> str:
+    tip, base = found.sides.tip[:_SHORT], found.sides.base[:_SHORT]
+    changed = sum(bool(one.changes) for one in found.series)
+    return f"{tip} against {base}, the merge base; {changed:,} of {found.compared:,} series changed"
+
+
+def _gc(options: Namespace, words: Sequence[str]) -> int:
+    store = _store(words)
+    swept = unreachable(store, Path.cwd())
+    rows: list[TableRow] = [
+        {
+            "file": one.run.name,
+            "commit": one.run.commit,
+            "branch": one.run.branch,
+            "date": one.run.started,
+            "reason": "nothing leads to it" if one.known else "not in this clone",
+        }
+        for one in swept.found
+    ]
+    if options.yes:
+        for row in rows:
+            store.delete(str(row["file"]))
+    done = "removed" if options.yes else "to remove"
+    if options.format == "json":
+        document = {"schema": "torchprof-history-gc/1", "removed": options.yes, "rows": rows}
+        return write(row_formats.to_json(document))
+    if options.format == "csv":
+        return print_table(options, rows, _GC_FIELDS)
+    head = f"{store.shown}: {done}: {len(rows)} of {plural(swept.total, 'run')}"
+    notes = []
+    if rows and not options.yes:
+        notes.append("--yes removes them; fetch all branches first")
+    if swept.others:
+        notes.append(f"{plural(swept.others, 'run')} of other repositories stay")
+    shown = [{**row, "commit": _commit(row["commit"])} for row in rows]
+    body = _table(options, shown, _GC_FIELDS) if rows else "nothing\n"
+    write(_laid_out(options, head, body, notes))
+    return OK

@@ -16,6 +16,7 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.core.errors import HistoryError, SettingsError
+from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
 from pytest_torchprof.history.comparison import Comparison, compare
 from pytest_torchprof.history.document import DAMAGED, FOREIGN, NEWER, UNREADABLE
@@ -55,13 +56,15 @@ _SKIPPED = {
 def run_history(options: Namespace) -> int:
     """What changed; or with ``compare``, since the merge base; or with ``gc``, what can go."""
     first, *rest = options.words or [""]
+    if options.html and first in {"compare", "gc"}:
+        raise SettingsError(f"--html does not belong to torchprof history {first}")
     if first == "compare":
         return _compare(options, rest)
     if first == "gc":
         return _gc(options, rest)
     if options.yes:
         raise SettingsError("--yes belongs to torchprof history gc")
-    store = _store(options.words)
+    store, target = _store(options.words), _page_target(options)
     question = Question(options.test, options.metric, options.branch)
     found = answer(store, question, Path.cwd())
     _report_skipped(store, found.skipped)
@@ -74,6 +77,9 @@ def run_history(options: Namespace) -> int:
             "a * stands for any text: --test '*name*'",
         )
     rows = _rows(found.series, found.order, found.line)
+    if target is not None:
+        kept = [one for one in found.series if question.narrow or one.changes]
+        _write_page(target, found._replace(series=kept), store, rows)
     parts: TableRow = {"runs": len(found.order.runs)}
     if question.narrow:
         parts["series"] = [_series_row(one, found) for one in found.series]
@@ -87,6 +93,38 @@ class _Page:
         self, rows: list[TableRow], parts: TableRow, head: str, notes: Sequence[str]
     ) -> None:
         self.rows, self.parts, self.head, self.notes = rows, parts, head, list(notes)
+
+
+def _page_target(options: Namespace) -> Path | None:
+    """The page to write, if one is asked for; its name is checked first.
+
+    Raises:
+        SettingsError: it would replace a file that is no page.
+    """
+    if options.html is None:
+        return None
+    from pytest_torchprof.render.html.target import check_page
+
+    target = Path(options.html)
+    if target.is_dir():
+        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    check_page(target)
+    return target
+
+
+def _write_page(target: Path, found: Answer, store: Store, rows: list[TableRow]) -> None:
+    from pytest_torchprof.render.html.history_page import History, history_page
+    from pytest_torchprof.render.html.target import write_text
+
+    history = History(
+        store.shown, found.order, found.line, found.series, [_plain(row) for row in rows],
+        found.notes,
+    )  # fmt: skip
+    try:
+        write_text(target, history_page(history))
+    except (OSError, ValueError) as error:
+        what = f"{target}: cannot be written"
+        raise HistoryError(what, system_message(error), "name another file") from None
 
 
 def _store(words: Sequence[str]) -> Store:
@@ -162,6 +200,11 @@ def _row(change: Change, one: SeriesAnswer, order: Order) -> TableRow:
     }
 
 
+def _plain(row: TableRow) -> TableRow:
+    """As JSON has it."""
+    return {field: value for field, value in row.items() if field != _BARS}
+
+
 def _series_row(one: SeriesAnswer, found: Answer) -> TableRow:
     series = one.series
     places = sorted(one.values)
@@ -193,7 +236,7 @@ def _head(store: Store, found: Answer) -> str:
 def _print(options: Namespace, store: Store, page: _Page) -> int:
     limit = options.limit
     if options.format == "json":
-        rows = [{f: v for f, v in row.items() if f != _BARS} for row in page.rows]
+        rows = [_plain(row) for row in page.rows]
         document: dict[str, Any] = {
             "schema": "torchprof-history/1",
             "history": store.shown,

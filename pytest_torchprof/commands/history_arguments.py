@@ -11,7 +11,7 @@ def history_command(*shared: Add) -> Command:
     return Command(
         "history",
         "commands.history:run_history",
-        "[DIR] | compare BRANCH [DIR] | gc [DIR]",
+        "[DIR] [--html FILE] | compare BRANCH [DIR] | gc [DIR]",
         "what changed over the runs of --torchprof-history: steps and drifts with their commits",
         (
             argument(
@@ -35,6 +35,12 @@ def history_command(*shared: Add) -> Command:
                 metavar="B",
                 help="only runs of this branch and of the commits that it is built on; with "
                 "compare, the branch that is compared (default: what is checked out)",
+            ),
+            argument(
+                "--html",
+                type=to.name,
+                metavar="FILE",
+                help="also write a page of HTML with the changes and the curves of their series",
             ),
             argument("--yes", action="store_true", help="with gc: remove what it lists"),
             *shared,

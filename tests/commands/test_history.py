@@ -13,6 +13,7 @@ import pytest
 from support.command_line import Say, say
 from support.histories import Repository, git, run, save
 from support.hostile import EVERY, HOSTILE, assert_terminal, in_utf8
+from support.html_pages import assert_quiet, data_of_page, read_page
 
 from pytest_torchprof.history.document import RunTest
 
@@ -461,3 +462,37 @@ def test_gc_needs_a_repository(
     save(history, run("a" * 40, {"ops": 1}))
     status, _, err = say("history", "gc", history, "--yes")
     assert (2, True) == (status, "not a git repository" in err)
+
+
+# -------------------------------------------------------------------- the page
+
+
+def test_the_page_has_the_rows_that_are_printed(
+    say: Say, repository: Repository, history: Path, tmp_path: Path
+) -> None:
+    for ops in (1, 1, 2):
+        save(history, run(repository.commit(), {"ops": ops, "flops": 3}))
+    target = tmp_path / "page.html"
+    status, out, err = say("history", history, "--html", target, "--format", "json")
+    assert (0, "") == (status, err)
+    page = read_page(target.read_text("utf-8"))
+    assert_quiet(page)
+    assert json.loads(out)["rows"] == data_of_page(page)["rows"]
+    assert 1 == len(page.every("svg"))  # of what changed
+    say("history", history, "--html", target, "--metric", "*")
+    assert 2 == len(read_page(target.read_text("utf-8")).every("svg"))  # of what was asked for
+
+
+def test_a_page_replaces_no_other_file(
+    say: Say, repository: Repository, history: Path, tmp_path: Path
+) -> None:
+    save(history, run(repository.commit(), {"ops": 1}))
+    (tmp_path / "notes.txt").write_text("mine")
+    for name, message in (("notes.txt", "not replaced"), (".", "is a folder"),
+                          ("notes.txt/a.html", "cannot be written")):  # fmt: skip
+        status, out, err = say("history", history, "--html", tmp_path / name)
+        assert (2, "", 1) == (status, out, err.count("\n"))
+        assert message in err
+    assert "mine" == (tmp_path / "notes.txt").read_text()
+    status, _, err = say("history", "gc", history, "--html", tmp_path / "a.html")
+    assert (2, True) == (status, "--html does not belong" in err)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_torchprof.analysis.change_points import change_points
+from pytest_torchprof.analysis.change_points import ChangePoint, change_points
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own_metrics import NEAR_TOLERANCE
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.history.index import Series
 
 Kind = Literal["step", "drift"]
+Find = Callable[[Sequence[float]], list[ChangePoint]]
 
 
 class Change(NamedTuple):
@@ -34,14 +35,15 @@ def changes_in(
     values: Mapping[int, Number],
     before: Sequence[tuple[int, ...]],
     line: Sequence[int],
+    find: Find = change_points,
 ) -> list[Change]:
-    """What changed, in order.
+    """What changed, in order; ``find`` finds change points.
 
     ``values`` are by position of the run, and ``before`` has the positions before each; see
     `history.ancestry.Order`. ``line`` is the line of runs on which drifts are looked for.
     """
     if series.klass == "time":
-        return drifts(values, line)
+        return drifts(values, line, find)
     if series.klass == "never":  # compared with nothing
         return []
     if series.low == series.high:
@@ -92,8 +94,10 @@ def differ(before: Number, value: Number, tolerance: float) -> bool:
     return before != value and abs(value - before) > tolerance * abs(before)
 
 
-def drifts(values: Mapping[int, Number], line: Sequence[int]) -> list[Change]:
+def drifts(
+    values: Mapping[int, Number], line: Sequence[int], find: Find = change_points
+) -> list[Change]:
     """Change points along a line of runs."""
     places = [place for place in line if place in values]
-    points = change_points([values[place] for place in places])
+    points = find([values[place] for place in places])
     return [Change(places[p.at], places[p.at - 1], p.before, p.after, "drift") for p in points]

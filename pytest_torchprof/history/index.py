@@ -52,6 +52,7 @@ CREATE TABLE value (
 ) WITHOUT ROWID;
 CREATE TABLE skipped (name TEXT PRIMARY KEY, size INTEGER NOT NULL, kind TEXT NOT NULL);
 CREATE TABLE ordered (key TEXT PRIMARY KEY, commits TEXT NOT NULL);
+CREATE TABLE drift (series INTEGER PRIMARY KEY, key TEXT NOT NULL, points TEXT NOT NULL);
 CREATE INDEX series_of_metric ON series (metric, nodeid);
 """
 
@@ -279,15 +280,21 @@ class Index:
                 found.append(Series(*row))
         return found
 
-    def values(self, series: Iterable[int]) -> dict[int, tuple[list[int], list[Number]]]:
-        """The runs of each of these series, and its value in each."""
-        found: dict[int, tuple[list[int], list[Number]]] = {}
-        for one in series:
-            rows = self._db.execute("SELECT run, value FROM value WHERE series = ?", (one,))
-            if pairs := rows.fetchall():
-                runs, values = zip(*pairs, strict=True)
-                found[one] = list(runs), list(values)
-        return found
+    def values(self, series: int) -> list[tuple[int, Number]]:
+        """The runs of a series, and its value in each."""
+        rows = self._db.execute("SELECT run, value FROM value WHERE series = ?", (series,))
+        return rows.fetchall()
+
+    def drifts(self) -> dict[int, tuple[str, str]]:
+        """What was found in series of times: of each, the key of its values, and the answer."""
+        rows = self._db.execute("SELECT series, key, points FROM drift")
+        return {series: (key, points) for series, key, points in rows}
+
+    def keep_drifts(self, found: dict[int, tuple[str, str]]) -> None:
+        """Keep these answers, until others are found in their series."""
+        rows = [(series, *answer) for series, answer in found.items()]
+        with suppress(sqlite3.Error), self._alone():  # they can be found again
+            self._db.executemany("INSERT OR REPLACE INTO drift VALUES (?, ?, ?)", rows)
 
     def ordered(self, key: str, make: Callable[[], str]) -> str:
         """A text that depends on this key alone, kept until another key is asked for."""

@@ -21,6 +21,7 @@ from pytest_torchprof.history.ancestry import (
     order_of,
 )
 from pytest_torchprof.history.changes import Change, changes_in
+from pytest_torchprof.history.finder import Finder
 from pytest_torchprof.history.git import Git, GitError
 from pytest_torchprof.history.index import Index, IndexedRun, Series, asked
 
@@ -101,10 +102,14 @@ class Asking:
         line = main_line(order)
         places = {run.id: place for place, run in enumerate(order.runs)}
         series = self.matching(question, runs)
+        finder = Finder(self._index)
         found = [
-            SeriesAnswer(one, values, changes_in(one, values, order.before, line))
+            SeriesAnswer(
+                one, values, changes_in(one, values, order.before, line, finder.of(one.id))
+            )
             for one, values in self.values(series, places, narrow=question.narrow)
         ]
+        finder.keep()
         if changed := _changed_tests(series):
             what = "1 test was" if changed == 1 else f"{changed:,} tests were"
             self.notes.append(f"{what} changed: their series begin anew")
@@ -123,14 +128,12 @@ class Asking:
 
         Without ``narrow``, metrics that never changed are passed over.
         """
-        needed = [one for one in series if narrow or one.klass == "time" or one.low < one.high]
-        values = self._index.values(one.id for one in needed)
-        for one in needed:
-            runs, numbers = values.get(one.id, ([], []))
-            pairs = zip(runs, numbers, strict=True)
-            mine = {places[run]: number for run, number in pairs if run in places}
-            if mine:
-                yield one, mine
+        for one in series:
+            if narrow or one.klass == "time" or one.low < one.high:
+                pairs = self._index.values(one.id)
+                mine = {places[run]: number for run, number in pairs if run in places}
+                if mine:
+                    yield one, mine
 
     # ---------------------------------------------------------------- which runs
 

@@ -40,10 +40,8 @@ def stored(store: Store) -> dict[tuple[str, str | None, str], list[float]]:
     def read(index: Index) -> dict[tuple[str, str | None, str], list[float]]:
         names = {run.id: run.name for run in index.runs()}
         found: dict[tuple[str, str | None, str], list[float]] = {}
-        series = index.series()
-        values = index.values(one.id for one in series)
-        for one in series:
-            pairs = sorted(zip(*values[one.id], strict=True), key=lambda pair: names[pair[0]])
+        for one in index.series():
+            pairs = sorted(index.values(one.id), key=lambda pair: names[pair[0]])
             found[one.test, one.region, one.metric] = [value for _, value in pairs]
         return found
 

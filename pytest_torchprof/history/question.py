@@ -24,6 +24,7 @@ from pytest_torchprof.history.changes import Change, changes_in
 from pytest_torchprof.history.finder import Finder
 from pytest_torchprof.history.git import Git, GitError
 from pytest_torchprof.history.index import Index, IndexedRun, Series, asked
+from pytest_torchprof.history.shared_drifts import shared_drifts
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Number
@@ -110,6 +111,7 @@ class Asking:
             for one, values in self.values(series, places, narrow=question.narrow)
         ]
         finder.keep()
+        self.notes += shared_drifts(found, order)
         if changed := _changed_tests(series):
             what = "1 test was" if changed == 1 else f"{changed:,} tests were"
             self.notes.append(f"{what} changed: their series begin anew")

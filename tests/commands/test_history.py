@@ -119,6 +119,22 @@ def test_a_drift_of_times_is_found(ask: Ask, repository: Repository, history: Pa
     assert 1.9 < row["value"] - row["before"] < 2.1
 
 
+def test_drifts_of_all_tests_at_once_may_be_the_machine(
+    ask: Ask, repository: Repository, history: Path
+) -> None:
+    for number in range(30):
+        wall = 10 + number % 4 / 10 + (2 if number >= 15 else 0)
+        times = {f"t.py::test_{n}": wall + n for n in range(3)} | {"t.py::test_3": 5 + number % 3}
+        tests = [RunTest(name, "ok", None, None, {"wall_ms": wall}) for name, wall in times.items()]
+        save(history, run(repository.commit(), {}, tests=tests))
+    found = ask()
+    assert 3 == len(found["rows"])
+    (note,) = found["notes"]
+    assert note.startswith(f"3 of 4 tests drift to more at about {found['rows'][0]['commit'][:10]}")
+    assert "the machine may have changed" in note
+    assert [] == ask("--test", "*test_1")["notes"]
+
+
 def test_series_of_a_question_have_all_their_values(
     ask: Ask, repository: Repository, history: Path
 ) -> None:

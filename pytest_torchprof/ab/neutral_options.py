@@ -40,6 +40,7 @@ NEUTRAL: dict[str, Any] = {
     "torchprof_markdown": None,
     "torchprof_ci": "off",
     "torchprof_traces": None,
+    "torchprof_history": None,
     # pytest-xdist
     "numprocesses": None,
     "distload": False,

@@ -50,7 +50,7 @@ class RunHistory:
     def pytest_sessionfinish(self) -> None:
         """Write the document; the session has gathered all results, and prints its messages."""
         with PATCH_GUARD:
-            self._session.messages += self._write()
+            self._session.say(*self._write())
 
     def _write(self) -> list[str]:
         """Write the document, if a test was planned; return what to say about it."""

@@ -18,6 +18,9 @@ from pytest_torchprof.history.document import OwnKind, RunRegion, RunTest
 from pytest_torchprof.history.index import Index, Series, asked, cache_folder
 from pytest_torchprof.history.stores import Folder, Store, store_of
 
+#: Of Python 3.12 and later; the children do nothing with what other tests have started.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
+
 C = "c" * 40
 
 

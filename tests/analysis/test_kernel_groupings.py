@@ -297,6 +297,7 @@ def document_of(name: str) -> Any:
     return path, json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REAL)
 def test_rows_of_real_traces_are_those_of_a_plain_count(name: str) -> None:
     """Event by event: correlation, then the shortest operator around the call."""
@@ -341,6 +342,7 @@ def test_rows_of_real_traces_are_those_of_a_plain_count(name: str) -> None:
     assert whole == pytest.approx([len(device), sum(e["dur"] for e in device) / 1e3])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("by", ["op,kernel,shape", "op,kernel", "op,shape", "name,shape"])
 def test_real_rows_keep_their_promises(name: str, by: str) -> None:

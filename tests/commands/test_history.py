@@ -320,6 +320,7 @@ def test_bad_usage_is_one_line(
     assert 1 == err.count("\n")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", [*HOSTILE, EVERY])
 def test_hostile_names_stay_names(
     say: Say, repository: Repository, history: Path, text: str

@@ -164,6 +164,7 @@ def test_so_is_it_for_a_small_trace(say: Say, tmp_path: Path, vendor: str) -> No
     assert_numbers(say, tmp_path, build(vendor).save(tmp_path / "small.json"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json.gz")), ids=lambda path: path.name)
 def test_so_is_it_for_real_traces(say: Say, tmp_path: Path, path: Path) -> None:
     assert_numbers(say, tmp_path, path)

@@ -595,6 +595,7 @@ def test_a_compiler_asks_after_the_test():
 """
 
 
+@pytest.mark.thorough
 def test_the_compiler_sees_the_tests_threads_and_none_are_changed_under_it(
     pytester: pytest.Pytester,
 ) -> None:

@@ -124,6 +124,7 @@ def modules(folder: str) -> list[Path]:
     return sorted((PACKAGE / folder).rglob("*.py"))
 
 
+@pytest.mark.thorough
 def test_state_of_the_process_is_listed_with_a_reason() -> None:
     found = {
         f"{path.relative_to(PACKAGE).as_posix()}:{name}"

@@ -247,6 +247,7 @@ def test_a_summary_that_is_full_is_left_as_it_is(pytester: pytest.Pytester, gith
     assert 999_000 == github.stat().st_size
 
 
+@pytest.mark.thorough
 def test_under_xdist_the_controller_alone_writes(failing: pytest.Pytester, github: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     ran = run(failing, "--torchprof", "-n1", "--torchprof-markdown=c.md", needs=["xdist"])

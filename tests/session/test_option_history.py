@@ -183,6 +183,7 @@ def test_accepting_keeps_the_tree_clean_and_the_source_the_same(
     assert first["tests"][0]["source"] == last["tests"][0]["source"]
 
 
+@pytest.mark.thorough
 def test_with_workers_the_controller_writes_one(
     pytester: pytest.Pytester, repository: Repository
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_url_is_written_through_fsspec(pytester: pytest.Pytester) -> None:
     system.store.clear()
 
 
+@pytest.mark.thorough
 def test_without_the_option_nothing_of_it_is_loaded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     pytester.makeconftest("""

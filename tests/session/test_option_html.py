@@ -136,6 +136,7 @@ def test_a_session_without_tests_has_a_page(pytester: pytest.Pytester) -> None:
     assert {} == shown(pytester.path)
 
 
+@pytest.mark.thorough
 def test_under_xdist_the_controller_writes_it(failing: pytest.Pytester) -> None:
     options = ("--torchprof", "-n1", "--torchprof-html=page.html")
     ran = run(failing, *options, needs=["xdist"])
@@ -144,6 +145,7 @@ def test_under_xdist_the_controller_writes_it(failing: pytest.Pytester) -> None:
     assert 5 == len(shown(failing.path))
 
 
+@pytest.mark.thorough
 def test_without_it_no_template_is_loaded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     pytester.makeconftest(

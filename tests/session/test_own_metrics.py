@@ -151,6 +151,7 @@ def test_a_fixture_records_outside_the_test(pytester: pytest.Pytester) -> None:
     assert "outside the test's call phase" in found["reason"]
 
 
+@pytest.mark.one_in(3)
 @BOTH_WAYS
 @pytest.mark.parametrize(
     ("calls", "error"),
@@ -213,6 +214,7 @@ def test_recording_without_profiling_loads_no_numpy(pytester: pytest.Pytester) -
 # -------------------------------------------------------------------- limits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marks", "status", "shown"),
     [
@@ -332,6 +334,7 @@ def test_a_limit_on_an_excluded_or_failing_test_is_not_checked(pytester: pytest.
 # -------------------------------------------------------------------- baselines
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("compare", "better", "now", "status"),
     [

@@ -88,6 +88,7 @@ def test_where_tests_write_themselves_or_nothing_is_profiled_it_is_silent(
     assert " run 2" not in session(tmp_path, *options)
 
 
+@pytest.mark.thorough
 def test_a_log_has_none_of_it(tmp_path: Path) -> None:
     said = session(tmp_path, "--torchprof", terminal=False)
     assert "1 passed" in said

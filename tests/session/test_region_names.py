@@ -8,6 +8,7 @@ from support.sessions import accept, run
 NAMES = ["größe", "a\\b", 'a"b', "50 %", "%41", "tab\there", "\x1b[31m", "日本", "💣", "[x]*"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_region_of_any_name_has_its_numbers(pytester: pytest.Pytester, name: str) -> None:
     pytester.makepyfile(

@@ -51,6 +51,7 @@ def _attributes(element: Element) -> set[str]:
     return found
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", [in_utf8(name) for name in NAMES], ids=range(len(NAMES)))
 def test_a_name_is_shown_and_nothing_else(say: Say, tmp_path: Path, name: str) -> None:
     trace = hostile(name).save(tmp_path / "trace.json")

@@ -277,6 +277,7 @@ def large(count: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.thorough
 def test_a_thousand_tests_are_below_five_megabytes_and_have_all_numbers() -> None:
     document = large(1000)
     text = report_page(of_document(document, "r.json"), Sources(Path("nowhere")))
@@ -304,6 +305,7 @@ def test_of_very_many_tests_those_that_did_not_change_have_no_numbers(
     assert {"wall_ms"} == set(data_of_page(page)["tests"][0]["metrics"])
 
 
+@pytest.mark.thorough
 def test_data_of_a_large_report_has_no_wrong_number() -> None:
     document = report(*(FAILING for _ in range(500)))
     data = data_of_page(made(document))

@@ -43,6 +43,9 @@ _SERIES_FIELDS = ("test", "region", "metric", "environment", "runs", "last", "va
 _GC_FIELDS = ("file", "commit", "branch", "date", "reason")
 #: Of a row: its series as bars, for tables.
 _BARS = "bars"
+#: Of a row: whether commits without a run lie between, each of which may have changed it.
+_BETWEEN = "between"
+_BETWEEN_NOTE = "A..B: commits between have no run; one of them or B changed it"
 #: As people read a commit.
 _SHORT = 10
 _SKIPPED = {
@@ -56,8 +59,10 @@ _SKIPPED = {
 def run_history(options: Namespace) -> int:
     """What changed; or with ``compare``, since the merge base; or with ``gc``, what can go."""
     first, *rest = options.words or [""]
-    if options.html and first in {"compare", "gc"}:
-        raise SettingsError(f"--html does not belong to torchprof history {first}")
+    refused = {"compare": ("html",), "gc": ("html", "test", "metric", "branch")}
+    for name in refused.get(first, ()):
+        if getattr(options, name):
+            raise SettingsError(f"--{name} does not belong to torchprof history {first}")
     if first == "compare":
         return _compare(options, rest)
     if first == "gc":
@@ -142,9 +147,8 @@ def _store(words: Sequence[str]) -> Store:
     address = words[0] if words else configured_history(Path.cwd())
     if address is None:
         raise SettingsError(
-            "no history is named",
-            f"and no configuration of pytest has {INI}",
-            "torchprof history DIR",
+            f"no history is named, and no configuration of pytest has {INI}",
+            next_step="give its folder or URL, as in torchprof history DIR",
         )
     return store_of(address)
 
@@ -197,12 +201,13 @@ def _row(change: Change, one: SeriesAnswer, order: Order) -> TableRow:
         "since": since.commit,
         "dirty": run.dirty,
         "branch": run.branch,
+        _BETWEEN: run.parents is not None and since.commit not in (run.commit, *run.parents),
     }
 
 
 def _plain(row: TableRow) -> TableRow:
     """As JSON has it."""
-    return {field: value for field, value in row.items() if field != _BARS}
+    return {field: value for field, value in row.items() if field not in (_BARS, _BETWEEN)}
 
 
 def _series_row(one: SeriesAnswer, found: Answer) -> TableRow:
@@ -250,6 +255,8 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
     limit = TABLE_ROWS if limit is None else limit
     shown = [_in_words(row) for row in page.rows[: limit or None]]
     notes = list(page.notes)
+    if any(row[_BETWEEN] and row["since"] for row in page.rows[: limit or None]):
+        notes.append(_BETWEEN_NOTE)
     if len(shown) < len(page.rows):
         notes.append(f"{len(page.rows) - len(shown)} more changes; --limit 0 shows all")
     text = ""
@@ -283,7 +290,7 @@ def _in_words(row: TableRow) -> TableRow:
     before, value = format_pair(row["before"], row["value"], row["unit"])
     return {
         **row,
-        "commit": _commit(row["commit"], dirty=row["dirty"]),
+        "commit": _commits(row),
         "date": str(row["date"])[:10],
         "value": value,
         "before": before,
@@ -294,6 +301,11 @@ def _in_words(row: TableRow) -> TableRow:
 
 def _commit(commit: str | None, *, dirty: bool = False) -> str | None:
     return commit and commit[:_SHORT] + ("+" if dirty else "")
+
+
+def _commits(row: TableRow) -> str | None:
+    last = _commit(row["commit"], dirty=row["dirty"])
+    return f"{_commit(row['since'])}..{last}" if row[_BETWEEN] and row["since"] else last
 
 
 def _series_in_words(row: TableRow) -> TableRow:

@@ -72,7 +72,7 @@ def parsed(parser: Parser, words: list[str], commands: Sequence[Command]) -> arg
     """Parse the words before ``--``, and keep those after it for a command that passes them on."""
     command = next((c for c in commands if words[:1] == [c.name] and c.rest), None)
     if command is None:
-        return parser.parse_args(words)
+        return _in_any_order(parser, words)
     end = words.index("--") if "--" in words else len(words)
     options, unknown = parser.parse_known_args(words[:end])
     if unknown:
@@ -82,3 +82,12 @@ def parsed(parser: Parser, words: list[str], commands: Sequence[Command]) -> arg
         parser.exit(BAD_USAGE, f"torchprof {command.name}: {what}\n")
     options.rest = tuple(words[end + 1 :])
     return options
+
+
+def _in_any_order(parser: Parser, words: list[str]) -> argparse.Namespace:
+    """Parse them; names may also follow options, which argparse does not allow for any number."""
+    options, late = parser.parse_known_args(words)
+    if late and hasattr(options, "words") and not any(word.startswith("-") for word in late):
+        options.words += late
+        return options
+    return parser.parse_args(words)

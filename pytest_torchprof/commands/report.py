@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from pytest_torchprof.work.devices.device import Device
 
 
+_NEXT = "name a trace, or a report of pytest --torchprof --torchprof-json=FILE"
+
+
 def run_report(options: Namespace) -> int:
     """Write the page, and its assets if they go into a folder."""
     target = Path(options.output)
     _check(target, options.files, options.assets)
     from pytest_torchprof.render.html.page import asset_files, page
-    from pytest_torchprof.render.html.target import check_page, write_text
+    from pytest_torchprof.render.html.target import check_asset, check_page, write_text
 
     check_page(target)
+    for name in asset_files() if options.assets is not None else ():
+        check_asset(Path(options.assets) / name)
     chips = extra_chips(options)
     paths = [Path(name) for name in options.files]
     names = short_names(paths)
@@ -63,16 +68,14 @@ def run_report(options: Namespace) -> int:
         data={"files": data} if several else next(iter(data.values())),
         assets=None if folder is None else _link(target, folder),
     )
-    try:
-        if folder is not None:
-            for name, content in looks.items():
-                write_text(folder / name, content)
-        write_text(target, text)
-    except (OSError, ValueError) as error:
-        where = getattr(error, "filename", None) or target
-        raise ReportError(
-            f"{where}: cannot be written", system_message(error), "name another file"
-        ) from None
+    styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
+    for where, content in {**styled, target: text}.items():
+        try:
+            write_text(where, content)
+        except (OSError, ValueError) as error:
+            raise ReportError(
+                f"{where}: cannot be written", system_message(error), "name another file"
+            ) from None
     return OK
 
 
@@ -101,7 +104,7 @@ def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, 
     from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
     from pytest_torchprof.render.html.sources import Sources
 
-    report: StoredReport = read_report(path)
+    report: StoredReport = read_report(path, _NEXT)
     if report.interrupted:
         warn(f"{path}: the session was interrupted; tests may be missing")
     sections = report_sections(report, Sources(Path.cwd()), prefix=prefix, name=name)

@@ -201,12 +201,13 @@ def sentences(failed: Sequence[Series]) -> str:
     """What failed, in a line: ``ops 3 → 5 (+66.7 %); kernels 9, limit: at most 4``."""
     parts = []
     for one in failed:
+        label = one.label if one.region is None else f"{one.label} of {one.region}"
         before, now = format_pair(one.metric.baseline, one.value, one.metric.unit)
         if one.metric.status == "over_budget":
             if one.value is None and one.metric.at_least is not None:
                 now = f"at least {format_quantity(one.metric.at_least, one.metric.unit)}"
-            parts.append(f"{one.label} {now}, limit: {_limit(one)}")
+            parts.append(f"{label} {now}, limit: {_limit(one)}")
         else:
             change = format_change(one.metric.baseline, one.value)
-            parts.append(f"{one.label} {before} → {now} ({change})")
+            parts.append(f"{label} {before} → {now} ({change})")
     return "; ".join(parts)

@@ -91,8 +91,8 @@ class StoredReport(Frozen, frozen=True):
     document: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-def read_report(path: Path) -> StoredReport:
-    """Read the file.
+def read_report(path: Path, next_step: str = _NEXT) -> StoredReport:
+    """Read the file; ``next_step`` ends the error for a file of another kind.
 
     Raises:
         ReportError: it cannot be read, or is not a report of this version.
@@ -101,17 +101,17 @@ def read_report(path: Path) -> StoredReport:
         with opened(path) as file:
             content = file.read()
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path}: cannot be read", system_message(error), _NEXT) from None
+        raise ReportError(f"{path}: cannot be read", system_message(error), next_step) from None
     try:
-        return of_document(msgspec.json.decode(content), str(path))
+        return of_document(msgspec.json.decode(content), str(path), next_step)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError):
             found = f"it is not as {REPORT_SCHEMA} says: {error}"
-            raise ReportError(f"{path}: not a report", found, _NEXT) from None
-        raise ReportError(f"{path}: not a report", "it is not JSON", _NEXT) from None
+            raise ReportError(f"{path}: not a report", found, next_step) from None
+        raise ReportError(f"{path}: not a report", "it is not JSON", next_step) from None
 
 
-def of_document(document: Any, path: str) -> StoredReport:
+def of_document(document: Any, path: str, next_step: str = _NEXT) -> StoredReport:
     """A decoded report, checked.
 
     Raises:
@@ -132,7 +132,7 @@ def of_document(document: Any, path: str) -> StoredReport:
                 if schema
                 else f"it has no schema {REPORT_SCHEMA}"
             )
-            step = _NEXT
+            step = next_step
         raise ReportError(f"{path}: not a report", found, step)
     report = msgspec.convert(document, StoredReport)
     return msgspec.structs.replace(report, document=document)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -281,6 +281,22 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
+def _check_name(option: str, files: Mapping[str, Path]) -> None:
+    """Reject a folder, and the file of an option before it.
+
+    Raises:
+        SettingsError: it is one of these.
+    """
+    path = files.get(option)
+    if path is None:
+        return
+    same = next(o for o, other in files.items() if other.resolve() == path.resolve())
+    if same != option:
+        raise SettingsError(f"{path} is the file of --torchprof-{same}, too")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder", next_step="name a file in it")
+
+
 def _check_files(json: Path | None, html: Path | None, markdown: Path | None) -> None:
     """Reject names of files that are there and not ours.
 
@@ -290,8 +306,12 @@ def _check_files(json: Path | None, html: Path | None, markdown: Path | None) ->
     from pytest_torchprof.render import escape
     from pytest_torchprof.render.json_report import check_target
 
+    named = {"json": json, "html": html, "markdown": markdown}
     name = "json"
     try:
+        for name in named:
+            _check_name(name, {o: path for o, path in named.items() if path is not None})
+        name = "json"
         if json is not None:
             check_target(json)
         if html is not None:

@@ -308,6 +308,11 @@ def test_a_configuration_that_is_not_right_names_none(tmp_path: Path, name: str,
         (["history", "--test", "nope"], "is called nope"),
         (["compare", "nope", "history"], "no branch nope"),
         (["nowhere://x"], "cannot be opened"),
+        (["gc", "--branch", "main", "history"], "--branch does not belong to torchprof history gc"),
+        (["gc", "history", "--test", "t"], "--test does not belong to torchprof history gc"),
+        (["gc", "history", "--metric=m", "--yes"], "--metric does not belong to"),
+        (["compare", "main", "--html=f", "history"], "--html does not belong to"),
+        (["history", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
 def test_bad_usage_is_one_line(
@@ -428,6 +433,27 @@ def test_nothing_to_compare_is_said(say: Say, repository: Repository, history: P
 
 
 # -------------------------------------------------------------------- gc
+
+
+def test_names_may_follow_options(say: Say, repository: Repository, history: Path) -> None:
+    save(history, run(repository.commit(), {"ops": 1}))
+    for words in (["gc", "--yes"], ["--metric", "ops"]):
+        status, _, err = say("history", *words, history)
+        assert (0, "") == (status, err), words
+    assert "unrecognized" not in say("history", "compare", "main", "--metric", "ops", history)[2]
+
+
+def test_where_commits_between_have_no_run_none_is_blamed(
+    say: Say, repository: Repository, history: Path
+) -> None:
+    first, unmeasured, third, last = (repository.commit() for _ in range(4))
+    for commit, parent, ops in ((first, None, 5), (third, unmeasured, 7), (last, third, 8)):
+        save(history, run(commit, {"ops": ops}, parents=[parent] if parent else []))
+    out = say("history", history)[1]
+    assert f"{first[:10]}..{third[:10]}" in out
+    assert f" {last[:10]} " in out
+    assert "A..B: commits between have no run; one of them or B changed it" in out
+    assert unmeasured[:10] not in out
 
 
 def test_gc_lists_and_with_yes_removes_what_nothing_leads_to(

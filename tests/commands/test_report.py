@@ -66,6 +66,18 @@ def test_assets_may_be_in_a_folder(say: Say, here: Path) -> None:
     assert ["torchprof.css", "torchprof.js"] == sorted(names(here / "out" / "my look"))
 
 
+@pytest.mark.parametrize("name", ["torchprof.css", "torchprof.js"])
+def test_assets_replace_assets_and_no_other_file(say: Say, here: Path, name: str) -> None:
+    arguments = ("r.json", "-o", "page.html", "--assets", "look")
+    for _ in range(2):
+        assert (0, "", "") == say("report", *arguments)
+    (here / "look" / name).write_text("mine", "utf-8")
+    (here / "page.html").unlink()
+    assert f"{name} is not replaced: it exists and is not of a page" in refused(say, *arguments)
+    assert "mine" == (here / "look" / name).read_text("utf-8")
+    assert not (here / "page.html").exists()
+
+
 def test_a_page_replaces_a_page_and_no_other_file(say: Say, here: Path) -> None:
     for _ in range(2):
         assert (0, "", "") == say("report", "r.json", "-o", "page.html")

@@ -162,3 +162,16 @@ def test_without_it_no_template_is_loaded(pytester: pytest.Pytester) -> None:
     assert "html loaded: False" in run(pytester, "--torchprof", subprocess=True).err
     ran = run(pytester, "--torchprof", "--torchprof-html=page.html", subprocess=True)
     assert "html loaded: True" in ran.err
+
+
+def test_a_folder_and_the_file_of_another_option_are_refused_before_anything_runs(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it="def test_it(): open('ran', 'w').close()")
+    (pytester.path / "there").mkdir()
+    error = run(pytester, "--torchprof", "--torchprof-html=there").usage_error()
+    assert "there is a folder; name a file in it" in error
+    options = ("--torchprof-html=same", "--torchprof-markdown=./same")
+    error = run(pytester, "--torchprof", *options).usage_error()
+    assert error.endswith("same is the file of --torchprof-html, too")
+    assert not (pytester.path / "ran").exists()

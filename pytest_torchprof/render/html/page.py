@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
+from pytest_torchprof.render.html.target import ASSET_MARK
 
 if TYPE_CHECKING:
     from pytest_torchprof.render.html.section import Section
@@ -56,8 +57,8 @@ def page(
 def asset_files() -> Mapping[str, str]:
     """The styles and scripts of pages whose assets are in a folder: file name → content."""
     return {
-        "torchprof.css": _joined("assets", STYLES),
-        "torchprof.js": _joined("assets", SCRIPTS),
+        "torchprof.css": f"{ASSET_MARK}\n{_joined('assets', STYLES)}",
+        "torchprof.js": f"{ASSET_MARK}\n{_joined('assets', SCRIPTS)}",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render import escape
@@ -61,6 +61,21 @@ def headline(report: StoredReport) -> str:
     >>> headline(StoredReport("torchprof-report/1", {}, []))
     'No test was profiled'
     """
+    compared = Counter(str(test.ab["verdict"]) for test in report.tests if test.ab)
+    if compared:
+        each = ", ".join(f"{count:,} {verdict}" for verdict, count in compared.most_common())
+        return f"{plural(sum(compared.values()), 'test')} compared: {each}"
+    other = Counter(test.outcome for test in report.tests if test.status == "not_profiled")
+    more = [f"{other[outcome]:,} {words}" for outcome, words in _OTHERWISE if other[outcome]]
+    more += ["the session was interrupted"] if report.interrupted else []
+    return "; ".join([_verdict(report), *more])
+
+
+#: Outcomes that are no verdict of ours, and what a headline says of them.
+_OTHERWISE: Final = (("failed", "failed otherwise"), ("error", "with an error"))
+
+
+def _verdict(report: StoredReport) -> str:
     counts = Counter(test.status for test in report.tests)
     profiled = len(report.tests) - counts["not_profiled"]
     bad = [status for status in ORDER if status in BAD and counts[status]]

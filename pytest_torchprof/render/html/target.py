@@ -10,6 +10,8 @@ from pytest_torchprof.core.files import is_other_file, replacing
 #: Near the beginning of each page, by which it is known as one of ours.
 MARK = '<meta name="generator" content="torchprof'
 _MARK_WITHIN_BYTES = 1_000
+#: The first line of styles and scripts in a folder; a comment in both.
+ASSET_MARK = "/* of a page of torchprof */"
 
 
 def check_page(path: Path) -> None:
@@ -24,6 +26,25 @@ def check_page(path: Path) -> None:
             "it exists and is not a page of torchprof",
             "name another file, or remove this one first",
         )
+
+
+def check_asset(path: Path) -> None:
+    """Reject a folder for styles and scripts in which another file has the name of one.
+
+    Raises:
+        SettingsError: such a file exists.
+    """
+    if is_other_file(path, _is_asset):
+        raise SettingsError(
+            f"{path} is not replaced",
+            "it exists and is not of a page of torchprof",
+            "name another folder, or remove this file first",
+        )
+
+
+def _is_asset(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ASSET_MARK)) == ASSET_MARK.encode()
 
 
 def _is_page(path: Path) -> bool:

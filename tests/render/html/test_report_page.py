@@ -68,7 +68,7 @@ def views_in(page: Element) -> dict[str, Element]:
 
 def test_the_verdict_is_the_title_and_failures_are_first_and_open() -> None:
     page = made(REPORT)
-    assert "1 of 4 tests over budget" == page.one("h1").text
+    assert "1 of 4 tests over budget; 1 failed otherwise" == page.one("h1").text
     tests = views_in(page)
     assert ["t.py::test_a", "t.py::test_broken", "t.py::test_skip", "t.py::test_ok"] == list(tests)
     assert [True, True, False, False] == ["open" in one.attributes for one in tests.values()]
@@ -91,6 +91,19 @@ def test_the_verdict_is_the_title_and_failures_are_first_and_open() -> None:
 def test_the_verdict_in_a_sentence(statuses: list[str], expected: str) -> None:
     tests = (test(f"t.py::test_{n}", status=status) for n, status in enumerate(statuses))
     assert expected == headline(of_document(report(*tests), "r.json"))
+
+
+def test_the_verdict_hides_no_other_failure() -> None:
+    tests = [
+        test("t.py::a", status="ok"),
+        test("t.py::b", status="not_profiled", outcome="failed"),
+        test("t.py::c", status="not_profiled", outcome="error"),
+        test("t.py::d", status="not_profiled", outcome="skipped"),
+    ]
+    whole = headline(of_document(report(*tests), "r.json"))
+    assert "No regression in 1 test; 1 failed otherwise; 1 with an error" == whole
+    broken_off = headline(of_document(report(tests[0], interrupted=True), "r.json"))
+    assert "No regression in 1 test; the session was interrupted" == broken_off
 
 
 def test_totals_count_tests_and_limits_that_were_not_checked() -> None:

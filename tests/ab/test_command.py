@@ -210,6 +210,7 @@ def ran(project: Project) -> Ran:
     return Ran(status, json.loads(out), report, err, (before, after))
 
 
+@pytest.mark.thorough
 def test_a_slower_test_is_found_and_no_other(ran: Ran) -> None:
     verdicts = {name: row["verdict"] for name, row in ran.rows.items()}
     assert "slower" == verdicts["test_step"]

@@ -249,6 +249,7 @@ def test_a_part_of_a_trace_has_no_idle_time(say: Say, tmp_path: Path) -> None:
     assert "device busy" not in text["overview"]
 
 
+@pytest.mark.thorough
 def test_a_folder_of_many_ranks_says_what_it_leaves_out(say: Say, tmp_path: Path) -> None:
     (folder := tmp_path / "job").mkdir()
     for rank in range(10):

@@ -262,6 +262,7 @@ def _write(folder: str, number: int, barrier: Any) -> None:
     store.write(new_name("2026-01-01T00:00:00Z", C), encode(run(C, {"ops": number})))
 
 
+@pytest.mark.thorough
 def test_fifty_writers_at_once_lose_nothing(folder: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(50)

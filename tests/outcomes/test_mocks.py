@@ -110,6 +110,7 @@ def targets(pytester: pytest.Pytester) -> list[str]:
     return own
 
 
+@pytest.mark.thorough
 def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> None:
     names, select = targets(pytester), "test_"
     if not os.environ.get(EVERYTHING):

@@ -77,6 +77,7 @@ def test_what_the_workflow_says_is_never_part_of_a_script() -> None:
     assert {"profile"} == set(outputs)
 
 
+@pytest.mark.thorough
 def test_tests_are_profiled_and_the_report_is_an_output(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST, "utf-8")
     done = profile(tmp_path, "test_it.py -k 'add or nothing'")

@@ -54,6 +54,7 @@ def test_the_project_is_green(pytester: pytest.Pytester) -> None:
         assert {"skipped"} == reasons
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -156,6 +156,7 @@ def test_an_interrupted_session_adds_what_it_measured(pytester: pytest.Pytester)
     assert 1 == document["tests"][0]["metrics"]["ops"]
 
 
+@pytest.mark.thorough
 def test_accepting_keeps_the_tree_clean_and_the_source_the_same(
     pytester: pytest.Pytester, repository: Repository
 ) -> None:

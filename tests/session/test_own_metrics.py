@@ -458,6 +458,7 @@ def test_a_metric_that_is_no_longer_recorded_is_said_until_that_is_accepted(
     assert {"passed": 1} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("unit", "better", "now", "status"),
     [

@@ -207,6 +207,7 @@ OPEN = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marker", "body", "outcome", "said"),
     [

@@ -154,6 +154,7 @@ BLOCKS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(BLOCKS, st.integers(1, 5))
 def test_peaks_are_those_of_each_step_alone(blocks: list[tuple[int, str, int]], steps: int) -> None:
     """Blocks are freed so many events later, in this step, a later one, or never."""

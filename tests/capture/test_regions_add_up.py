@@ -286,6 +286,7 @@ def check_shares(trace: Events, *, memory: bool = True) -> None:
         assert max(map(at_hand, each)) <= at_hand(peak)
 
 
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None)
 @given(PROGRAMS)
 def test_disjoint_regions_and_the_rest_add_up_to_the_whole(program: list[Part]) -> None:

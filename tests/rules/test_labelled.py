@@ -15,7 +15,7 @@ THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thre
 SLOW = {"compilation", "graphs", "clean_language", "decoding", "growing", "outsider_cuda"}
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "theme",
     [

@@ -185,16 +185,14 @@ def test_a_relative_path_is_below_the_folder_where_pytest_was_started(
     assert "torchprof-report/1" == report["schema"]
 
 
-def test_a_report_that_cannot_be_written_is_one_error_and_fails_the_session(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_folder_is_refused_before_anything_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     (pytester.path / "report.json").mkdir()
     (pytester.path / "report.json" / "x").touch()
     ran = run_without_report(pytester)
-    assert pytest.ExitCode.TESTS_FAILED == ran.ret
-    (line,) = (line for line in ran.outlines if line.startswith("ERROR"))
-    assert f"ERROR: report {pytester.path / 'report.json'} cannot be written:" in line
+    assert pytest.ExitCode.USAGE_ERROR == ran.ret
+    (line,) = (line for line in ran.errlines if line.startswith("ERROR"))
+    assert line.endswith("report.json is a folder; name a file in it")
 
 
 def run_without_report(pytester: pytest.Pytester) -> pytest.RunResult:
@@ -241,7 +239,6 @@ def test_a_users_file_beside_the_report_is_not_touched(pytester: pytest.Pytester
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("folder", "Is a directory"),
         ("file/report.json", "Not a directory"),
         ("/dev/full", "No space left on device"),
         ("x" * 256, "File name too long"),
@@ -252,7 +249,6 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
 ) -> None:
     pytester.makepyfile(test_it="def test_ok(): pass")
     (pytester.path / "file").touch()
-    pytester.mkdir("folder")
     ran = run(pytester, "--torchprof", f"--torchprof-json={name}")
     assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))

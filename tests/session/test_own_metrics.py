@@ -78,6 +78,7 @@ def test_times_come_from_timed_rounds_and_other_numbers_from_the_profiled_run(
     assert (value, n) == (found["value"], found.get("n"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("counts", [("0", "0"), ("1", "0")])
 def test_a_time_without_timed_rounds_is_not_measured(
     pytester: pytest.Pytester, counts: tuple[str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -293,7 +294,7 @@ def _check_name(option: str, files: Mapping[str, Path]) -> None:
     same = next(o for o, other in files.items() if other.resolve() == path.resolve())
     if same != option:
         raise SettingsError(f"{path} is the file of --torchprof-{same}, too")
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
         raise SettingsError(f"{path} is a folder", next_step="name a file in it")
 
 

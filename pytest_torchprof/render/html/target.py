@@ -21,11 +21,7 @@ def check_page(path: Path) -> None:
         SettingsError: such a file exists.
     """
     if is_other_file(path, _is_page):
-        raise SettingsError(
-            f"{path} is not replaced",
-            "it exists and is not a page of torchprof",
-            "name another file, or remove this one first",
-        )
+        raise _not_replaced(path, "a page of torchprof", "name another file")
 
 
 def check_asset(path: Path) -> None:
@@ -35,11 +31,12 @@ def check_asset(path: Path) -> None:
         SettingsError: such a file exists.
     """
     if is_other_file(path, _is_asset):
-        raise SettingsError(
-            f"{path} is not replaced",
-            "it exists and is not of a page of torchprof",
-            "name another folder, or remove this file first",
-        )
+        raise _not_replaced(path, "of a page of torchprof", "name another folder")
+
+
+def _not_replaced(path: Path, wanted: str, other: str) -> SettingsError:
+    found = f"it exists and is not {wanted}"
+    return SettingsError(f"{path} is not replaced", found, f"{other}, or remove this file first")
 
 
 def _is_asset(path: Path) -> bool:

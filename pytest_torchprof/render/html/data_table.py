@@ -99,3 +99,16 @@ def notes(lines: Sequence[str]) -> Markup | None:
     if not lines:
         return None
     return element("ul", *(element("li", shown(line, 600)) for line in lines), class_="t-notes")
+
+
+def metrics_table(heads: Sequence[tuple[str, str | None]], body: Sequence[Markup]) -> Markup:
+    """A table of metrics, of rows that are made; each heading with the class of its column."""
+    head = [element("th", words, scope="col", class_=class_) for words, class_ in heads]
+    table = element(
+        "table",
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+        class_="data",
+        data_table="metrics",
+    )
+    return element("div", table, class_="scroll")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.units import format_change, format_pair, plural
-from pytest_torchprof.render.html.data_table import data_table, notes
+from pytest_torchprof.render.html.data_table import data_table, metrics_table, notes
 from pytest_torchprof.render.html.plots.change_bars import Change, change_bars
 from pytest_torchprof.render.html.plots.svg import element, exact, nothing, shown
 from pytest_torchprof.render.html.trace_sections import titled
@@ -79,15 +79,7 @@ def _metrics(pairs: Sequence[tuple[Row, Row]], note: str) -> Iterable[Markup | N
         name = element("th", element("code", a["metric"]), scope="row")
         body.append(element("tr", name, *cells, change, data_metric=a["metric"]))
     heads = (("metric", None), ("A", "number"), ("B", "number"), ("change", "number"))
-    head = [element("th", words, scope="col", class_=class_) for words, class_ in heads]
-    table = element(
-        "table",
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table="metrics",
-    )
-    yield element("div", table, class_="scroll")
+    yield metrics_table(heads, body)
     left = [row["metric"] for row, other in pairs if row["value"] is other["value"] is None]
     lines = [f"measured in neither trace: {', '.join(left)}"] if left else []
     yield notes([note, *lines] if note else lines)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pytest_torchprof.analysis.breakdown import IDLE
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render.html import finding_blocks, kernel_section
-from pytest_torchprof.render.html.data_table import data_table, notes
+from pytest_torchprof.render.html.data_table import data_table, metrics_table, notes
 from pytest_torchprof.render.html.plots.icicle import icicle, tree_of
 from pytest_torchprof.render.html.plots.memory_plot import memory_plot
 from pytest_torchprof.render.html.plots.stacked_bar import (
@@ -300,12 +300,4 @@ def _metrics(rows: Sequence[Row]) -> Iterable[Markup | None]:
         for row in sorted(rows, key=lambda row: row["value"] is None)
     ]
     heads = (("metric", None), ("value", "number"), ("why it is not measured", None))
-    head = [element("th", name, scope="col", class_=class_) for name, class_ in heads]
-    table = element(
-        "table",
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table="metrics",
-    )
-    yield element("div", table, class_="scroll")
+    yield metrics_table(heads, body)

@@ -202,6 +202,16 @@ def test_fingerprints_for_gitlab_stay_when_lines_move(
     assert before
 
 
+def test_what_gitlab_cannot_show_is_said(
+    failing: pytest.Pytester, gitlab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gitlab / "job").mkdir()
+    monkeypatch.setenv("CI_PROJECT_DIR", str(gitlab / "job"))
+    ran = run(failing, "--torchprof")
+    assert [] == json.loads((gitlab / "job" / "torchprof-code-quality.json").read_text("utf-8"))
+    assert "torchprof-code-quality.json leaves out 2 whose line is unknown or not in" in ran.out
+
+
 def test_reports_for_gitlab_that_cannot_be_written_are_said(
     pytester: pytest.Pytester, gitlab: Path
 ) -> None:

@@ -89,11 +89,16 @@ class CiReport:
     def write_for_gitlab(self, environ: Mapping[str, str]) -> list[str]:
         """Write the reports that a job of GitLab can name; return why they were not."""
         folder = environ.get("CI_PROJECT_DIR")
+        found = self._annotations(folder, failures=True)
+        left = sum(one.place is None for one in found)
         texts = {
-            CODE_QUALITY: code_quality_of(self._annotations(folder, failures=True)),
+            CODE_QUALITY: code_quality_of(found),
             OPENMETRICS: EXPORTS["openmetrics"](self._report).text,
         }
         problems = []
+        if left:
+            where = "whose line is unknown or not in the folder of the job"
+            problems.append(f"{CODE_QUALITY} leaves out {left:,} {where}")
         for name, text in texts.items():
             path = Path(folder or self._config.rootpath) / name
             try:

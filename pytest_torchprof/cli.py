@@ -52,7 +52,7 @@ _PEAKS = argument(
 )
 
 _OUTPUT = argument(
-    *("-o", "--output"), type=to.name, metavar="FILE", required=True, help="the file to write"
+    *("-o", "--output"), type=to.output, metavar="FILE", required=True, help="file; - is stdout"
 )
 
 _STEP = argument(
@@ -207,7 +207,7 @@ COMMANDS = (
             ),
             argument(
                 "--html",
-                type=to.name,
+                type=to.beside,
                 metavar="FILE",
                 help="also write a page of HTML: metrics, operators and kernels by change",
             ),
@@ -232,7 +232,7 @@ COMMANDS = (
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
             argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
-            argument("target", type=to.name, metavar="OUT",
+            argument("target", type=to.beside, metavar="OUT",
                       help="the file to write; .gz compresses it"),
             _PEAKS,
             _FORMAT,
@@ -246,7 +246,7 @@ COMMANDS = (
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
             argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
-            argument("target", type=to.name, metavar="OUT", help="the file to write"),
+            argument("target", type=to.beside, metavar="OUT", help="the file to write"),
             argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
             _STEP,
             _STEP_NAME,
@@ -345,7 +345,7 @@ COMMANDS = (
                       help="run exactly this many pairs of turns per test"),
             argument("--threshold", type=to.percent, default=2.0, metavar="PCT",
                       help="ignore changes smaller than this many percent (default: 2)"),
-            argument("--html", type=to.name, metavar="FILE",
+            argument("--html", type=to.beside, metavar="FILE",
                       help="also write the report as a page of HTML"),
             _LIMIT,
             _FORMAT,

@@ -38,7 +38,7 @@ def history_command(*shared: Add) -> Command:
             ),
             argument(
                 "--html",
-                type=to.name,
+                type=to.beside,
                 metavar="FILE",
                 help="also write a page of HTML with the changes and the curves of their series",
             ),

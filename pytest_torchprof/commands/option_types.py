@@ -80,3 +80,15 @@ def name(text: str) -> str:
     if not text.strip():  # an unset shell variable, not the current folder
         raise argparse.ArgumentTypeError("the name is empty; give a file or folder")
     return text
+
+
+def output(text: str) -> str:
+    """The name of the only file that a command writes; ``-`` is standard output."""
+    return "/dev/stdout" if text == "-" else name(text)
+
+
+def beside(text: str) -> str:
+    """The name of a file that is written beside a table; not ``-``."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("- is standard output, which has the table; name a file")
+    return name(text)

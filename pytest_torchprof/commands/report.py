@@ -93,6 +93,12 @@ def _check(target: Path, files: Sequence[str], assets: str | None) -> None:
         )
     if target.is_dir():
         raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    if assets is not None and target == Path("/dev/stdout"):
+        raise SettingsError(
+            "--assets does not go with -o -",
+            "a page on standard output has no place from which it could link to a folder",
+            "name a file with -o",
+        )
     if assets is not None and (path := in_the_way(Path(assets))) is not None:
         raise SettingsError(
             f"{assets} cannot be a folder", f"{path} exists and is a file", "name another folder"

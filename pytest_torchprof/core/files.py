@@ -154,7 +154,8 @@ class _Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        with suppress(OSError):  # a full disk refuses once more what could not be written
+            self.file.close()
         if self._name is not None:
             with suppress(OSError):
                 os.unlink(self._name)  # noqa: PTH108 - as `os.replace`

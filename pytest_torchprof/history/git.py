@@ -90,6 +90,8 @@ class Git:
             raise GitError("git cannot be started", error.strerror or str(error)) from None
         if done.returncode:
             lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            if lines and "not a git repository (or any" in lines[0]:
+                raise GitError(f"{self._folder}: not in a git repository")
             raise GitError(f"git {words[0]}", lines[0] if lines else f"exit {done.returncode}")
         return os.fsdecode(done.stdout)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.core.errors import ReportError
 from pytest_torchprof.render.json_report import REPORT_SCHEMA
+from pytest_torchprof.render.text_width import shorten
 
 if TYPE_CHECKING:
     from pytest_torchprof.render.stored_report import StoredReport
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _SAME = ("key", "accelerator", "device_type", "torch_version", "threads")
 #: Keys of a report with a rule of their own.
 _KNOWN = ("schema", "environment", "tests", "errors", "interrupted")
+#: The longest name in an error: long parametrized ones are whole.
+_LONGEST = 300
 
 
 def merged(reports: Mapping[str, StoredReport]) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _check(a: str, one: Mapping[str, Any], b: str, other: Mapping[str, Any]) -> 
     differing = [name for name in _SAME if one.get(name) != other.get(name)]
     if differing:
         found = "; ".join(
-            f"{name} is {reprlib.repr(one.get(name))} and {reprlib.repr(other.get(name))}"
+            f"{name} is {_quoted(one.get(name))} and {_quoted(other.get(name))}"
             for name in differing
         )
         raise ReportError(
@@ -88,7 +90,7 @@ def _tests(
                 tests[nodeid] = {**test, **extra}
             elif source[nodeid][1] != test:
                 raise ReportError(
-                    f"{reprlib.repr(nodeid)} is in {source[nodeid][0]} and in {name}",
+                    f"{_quoted(nodeid)} is in {source[nodeid][0]} and in {name}",
                     "its results differ",
                     "merge reports of shards that ran different tests",
                 )
@@ -106,7 +108,11 @@ def _others(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             if known != value:
                 raise ReportError(
                     f"{first} and {name} cannot be merged",
-                    f"{reprlib.repr(key)} differs, which this version does not know",
+                    f"{_quoted(key)} differs, which this version does not know",
                     "update torchprof",
                 )
     return {key: value for key, (_, value) in found.items()}
+
+
+def _quoted(value: object) -> str:
+    return shorten(repr(value), _LONGEST)

@@ -32,6 +32,8 @@ _ASKING = (
     "--torchprof-traces",
     "--torchprof-history",
 )
+#: With ``--torchprof-ci=off`` or ``auto``, nothing is asked for.
+_SERVICES = ("github", "gitlab")
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
 
@@ -109,6 +111,8 @@ def _threads(text: str) -> int | None:
 def _file(text: str) -> str:
     if not text.strip():
         raise SettingsError("the name of the file or folder is empty")
+    if text == "-":
+        raise SettingsError("- is no file here", "pytest writes to stdout", "name a file or folder")
     return text
 
 
@@ -243,7 +247,8 @@ def refuse_idle(config: pytest.Config) -> None:
     """
     if config.option.torchprof is not None:
         return
-    for flag in _ASKING:
+    asking = (*_ASKING, *(("--torchprof-ci",) if config.option.torchprof_ci in _SERVICES else ()))
+    for flag in asking:
         if flag in _typed(config):
             raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
 

@@ -60,6 +60,15 @@ def test_an_unknown_argument_is_one_line_on_stderr(capsys: pytest.CaptureFixture
         ("ops t --limit -1", "argument --limit: '-1' is not a whole number of 0 or more"),
         ("ops t --rank x", "argument --rank: 'x' is not a whole number of 0 or more"),
         ("ab --a=", "argument --a: the name is empty; give a file or folder"),
+        (
+            "diff a b --html -",
+            "argument --html: - is standard output, which has the table; name a file",
+        ),
+        (
+            "history --html=-",
+            "argument --html: - is standard output, which has the table; name a file",
+        ),
+        ("augment t -", "argument OUT: - is standard output, which has the table; name a file"),
         ("ab --python-b=", "argument --python-b: the name is empty; give a file or folder"),
     ],
 )

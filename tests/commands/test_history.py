@@ -504,7 +504,7 @@ def test_gc_needs_a_repository(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     save(history, run("a" * 40, {"ops": 1}))
     status, _, err = say("history", "gc", history, "--yes")
-    assert (2, True) == (status, "not a git repository" in err)
+    assert (2, f"torchprof: {tmp_path}: not in a git repository\n") == (status, err)
 
 
 # -------------------------------------------------------------------- the page

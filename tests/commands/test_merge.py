@@ -108,6 +108,26 @@ def test_the_same_test_with_other_results_is_an_error() -> None:
         join(report(A), report(other))
 
 
+def test_an_error_names_the_whole_test_and_the_whole_environment() -> None:
+    nodeid = "tests/models/test_attention.py::TestFused::test_forward[sdpa-bfloat16-causal-4096]"
+    with pytest.raises(ReportError) as error:
+        join(report(test(nodeid)), report(test(nodeid, metrics={"ops": metric(4)})))
+    assert f"{nodeid!r} is in a and in b" == error.value.what
+    long = {**ENVIRONMENT, "key": "NVIDIA H100 80GB HBM3, torch 2.13, deterministic"}
+    with pytest.raises(ReportError) as error:
+        join(report(A), report(B, environment=long))
+    assert repr(long["key"]) in error.value.found
+
+
+def test_a_name_without_end_is_cut_in_the_middle() -> None:
+    nodeid = f"t.py::test[{'x' * 10_000}-end]"
+    with pytest.raises(ReportError) as error:
+        join(report(test(nodeid)), report(test(nodeid, metrics={"ops": metric(4)})))
+    assert "'t.py::test[xxx" in error.value.what
+    assert "xxx-end]' is in a and in b" in error.value.what
+    assert len(error.value.what) < 400
+
+
 def test_unknown_keys_that_differ_are_an_error() -> None:
     assert 1 == join(report(later=1), report(), report(later=1))["later"]
     with pytest.raises(ReportError, match="'later' differs"):

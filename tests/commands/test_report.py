@@ -11,6 +11,8 @@ from support.html_pages import assert_quiet, data_of_page, read_page
 from support.stored_reports import finding, metric, report, save, test
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.cli import main
+
 __all__ = ["say"]  # a fixture
 
 REPORT = report(
@@ -64,6 +66,19 @@ def test_assets_may_be_in_a_folder(say: Say, here: Path) -> None:
     page = read_page((here / "out" / "page.html").read_text("utf-8"))
     assert "my%20look/torchprof.css" == page.one("link").attributes["href"]
     assert ["torchprof.css", "torchprof.js"] == sorted(names(here / "out" / "my look"))
+
+
+def test_a_minus_is_standard_output(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["report", "r.json", "-o", "-"])
+    out, err = capfd.readouterr()
+    assert ("1 of 2 tests regressed", "") == (read_page(out).one("h1").text, err)
+    assert 0 == main(["report", "r.json", "-o", "./-"])
+    assert {"r.json", "train.py", "-"} == set(names(here))
+
+
+def test_a_page_on_standard_output_links_to_no_folder(say: Say, here: Path) -> None:
+    assert "--assets does not go with -o -" in refused(say, "r.json", "-o-", "--assets", "look")
+    assert not (here / "look").exists()
 
 
 @pytest.mark.parametrize("name", ["torchprof.css", "torchprof.js"])

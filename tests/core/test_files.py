@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import stat
@@ -40,6 +41,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     elif request.param == "named":
         monkeypatch.setattr(files, "_unnamed", lambda folder: None)
     return str(request.param)
+
+
+class Full(io.FileIO):
+    """A file on a full disk."""
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # -------------------------------------------------------------------- what is no file
@@ -240,6 +248,22 @@ def test_a_write_that_ends_early_leaves_the_old_file_and_nothing_else(
 
 
 @posix
+@pytest.mark.parametrize("size", [10, 1_000_000])
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, old: bytes | None, size: int
+) -> None:
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+    monkeypatch.setattr("os.fdopen", lambda handle, _: io.BufferedRandom(Full(handle, "w+b")))
+    with pytest.raises(OSError, match="No space left"), replacing(path) as file:
+        file.write(b"x" * size)
+    monkeypatch.undo()
+    assert ([] if old is None else [path]) == list(tmp_path.iterdir())
+    assert old == (path.read_bytes() if path.exists() else None)
+
+
 def test_temporary_names_can_neither_be_foreseen_nor_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,8 +131,9 @@ def test_a_folder_outside_of_repositories_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(GitError, match="not a git repository"):
+    with pytest.raises(GitError) as error:
         Git(tmp_path)
+    assert f"{tmp_path}: not in a git repository" == str(error.value)
 
 
 def test_without_git_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

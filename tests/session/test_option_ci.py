@@ -95,6 +95,19 @@ def test_it_does_nothing_without_profiling_which_is_said(pytester: pytest.Pytest
     assert "--torchprof-markdown does nothing without --torchprof" in error
 
 
+@pytest.mark.parametrize("option", ["--torchprof-ci=github", "--torchprof-ci gitlab"])
+def test_a_service_needs_profiling(pytester: pytest.Pytester, option: str) -> None:
+    error = run(pytester, *option.split()).usage_error()
+    assert "--torchprof-ci does nothing without --torchprof; add --torchprof" in error
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("option", ["--torchprof-ci=off", "--torchprof-ci=auto"])
+def test_no_service_may_be_named_without_profiling(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(test_it=ADD)
+    assert {"passed": 1} == run(pytester, option).outcomes
+
+
 # -------------------------------------------------------------------- the service
 
 

@@ -86,6 +86,8 @@ def test_without_git_the_commit_is_unknown_and_that_is_said_once(
     assert {None} == {document[key] for key in ("repository", "commit", "parents", "dirty")}
     assert 0 == ran.ret
     assert 1 == ran.out.count("without a commit")
+    ran.result.stdout.fnmatch_lines(["history: * without a commit: *: not in a git repository"])
+    assert "fatal" not in ran.out + ran.err
 
 
 def test_the_ini_names_a_folder_below_the_root(

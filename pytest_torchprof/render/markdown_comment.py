@@ -16,7 +16,7 @@ from pytest_torchprof.core.units import (
     plural,
 )
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.text_width import shorten
+from pytest_torchprof.render.text_width import shorten, shorten_text
 from pytest_torchprof.render.trackers import Series, series_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def comment(report: StoredReport, totals: str, most_bytes: int) -> str:
     """
     lines = [MARK, f"### {escape.escape_markdown(totals)}", ""]
     if key := report.environment.get("key"):
-        lines += [escape.escape_markdown(shorten(escape.line(str(key)), _TEXT)), ""]
+        lines += [escape.escape_markdown(shorten_text(escape.line(str(key)), _TEXT)), ""]
     if report.interrupted:
         lines += ["The session was interrupted: tests are missing.", ""]
     room = most_bytes - _LAST_LINE - _size(lines)
@@ -100,7 +100,7 @@ def _code(text: str | None, longest: int = _NAME) -> str:
 
 
 def _words(text: str | None) -> str:
-    return escape.table_cell(escape.escape_markdown(shorten(escape.line(text or ""), _TEXT)))
+    return escape.table_cell(escape.escape_markdown(shorten_text(escape.line(text or ""), _TEXT)))
 
 
 # -------------------------------------------------------------------- what is shown

@@ -53,3 +53,19 @@ def shorten(text: str, width: int) -> str:
     head = (width - 1) // 2
     tail = width - 1 - head
     return f"{start_of(text, head)}…{end_of(text, tail)}"
+
+
+def shorten_text(text: str, width: int) -> str:
+    """Cut the end of a sentence, between words, and before a name in backticks that does not fit.
+
+    >>> shorten_text("Call `model.eval()` before the loop", 22)
+    'Call `model.eval()` …'
+    >>> shorten_text("Call `model.eval()` before the loop", 12)
+    'Call …'
+    """
+    if width_of(text) <= width:
+        return text
+    words = start_of(text, width - 1).rpartition(" ")[0]  # of which the last one may be cut
+    while words.count("`") % 2:
+        words = words.rpartition("`")[0].rstrip()
+    return f"{words} …" if words else f"{start_of(text, width - 1)}…"

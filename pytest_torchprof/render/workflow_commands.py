@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.source_lines import SourceLine  # noqa: TC001 - of a NamedTuple
-from pytest_torchprof.render.text_width import shorten
+from pytest_torchprof.render.text_width import shorten, shorten_text
 
 #: GitHub shows ten annotations of each kind per step.
 MOST_ANNOTATIONS = 10
@@ -48,7 +48,7 @@ def command_of(annotation: Annotation) -> str:
     properties = {} if place is None else {"file": place.path, "line": str(place.line)}
     properties["title"] = shorten(escape.line(title), _TITLE)
     named = ",".join(f"{name}={_property(text)}" for name, text in properties.items())
-    return f"::{level} {named}::{_data(shorten(escape.block(message), _MESSAGE))}"
+    return f"::{level} {named}::{_data(shorten_text(escape.block(message), _MESSAGE))}"
 
 
 def plain_line(text: str) -> str:

@@ -71,6 +71,14 @@ def test_a_region_is_named_beside_its_test() -> None:
     assert "| `t (decode)` | `ops` |" in of(test("t", regions={"decode": region}))
 
 
+def test_a_long_sentence_ends_after_a_word_and_outside_of_code() -> None:
+    message = f"{'one more word ' * 20}and `torch.nn.functional.embedding(x, y)` in the loop"
+    (row,) = re.findall(
+        "^.* one more word .*$", of(test("t", findings=[finding(message=message)])), re.M
+    )
+    assert row.endswith("one more word and … |")
+
+
 @pytest.mark.parametrize("count", [0, 1, 40, 2_000])
 def test_what_does_not_fit_is_counted(count: int) -> None:
     tests = [test(f"t.py::test_{n}", status="regressed", metrics=REGRESSED) for n in range(count)]

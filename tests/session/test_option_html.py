@@ -85,7 +85,7 @@ def test_each_round_is_in_the_report_and_in_the_page(pytester: pytest.Pytester) 
     assert 4 == len(wall["rounds"])
     assert min(wall["rounds"]) == wall["min"]
     _, test = shown(pytester.path)["test_add"]
-    assert test.every("circle", class_="round")
+    assert test.every("path", class_="round")
 
 
 def test_a_page_replaces_an_older_one_and_no_other_file(pytester: pytest.Pytester) -> None:

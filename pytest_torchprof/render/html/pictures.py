@@ -49,9 +49,11 @@ def picture(metric: StoredMetric, before: Sequence[float] = ()) -> Markup | None
     return None
 
 
-def _of_budget(metric: StoredMetric) -> Markup:
+def _of_budget(metric: StoredMetric) -> Markup | None:
     value = metric.value if metric.value is not None else metric.at_least
     limits = [limit for limit in (metric.least, metric.limit) if limit is not None]
+    if value == 0 and not any(limits):  # an empty bar in each test would say nothing
+        return None
     largest = max([max(limits) / _LIMIT_AT, value or 0])
     scale = _WIDTH / largest if largest > 0 else 0
     over = metric.status == "over_budget"

@@ -158,6 +158,11 @@ def test_unknown_is_said_and_never_zero() -> None:
     assert "kernels: no device" in [one.text for one in body.every("li")]
 
 
+def dots(picture: Element, kind: str) -> int:
+    """How many rounds are drawn: each is a line without length, whose ends are round."""
+    return str(picture.one("path", class_=kind).attributes["d"]).count("h0")
+
+
 def test_budgets_are_bars_and_rounds_are_dots() -> None:
     metrics = {
         "ops": metric(3, limit=4),
@@ -173,10 +178,16 @@ def test_budgets_are_bars_and_rounds_are_dots() -> None:
         bar.one("title").text for bar in bars
     ]
     (rounds,) = page.every("svg", class_="rounds")
-    assert 5 == len(rounds.every("circle", class_="round"))
+    assert 5 == dots(rounds, "round")
     before, now = (rounds.one("circle", class_=name) for name in ("before", "now"))
     assert float(str(before.attributes["cx"])) == 5.0  # the least of all
     assert 5 < float(str(now.attributes["cx"])) < 155
+
+
+def test_nothing_within_a_limit_of_nothing_has_no_bar() -> None:
+    metrics = {"syncs": metric(0, limit=0), "ops": metric(1, limit=0, status="over_budget")}
+    page = made(report(test("t.py::test_a", metrics=metrics, status="over_budget")))
+    assert "1, limit: at most 0" == page.one("svg", class_="budget").one("title").text
 
 
 @pytest.mark.parametrize("value", [0, -1.5, 1e300, 1e-300, 2**80])
@@ -283,7 +294,9 @@ def test_statuses_of_newer_versions_are_shown() -> None:
 
 def large(count: int) -> dict[str, Any]:
     metrics = {f"metric_{n}": metric(n * 1000, "B", baseline=n * 1000) for n in range(33)}
-    metrics["wall_ms"] = metric(1.5, "ms", **ROUNDS, baseline=1.25, status="advisory")
+    rounds = [1 + at / 17 for at in range(20)]
+    for name in ("wall_ms", "cpu_ms"):
+        metrics[name] = metric(1.5, "ms", **ROUNDS, baseline=1.25, status="advisory", rounds=rounds)
     return report(
         *(test(f"tests/test_a.py::test_{n}[parameters]", metrics=metrics) for n in range(count)),
         FAILING,
@@ -315,7 +328,7 @@ def test_of_very_many_tests_those_that_did_not_change_have_no_numbers(
     details = [bool(view.every("h3")) for view in views_in(page).values()]
     assert [True, True, False, False, False] == details
     assert "metrics that did not change" in data_of_page(page)["left_out"]
-    assert {"wall_ms"} == set(data_of_page(page)["tests"][0]["metrics"])
+    assert {"wall_ms", "cpu_ms"} == set(data_of_page(page)["tests"][0]["metrics"])
 
 
 @pytest.mark.thorough
@@ -335,6 +348,4 @@ def test_rounds_of_another_revision_are_dots_beside_those_of_this_one() -> None:
     side = {"unit": "ms", "median": 1.0, "rounds": [1.0, 1.1, None]}
     one = test("t.py::test_a", metrics=times, ab={"verdict": "slower", "a": side, "b": None})
     (rounds,) = made(report(one)).every("svg", class_="rounds")
-    assert (5, 2) == tuple(
-        len(rounds.every("circle", class_=name)) for name in ("round", "earlier")
-    )
+    assert (5, 2) == tuple(dots(rounds, name) for name in ("round", "earlier"))

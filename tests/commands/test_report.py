@@ -52,9 +52,13 @@ def test_several_reports_are_in_one_page(say: Say, here: Path) -> None:
     assert "torchprof: warning: s.json: the session was interrupted; tests may be missing\n" == err
     page = read_page((here / "page.html").read_text("utf-8"))
     assert "2 files" == page.one("h1").text
-    assert ["Summary of r.json", "Tests of r.json", "Findings of r.json"] == [
-        one.text for one in page.one("nav").every("a")
-    ][:3]
+    bar, first, second = page.every("nav")
+    assert ["r.json", "s.json"] == [one.text for one in bar.every("a")]
+    assert ["Summary", "Tests", "Findings"] == [one.text for one in first.every("a")]
+    assert ["Summary", "Tests"] == [one.text for one in second.every("a")]
+    linked = [str(one.attributes["href"]) for one in (*first.every("a"), *second.every("a"))]
+    assert linked == [f"#{one.attributes['id']}" for one in page.every("section")]
+    assert "Summary of r.json" == page.every("h2")[0].text
     assert {"r.json", "s.json"} == set(data_of_page(page)["files"])
     anchors = [one.attributes["id"] for one in page.every("details", class_="test")]
     assert 3 == len(set(anchors))

@@ -74,7 +74,7 @@ def test_a_region_is_named_beside_its_test() -> None:
 def test_a_long_sentence_ends_after_a_word_and_outside_of_code() -> None:
     message = f"{'one more word ' * 20}and `torch.nn.functional.embedding(x, y)` in the loop"
     (row,) = re.findall(
-        "^.* one more word .*$", of(test("t", findings=[finding(message=message)])), re.M
+        "^.* one more word .*$", of(test("t", findings=[finding(message=message)])), re.MULTILINE
     )
     assert row.endswith("one more word and … |")
 

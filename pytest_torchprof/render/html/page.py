@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -36,6 +37,8 @@ def page(
 ) -> str:
     """The whole file, of characters that UTF-8 can hold.
 
+    Of sections about several files, the bar above has a link per file, and each file its own list.
+
     ``data`` is in the page as JSON. ``assets`` is the folder, relative to the page, with the files
     of `asset_files`; by default, they are in the page.
     """
@@ -44,6 +47,7 @@ def page(
         "page.html",
         title=title,
         sections=sections,
+        groups=[(of, list(same)) for of, same in groupby(sections, lambda one: one.of)],
         styles=Markup(styles),  # noqa: S704 - our own file
         scripts=Markup(scripts),  # noqa: S704 - our own file
         script_hash=base64.b64encode(hashlib.sha256(scripts.encode()).digest()).decode(),

@@ -107,16 +107,18 @@ def report_sections(
                 key=report.environment.get("key"),
                 gaps=gaps.by_reason,
             ),
+            name,
+            "Summary",
         )
     ]
     if views:
         body = render("tests.html", views=views, totals=_totals(views), most=MOST_DETAILED)
-        made.append(Section(f"{prefix}tests", f"Tests{of}", body))
+        made.append(Section(f"{prefix}tests", f"Tests{of}", body, name, "Tests"))
     kinds = _kinds(views)
     if kinds:
         shown = kinds[:_MOST_FINDINGS]
         body = render("findings.html", kinds=shown, left=len(kinds) - len(shown))
-        made.append(Section(f"{prefix}findings", f"Findings{of}", body))
+        made.append(Section(f"{prefix}findings", f"Findings{of}", body, name, "Findings"))
     return made
 
 

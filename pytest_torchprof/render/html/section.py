@@ -11,8 +11,14 @@ if TYPE_CHECKING:
 
 
 class Section(Frozen, frozen=True):
-    """A part of a page: an anchor, a heading, and its HTML, already escaped."""
+    """A part of a page: an anchor, a heading, and its HTML, already escaped.
+
+    ``of`` is the file, or the rank, that it is about, where a page is about several, and ``part``
+    its heading among those of the same one.
+    """
 
     anchor: str
     title: str
     body: Markup
+    of: str = ""
+    part: str = ""

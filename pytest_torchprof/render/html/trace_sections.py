@@ -9,6 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.breakdown import IDLE
 from pytest_torchprof.core.units import format_quantity, plural
@@ -67,9 +68,10 @@ def titled(
     prefix: str, label: str, anchor: str, title: str, body: Iterable[Markup | None]
 ) -> Section:
     """A section; ``label`` says of which trace, and parts that are None are left out."""
-    before = f"{shown(label, 60)}: " if label else ""
+    of = shown(label, 60)
+    before = f"{of}: " if of else ""
     parts = [part for part in body if part is not None]
-    return Section(f"{prefix}{anchor}", f"{before}{title}", joined(parts))
+    return Section(f"{prefix}{anchor}", f"{before}{title}", joined(parts), of, title)
 
 
 def plot_styles() -> str:
@@ -82,7 +84,7 @@ def with_styles(sections: Sequence[Section]) -> list[Section]:
     """The same sections, of which the first has `plot_styles`, once a page."""
     first, *others = sections
     style = element("style", Markup(plot_styles()))  # noqa: S704 - our own file
-    return [Section(first.anchor, first.title, style + first.body), *others]
+    return [replace(first, body=style + first.body), *others]
 
 
 # ------------------------------------------------------------------------------- the overview

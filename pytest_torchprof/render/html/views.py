@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.html.pictures import limits_in_words, picture
-from pytest_torchprof.render.text_width import shorten
+from pytest_torchprof.render.text_width import shorten, shorten_text
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -31,6 +31,7 @@ BAD = ("regressed", "over_budget")
 _TONES = {"regressed": "bad", "over_budget": "bad", "failed": "bad", "improved": "good"}
 _RANKS = ("over_budget", "regressed", "improved", "advisory", "not_measured", "ok", "new")
 _NO_ROUNDS: Mapping[str, Sequence[float]] = {}
+_NO_RATIOS: Mapping[str, float] = {}
 _LONGEST_NAME, _LONGEST_HEADLINE = 160, 120
 #: Digits of the hash in a test's anchor.
 _DIGITS = 12
@@ -194,12 +195,12 @@ def _view(test: StoredTest, sources: Sources, gaps: Gaps, anchor: str) -> TestVi
     name = shorten(full, _LONGEST_NAME)
     wall = test.metrics.get("wall_ms")
     known = wall is not None and wall.value is not None
-    numbers = numbers_of(test.metrics, gaps, {"wall_ms": _rounds_of_a(test)})
+    numbers = numbers_of(test.metrics, gaps, {"wall_ms": _rounds_of_a(test)}, _ratios(test))
     regions = [
         Part(label, region.laps, numbers_of(region.metrics, gaps), found(region.findings, sources))
         for label, region in test.regions.items()
     ]
-    shown = shorten(escape.line(_headline(test, numbers, regions)), _LONGEST_HEADLINE)
+    shown = shorten_text(escape.line(_headline(test, numbers, regions)), _LONGEST_HEADLINE)
     return TestView(
         anchor,
         test,
@@ -227,6 +228,12 @@ def _rounds_of_a(test: StoredTest) -> list[float]:
     rounds = side.get("rounds") if isinstance(side, dict) else None
     known = rounds if isinstance(rounds, list) else []
     return [one for one in known if isinstance(one, int | float)]
+
+
+def _ratios(test: StoredTest) -> dict[str, float]:
+    """How many times as long B takes, by metric: that of the pairs, which `torchprof ab` prints."""
+    ratio = (test.ab or {}).get("ratio")
+    return {"wall_ms": ratio} if isinstance(ratio, int | float) else {}
 
 
 def _pairs(ab: Mapping[str, Any]) -> str:
@@ -281,10 +288,12 @@ def numbers_of(
     metrics: Mapping[str, StoredMetric],
     gaps: Gaps = _NO_GAPS,
     before: Mapping[str, Sequence[float]] = _NO_ROUNDS,
+    ratios: Mapping[str, float] = _NO_RATIOS,
 ) -> Numbers:
     """The metrics but ``gaps``, sorted by what there is to say of them.
 
-    ``before``: the rounds of the baseline, by metric.
+    ``before``: the rounds of the baseline, by metric. ``ratios``: of pairs of rounds, which say
+    more of a change than the medians of both sides.
     """
     rows: list[Row] = []
     same: list[Rest] = []
@@ -292,7 +301,7 @@ def numbers_of(
     missing: list[tuple[str, str]] = []
     for label, metric in metrics.items():
         if _is_compared(metric):
-            rows.append(_row(label, metric, before.get(label, ())))
+            rows.append(_row(label, metric, before.get(label, ()), ratios.get(label)))
         elif metric.value is None:
             pair = label, metric.reason or ""
             missing += [] if pair in gaps.metrics else [pair]
@@ -323,18 +332,21 @@ def _is_gap(metric: StoredMetric) -> bool:
     return metric.value is None and not _is_compared(metric)
 
 
-def _row(label: str, metric: StoredMetric, rounds_before: Sequence[float]) -> Row:
+def _row(
+    label: str, metric: StoredMetric, rounds_before: Sequence[float], ratio: float | None
+) -> Row:
     before, now = format_pair(metric.baseline, metric.value, metric.unit)
     if metric.value is None and metric.at_least is not None:
         now = f"at least {format_quantity(metric.at_least, metric.unit)}"
     known = metric.baseline is not None and metric.value is not None
+    change = format_change(metric.baseline, metric.value) if known else ""
     return Row(
         label,
         metric,
         _TONES.get(metric.status, ""),
         now,
         before,
-        format_change(metric.baseline, metric.value) if known else "",
+        change if ratio is None else format_change(1.0, ratio),
         limits_in_words(metric),
         picture(metric, rounds_before),
         format_spread(metric.spread) if (metric.n or 0) > 1 else "",

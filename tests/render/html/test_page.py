@@ -47,6 +47,7 @@ def test_a_template_shows_hidden_characters_as_escapes() -> None:
 
 _VALUES: dict[str, Any] = {
     "sections": [],
+    "groups": [],
     "styles": "",
     "scripts": "",
     "script_hash": "",

@@ -349,3 +349,12 @@ def test_rounds_of_another_revision_are_dots_beside_those_of_this_one() -> None:
     one = test("t.py::test_a", metrics=times, ab={"verdict": "slower", "a": side, "b": None})
     (rounds,) = made(report(one)).every("svg", class_="rounds")
     assert (5, 2) == tuple(dots(rounds, name) for name in ("round", "earlier"))
+
+
+def test_the_change_is_that_of_the_pairs_where_two_revisions_ran_in_turn() -> None:
+    times = {"wall_ms": metric(1.5, "ms", **ROUNDS, baseline=1.0, status="regressed")}
+    ab = {"verdict": "slower", "ratio": 1.102, "low": 1.092, "high": 1.112, "a": None, "b": None}
+    page = made(report(test("t.py::test_a", metrics=times, ab=ab, status="regressed")))
+    (row,) = page.every("tr", class_="regressed")
+    assert "+10.2 %" == row.every("td")[2].text
+    assert "wall_ms +10.2 %" == page.one("span", class_="headline").text

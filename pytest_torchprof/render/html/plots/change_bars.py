@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import format_pair, format_quantity, plural
-from pytest_torchprof.render.html.plots.svg import drawing, element, mark, shown, text
+from pytest_torchprof.render.html.plots.svg import drawing, element, joined, mark, shown, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +68,6 @@ def change_bars(name: str, changes: Sequence[Change], what: str) -> Markup:
         title = f"{shown(change.name)}: {before} → {now}"
         parts.append(mark(who, bar, label, title=title, value=change.ms))
     told = f"The {plural(len(rows), 'largest change')} of {what}, slower to the right"
-    return drawing(
-        name, _WIDTH, height, told.replace("1 largest", "largest"), *parts, class_="roomy"
-    )
+    told = told.replace("1 largest", "largest")
+    plot = drawing(name, _WIDTH, height, told, *parts, class_="roomy")
+    return joined((element("p", told, class_="quiet"), plot))

@@ -118,6 +118,8 @@ def test_nothing_is_wider_than_the_window(
 def test_a_thousand_tests_open_in_two_seconds(browser: Tab, tmp_path: Path) -> None:
     many = {f"metric_{n}": metric(n * 1000, "B", baseline=n * 1000) for n in range(30)}
     tests = [test(f"t.py::test_{n}", metrics=many) for n in range(1000)]
+    # Its own time, not that of a machine that is busy otherwise.
+    browser.say("Performance.enable", timeDomain="threadTicks")
     page = opened(browser, tmp_path, report(*tests))
-    took_ms = page.ask("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert took_ms < 2000
+    spent = {one["name"]: one["value"] for one in page.say("Performance.getMetrics")["metrics"]}
+    assert 0 < spent["TaskDuration"] < 2

@@ -150,7 +150,7 @@ def procedures() -> dict[str, Procedure]:
 
 def judge(series: Recording) -> None:
     """Print how each procedure does on these series."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for name, procedure in procedures().items():
         started = time.perf_counter()
         alarms = {key: len(procedure(values)) for key, values in series.items()}

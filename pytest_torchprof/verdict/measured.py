@@ -32,7 +32,8 @@ class Measured(Frozen, frozen=True):
     unknown; ``mismatch`` is a failed inline expectation, metric →
     expected text. ``pairs_gap`` says why callables that the test compares were not compared.
     ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
-    test itself records.
+    test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
+    ``seed``: what the test draws depends on it.
     """
 
     checked: Checked
@@ -55,6 +56,9 @@ class Measured(Frozen, frozen=True):
     pairs_gap: Reason | None = None
     own: tuple[Metric, ...] = ()
     recorded: Recordings = msgspec.field(default_factory=dict)
+    reseeded: Checked | None = None
+    recorded_reseeded: Recordings = msgspec.field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def trace(self) -> Events:

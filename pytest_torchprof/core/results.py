@@ -277,8 +277,8 @@ class Baseline(Frozen, frozen=True):
     ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it, or several.
     ``regions`` are those that the test has named, each entered ``laps`` times. ``own`` are the
     values of metrics that the user has defined; their times are in ``times``. ``unstable`` are the
-    ranges of metrics that vary. ``seed``: what the test draws depends on it; None also if the
-    numbers were accepted without one.
+    ranges of metrics that vary. ``seed`` is the one that a test was accepted with, if it uses
+    random generators. ``draws``, which is not stored: what it draws depends on the seed.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -292,3 +292,4 @@ class Baseline(Frozen, frozen=True):
     own: Mapping[str, Number] = field(default_factory=dict)
     unstable: Mapping[str, Range] = field(default_factory=dict)
     seed: int | None = None
+    draws: bool = False

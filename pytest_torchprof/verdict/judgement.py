@@ -215,7 +215,7 @@ def judged(
         profile,
         _accepts(measured, found, again, quiet=quiet, accept=terms.accept),
         _times_changed(verdicts, quiet=quiet),
-        unstable(found.profile, again, drawn=measured.seed is not None) if again else None,
+        unstable(found.profile, again, drawn=measured.draws) if again else None,
     )
 
 
@@ -309,6 +309,7 @@ def _accepts(
         cpu_capability=cpu,
         unstable=ranges_of(profile, again, found.baseline),
         seed=measured.seed,
+        draws=measured.draws,
         regions={
             name: replace(
                 _numbers(region, found.regions[name]),

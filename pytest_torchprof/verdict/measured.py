@@ -33,7 +33,8 @@ class Measured(Frozen, frozen=True):
     expected text. ``pairs_gap`` says why callables that the test compares were not compared.
     ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
     test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
-    ``seed``: what the test draws depends on it.
+    ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
+    whether the numbers that it draws depend on it.
     """
 
     checked: Checked
@@ -59,6 +60,7 @@ class Measured(Frozen, frozen=True):
     reseeded: Checked | None = None
     recorded_reseeded: Recordings = msgspec.field(default_factory=dict)
     seed: int | None = None
+    draws: bool = False
 
     @property
     def trace(self) -> Events:

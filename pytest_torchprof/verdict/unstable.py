@@ -81,11 +81,11 @@ def _ranges(profile: Profile, other: Profile) -> dict[str, tuple[Range, str]]:
             continue
         if _may_vary(metric) and _differ(value, again, metric.tolerance):
             found[name] = Range.of(value, again), metric.unit
-    for rule in profile.compared.keys() & other.compared.keys():
-        counts = profile.compared[rule], other.compared[rule]
-        if counts[0] != counts[1]:
-            found[findings_label(rule)] = Range.of(*counts), "1"
-    return dict(sorted(found.items()))
+    for rule, count in profile.compared.items():
+        again = other.compared.get(rule)
+        if again is not None and again != count:
+            found[findings_label(rule)] = Range.of(count, again), "1"
+    return found
 
 
 def _holds(known: Range, value: Value | None) -> bool:

@@ -282,7 +282,8 @@ class Gatherer:
             recorded=self.recordings.taken(),
             reseeded=self._reseeded,
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
-            seed=self.seeds.number if self.seeds.decide else None,
+            seed=self.seeds.number if self.seeds.matter else None,
+            draws=self.seeds.decide,
         )
 
     @property

@@ -64,7 +64,10 @@ class Seeds:
         """
         if not self.matter or self._has_arguments:
             return self.matter
-        return len(self._ends) < 2 or any(self._ends[True].differs(self._ends[False]))
+        if len(self._ends) < 2:
+            return True
+        differing = self._ends[True].differs(self._ends[False])
+        return any(used and differs for used, differs in zip(self._used, differing, strict=True))
 
     def note_first(self, item: pytest.Item) -> None:
         """After the first run, note the generators that it has used."""

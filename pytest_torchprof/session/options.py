@@ -29,6 +29,7 @@ STARTED_NS = pytest.StashKey[int]()
 #: Options that have an effect only with profiling on.
 _ASKING = (
     "--torchprof-strict",
+    "--torchprof-check-stable",
     "--torchprof-json",
     "--torchprof-html",
     "--torchprof-markdown",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -168,6 +170,13 @@ def test_regions_own_metrics_and_findings_have_ranges(pytester: pytest.Pytester)
     assert {"rows", "ops", "findings[rule=for-loop-indexing]"} <= found["unstable"].keys()
     assert {"items", "ops"} <= found["regions"]["part"]["unstable"].keys()
     assert "fixed" not in found["unstable"]
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    schema = files("pytest_torchprof") / "schemas" / "torchprof-baseline-1.json"
+    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text("utf-8")))
+    data = read_baseline(pytester)
+    validator.validate(data)
+    data["tests"]["test_it"]["cpu, torch"] = {"unstable": {"ops": [1]}}
+    assert not validator.is_valid(data)
     assert found["unstable"]["rows"] == found["regions"]["part"]["unstable"]["items"]
     assert {"test_it": "ok"} == run(pytester, "--torchprof").statuses
 

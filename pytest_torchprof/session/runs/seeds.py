@@ -86,8 +86,8 @@ class Seeds:
         seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
         if hasattr(item.config.option, "randomly_seed"):
             item.config.option.randomly_seed = seed % 2**31
-        if (hypothesis := _hypothesis_of(item)) is not None:
-            hypothesis.global_force_seed = seed
+        if (theirs := _hypothesis_of(item)) is not None:
+            theirs.global_force_seed = seed
 
     def note_end(self, *, other: bool) -> None:
         """After a run with the usual or the ``other`` seed, note the generators' states."""
@@ -111,9 +111,9 @@ def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:
     option: Any = item.config.option
     if hasattr(option, "randomly_seed"):
         undo.callback(setattr, option, "randomly_seed", option.randomly_seed)
-    if (hypothesis := _hypothesis_of(item)) is not None:
-        before = hypothesis.global_force_seed
-        undo.callback(setattr, hypothesis, "global_force_seed", before)
+    if (theirs := _hypothesis_of(item)) is not None:
+        before = theirs.global_force_seed
+        undo.callback(setattr, theirs, "global_force_seed", before)
 
 
 def _hypothesis_of(item: pytest.Item) -> Any | None:

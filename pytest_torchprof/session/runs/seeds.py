@@ -82,10 +82,12 @@ class Seeds:
         # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
         chosen = self._used._replace(torch=True)
         self._start.restore(but=chosen)
-        seed = seed_for(self._number or 0, self._name, _OTHER if other else self._attempt)
+        number, attempt = self._number or 0, _OTHER if other else self._attempt
+        seed = seed_for(number, self._name, attempt)
         seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
         if hasattr(item.config.option, "randomly_seed"):
-            item.config.option.randomly_seed = seed % 2**31
+            # The same for all tests: versions of pytest-randomly keep a state for each seed.
+            item.config.option.randomly_seed = seed_for(number, "", attempt) % 2**31
         if (theirs := _hypothesis_of(item)) is not None:
             theirs.global_force_seed = seed
 

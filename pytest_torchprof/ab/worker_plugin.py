@@ -29,6 +29,7 @@ from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.runs.gather import Gatherer
 from pytest_torchprof.session.runs.outcome import hide_own_frames
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
+from pytest_torchprof.session.runs.seeds import seeded_name
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class WorkerPlugin(RunningHooks):
             thresholds=s.thresholds,
             ignored=s.ignore,
             compares=False,
+            seed=s.seed,
         )
 
     # ---------------------------------------------------------------- the loop
@@ -188,7 +190,12 @@ class WorkerPlugin(RunningHooks):
             return
         files = (str(item.path),)
         gatherer = Gatherer(
-            item.stash[_PLAN], self._machine, self.folder, own_files=files, frozen=True
+            item.stash[_PLAN],
+            self._machine,
+            self.folder,
+            own_files=files,
+            frozen=True,
+            name=seeded_name(item),
         )
         try:
             if not overrides_of(item).get("enabled", True):

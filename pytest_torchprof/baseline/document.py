@@ -33,6 +33,7 @@ class NumberSections(msgspec.Struct):
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
     own: dict[str, int | float] = {}
+    unstable: dict[str, tuple[int | float, int | float]] = {}
 
 
 class RegionSections(NumberSections):
@@ -47,6 +48,7 @@ class Sections(NumberSections):
 
     times: dict[str, Any] = {}
     cpu_capability: str | None = None
+    seed: int | None = None
     regions: dict[str, RegionSections] = {}
 
 
@@ -200,6 +202,8 @@ def _numbers(sections: Sections) -> Iterator[int | float]:
             yield from section.values()
         for counts in part.operators.values():
             yield from counts.values()
+        for ends in part.unstable.values():
+            yield from ends
     for times in (sections.times, *(region.times for region in sections.regions.values())):
         yield from _within(times)
 

@@ -21,6 +21,7 @@ from pytest_torchprof.baseline.changes import (
     OWN,
     REGIONS,
     SECTIONS,
+    UNSTABLE,
     Change,
     changes,
     region_changes,
@@ -35,13 +36,13 @@ from pytest_torchprof.baseline.document import (
 )
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline
+from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline, Range
 from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line. Regions have sections of
 #: their own.
 _OPEN_LEVELS, _MORE_IN_REGIONS = 5, 2
-_CPU = "cpu_capability"
+_CPU, _SEED = "cpu_capability", "seed"
 
 
 class Entry(Frozen, frozen=True):
@@ -142,11 +143,26 @@ def entry_of(
         name: Baseline(
             **{section: region.get(section, {}) for section in OF_REGION},
             laps=region.get("laps", 1),
+            unstable=_ranges(region),
         )
         for name, region in found.get(REGIONS, {}).items()
     }
-    own = found.get(OWN, {})
-    return Baseline(**sections, cpu_capability=found.get(_CPU), regions=regions, own=own)
+    return Baseline(
+        **sections,
+        cpu_capability=found.get(_CPU),
+        regions=regions,
+        own=found.get(OWN, {}),
+        unstable=_ranges(found),
+        seed=found.get(_SEED),
+    )
+
+
+def _ranges(entry: Mapping[str, Any]) -> dict[str, Range]:
+    return {label: Range(*ends) for label, ends in entry.get(UNSTABLE, {}).items()}
+
+
+def _pairs(ranges: Mapping[str, Range]) -> dict[str, list[float]]:
+    return {label: [one.low, one.high] for label, one in ranges.items()}
 
 
 def _of_cpu(environment: str, cpu_capability: str) -> str:
@@ -205,16 +221,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         test = storable_name(entry.test)
         environments = tests.setdefault(test, {})
         disputed.discard((test, entry.environment))
-        new: dict[str, Any] = {
-            section: dict(getattr(entry.baseline, section)) for section in SECTIONS
-        }
-        if entry.baseline.own:
-            new[OWN] = dict(entry.baseline.own)
-        if entry.baseline.regions:
-            new[REGIONS] = {
-                storable_name(name): _region(region)
-                for name, region in entry.baseline.regions.items()
-            }
+        new = _sections(entry.baseline)
         key = _key(environments, entry)
         if key is None and same(first := environments[entry.environment], new):
             # The numbers hold on this CPU, too.
@@ -231,19 +238,21 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         for name, region in new.get(REGIONS, {}).items():
             accepted = (old or {}).get(REGIONS, {}).get(name, {}).get("metrics", {})
             region["metrics"] = {**accepted, **region["metrics"]}
-        mine = {"project": project} if project else {}
-        if entry.baseline.cpu_capability is not None:
-            mine[_CPU] = entry.baseline.cpu_capability
+        mine: dict[str, Any] = {"project": project} if project else {}
+        conditions = {_CPU: entry.baseline.cpu_capability, _SEED: entry.baseline.seed}
+        mine |= {name: value for name, value in conditions.items() if value is not None}
         if old is None:
             done.added.append(entry.test)
         elif not entry.times_changed and same(old, new):
+            if not entry.baseline.draws:  # the entry holds as it is
+                mine.pop(_SEED, None)
             if mine.keys() - old.keys():
                 environments[key] = {**old, **mine}
                 done.touched = True
             continue
         else:
             if same(old, new):  # only times have changed
-                mine |= {name: value for name, value in old.items() if name == _CPU}
+                mine |= {name: value for name, value in old.items() if name in (_CPU, _SEED)}
             else:
                 key = _only_entry(environments, entry, key)
             done.changed[entry.test] = [
@@ -259,7 +268,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
             done.changed[entry.test] += region_changes(
                 entry.test, old.get(REGIONS, {}), new.get(REGIONS, {})
             )
-        gone = {_CPU, REGIONS, OWN}
+        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE}
         environments[key] = {
             **{k: v for k, v in (old or {}).items() if k not in gone},
             **new,
@@ -268,6 +277,20 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         done.touched = True
     done.disputed = sorted({test for test, _ in disputed})
     return done
+
+
+def _sections(baseline: Baseline) -> dict[str, Any]:
+    """What is measured, as stored."""
+    new: dict[str, Any] = {section: dict(getattr(baseline, section)) for section in SECTIONS}
+    if baseline.own:
+        new[OWN] = dict(baseline.own)
+    if baseline.unstable:
+        new[UNSTABLE] = _pairs(baseline.unstable)
+    if baseline.regions:
+        new[REGIONS] = {
+            storable_name(name): _region(region) for name, region in baseline.regions.items()
+        }
+    return new
 
 
 def _key(environments: Mapping[str, Any], entry: Entry) -> str | None:
@@ -330,7 +353,8 @@ def _device(environment: str) -> str:
 
 def _region(region: Baseline) -> dict[str, Any]:
     """A region as stored: without sections that are empty."""
-    sections = {section: dict(getattr(region, section)) for section in OF_REGION}
+    sections: dict[str, Any] = {section: dict(getattr(region, section)) for section in OF_REGION}
+    sections[UNSTABLE] = _pairs(region.unstable)
     return {"laps": region.laps or 1, **{name: part for name, part in sections.items() if part}}
 
 

@@ -6,12 +6,21 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_torchprof.capture.generators import NUMPY, PYTHON
+from pytest_torchprof.capture.generators import NUMPY, PYTHON, State
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.seeding import accelerators, mps
+
+
+class Differing(NamedTuple):
+    """Which generators two states differ in; ``torch``: on any device."""
+
+    python: bool
+    numpy: bool
+    torch: bool
 
 
 class RandomState:
@@ -23,25 +32,57 @@ class RandomState:
         self._numpy = NUMPY.now(numpy.get_state) if numpy is not None else None
         torch = sys.modules.get("torch")
         self._torch = torch.default_generator.get_state() if torch is not None else None
-        device = getattr(torch, "cuda", None)
-        self._cuda = device.get_rng_state_all() if device and device.is_initialized() else None
+        self._devices = [(module, module.get_rng_state_all()) for module in accelerators()]
+        metal = mps()
+        self._mps = metal.get_rng_state() if metal is not None else None
 
-    def restore(self) -> None:
-        """Restore the generators' states."""
-        PYTHON.restore(self._python, random.setstate)
-        if self._numpy is not None:
+    def restore(self, but: Differing | None = None) -> None:
+        """Restore the generators' states, ``but`` these."""
+        if but is None or not but.python:
+            PYTHON.restore(self._python, random.setstate)
+        if self._numpy is not None and (but is None or not but.numpy):
             NUMPY.restore(self._numpy, sys.modules["numpy.random"].set_state)
+        if but is not None and but.torch:
+            return
         if self._torch is not None:
             sys.modules["torch"].default_generator.set_state(self._torch)
-        if self._cuda is not None:
-            sys.modules["torch"].cuda.set_rng_state_all(self._cuda)
+        for module, states in self._devices:
+            module.set_rng_state_all(states)
+        if self._mps is not None:
+            sys.modules["torch"].mps.set_rng_state(self._mps)
+
+    def differs(self, other: RandomState) -> Differing:
+        """Which generators are in another state; those that cannot tell count as such."""
+        ours, theirs = (self._numpy, other._numpy)
+        devices = [[s for _, states in one._devices for s in states] for one in (self, other)]
+        return Differing(
+            python=_differ(self._python, other._python),
+            numpy=_differ(ours, theirs) if ours and theirs else theirs is not ours,
+            torch=_unequal([self._torch], [other._torch])
+            or _unequal(*devices)
+            or _unequal([self._mps], [other._mps]),
+        )
+
+
+def _differ(one: State, other: State) -> bool:
+    return one.fingerprint is None or one.fingerprint != other.fingerprint
+
+
+def _unequal(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether states of torch's generators differ: tensors of bytes on the host."""
+    if len(some) != len(others):
+        return True
+    return any(
+        a is not b and (a is None or b is None or not a.equal(b))
+        for a, b in zip(some, others, strict=True)
+    )
 
 
 class World:
     """State that a test may change for later tests, but its reruns must not."""
 
     def __init__(self) -> None:
-        self._random = RandomState()
+        self.random = RandomState()
         self._filters = list(warnings.filters)
         self._environ = dict(_variables())
         self._depth = PATCH_GUARD.depth_of_test
@@ -49,9 +90,9 @@ class World:
         with suppress(OSError):  # a test has deleted it
             self._folder = os.getcwd()  # noqa: PTH109 - nothing of this is a Path
 
-    def restore(self) -> None:
-        """Put it back."""
-        self._random.restore()
+    def restore(self, but: Differing | None = None) -> None:
+        """Put it back; the generators named by ``but`` stay as they are."""
+        self.random.restore(but)
         if PATCH_GUARD.depth_of_test != self._depth:
             PATCH_GUARD.set_depth_of_test(self._depth)
         warnings.filters[:] = self._filters  # type: ignore[index]

@@ -198,6 +198,7 @@ class Why(Enum):
     HYPERVISOR_TOOK = "hypervisor_took"
     THROTTLED = "throttled"
     QUOTA_USED_UP = "quota_used_up"
+    OUTSIDE_RANGE = "outside_range"
     # where it happened
     ONLY_RUN = "only_run"
     TRACED_BY_DEBUGGER = "traced_by_debugger"

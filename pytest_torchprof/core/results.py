@@ -242,12 +242,43 @@ class Profile(Frozen, frozen=True):
 CPU_SEPARATOR = ", "
 
 
+class Range(Sendable, frozen=True):
+    """The accepted values of a metric that varies, both ends included."""
+
+    low: Number
+    high: Number
+
+    @classmethod
+    def of(cls, *values: Number) -> Range:
+        """The smallest range that holds these values.
+
+        >>> Range.of(3, 1, 2)
+        Range(low=1, high=3)
+        """
+        return cls(min(values), max(values))
+
+
+class Unstable(Sendable, frozen=True):
+    """What two profiled runs of one test differ in.
+
+    ``ranges`` are those of metrics, by label, with their ``units``, and ``operators`` those of
+    operators' calls. ``drawn``: the seeds differed, and what the test draws depends on them.
+    """
+
+    ranges: Mapping[str, Range]
+    units: Mapping[str, str]
+    operators: Mapping[str, Range]
+    drawn: bool
+
+
 class Baseline(Frozen, frozen=True):
     """The accepted numbers of one test in one environment, as stored.
 
     ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it, or several.
     ``regions`` are those that the test has named, each entered ``laps`` times. ``own`` are the
-    values of metrics that the user has defined; their times are in ``times``.
+    values of metrics that the user has defined; their times are in ``times``. ``unstable`` are the
+    ranges of metrics that vary. ``seed`` is the one that a test was accepted with, if it uses
+    random generators. ``draws``, which is not stored: what it draws depends on the seed.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -259,3 +290,6 @@ class Baseline(Frozen, frozen=True):
     regions: Mapping[str, Baseline] = field(default_factory=dict)
     laps: int | None = None
     own: Mapping[str, Number] = field(default_factory=dict)
+    unstable: Mapping[str, Range] = field(default_factory=dict)
+    seed: int | None = None
+    draws: bool = False

@@ -17,10 +17,11 @@ class Settings:
     """Options after applying command line, marker, ini file and default.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
-    ``json``, ``html``, ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name →
-    value, if not default. ``min_time`` is in seconds. ``started_ns``: when pytest began
-    (`time.time_ns`). ``given`` are the names of options that were set. ``history`` is a
-    URL or an absolute path.
+    ``seed`` is that of a test's runs after its first, None for none. ``json``, ``html``,
+    ``markdown`` and ``traces`` are absolute. ``thresholds``: rule → name → value, if not default.
+    ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
+    the names of options that were set. ``history`` is a URL or an absolute path.
+    ``checks_stable``: profile each test once more, with another seed.
     """
 
     enabled: bool
@@ -42,12 +43,14 @@ class Settings:
     top: int
     ignore: frozenset[str]
     threads: int | None
+    seed: int | None
     ci: Literal["auto", "github", "gitlab", "off"]
     junit: bool = False
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     started_ns: int = 0
     history: str | None = None
+    checks_stable: bool = False
 
     @property
     def gate_time_s(self) -> float:

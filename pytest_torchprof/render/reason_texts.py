@@ -317,6 +317,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.NOT_MEASURED_ON: "not measured on {side}",
     Why.ONLY_ON: "only in {side}",
     Why.SKIPPED_ON: "only in {side}: {why}",
+    Why.OUTSIDE_RANGE: "accepted from {low:{unit}} to {high:{unit}}, as it varies",
     Why.FAILS_ON: "fails in {sides: and }: {why}",
     Why.FAILS_AGAIN_ON: "fails in {side} when run again: {why}",
     Why.NOT_COLLECTED_ON: "cannot be collected in {side}: {why}",

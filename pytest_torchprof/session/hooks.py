@@ -39,12 +39,13 @@ from pytest_torchprof.session.reporting.report_attachments import (
     has_attachment,
     has_news,
 )
-from pytest_torchprof.session.reporting.terminal_summary import summarize
+from pytest_torchprof.session.reporting.terminal_summary import header, summarize
 from pytest_torchprof.session.reporting.worker_output import WorkerOutput
 from pytest_torchprof.session.runs.gather import Gatherer
 from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfail
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
 from pytest_torchprof.session.runs.reruns import Runner
+from pytest_torchprof.session.runs.seeds import seeded_name
 from pytest_torchprof.session.runs.timed_rounds import RecentLaps
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -120,12 +121,7 @@ class TorchprofSession(RunningHooks):
 
     def pytest_report_header(self) -> str:
         """One line: what is measured here, and how often a test runs."""
-        s = self.settings
-        where = self.environment.get("key", "profiling in workers")
-        seconds = s.min_time or s.gate_time_s
-        timed = f"{s.rounds} timed" if not seconds else f"timed for {seconds:g} s"
-        runs = f"{s.warmup} warm-up, {timed}, 1 profiled"
-        return escape.line(f"torchprof: {where}; runs a test: {runs}")
+        return header(self.settings, self.environment.get("key", "profiling in workers"))
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Skip baseline folders that may not be read, instead of failing collection."""
@@ -195,7 +191,7 @@ class TorchprofSession(RunningHooks):
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         PATCH_GUARD.learn_more()
-        wants_lines = self.verdicts.begin(item)
+        wants_lines, wants_unseeded = self.verdicts.begin(item)
         item.stash.setdefault(GATHERER, None)
         item.stash[GATHERER] = Gatherer(
             plan,
@@ -203,6 +199,8 @@ class TorchprofSession(RunningHooks):
             own_files=(str(item.path),),
             wants_lines=wants_lines,
             laps=self._laps,
+            name=seeded_name(item),
+            wants_unseeded=wants_unseeded,
         )
         self.verdicts.load(item)
 
@@ -332,6 +330,7 @@ class TorchprofSession(RunningHooks):
             return
         if self.settings.accept:
             self._accept()
+        self.messages += self.results.unstable_lines
         with suppress(TorchprofError):  # reported at collection
             self.messages += rules_of(self.config).errors
         for fault in self.results.rule_faults:

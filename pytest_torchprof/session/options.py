@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +19,17 @@ if TYPE_CHECKING:
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
+STABLE_HELP = (
+    "profile each test once more, with another seed, and name what differs (default: only while "
+    "accepting)"
+)
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 #: Options that have an effect only with profiling on.
 _ASKING = (
     "--torchprof-strict",
+    "--torchprof-check-stable",
     "--torchprof-json",
     "--torchprof-html",
     "--torchprof-markdown",
@@ -108,6 +112,18 @@ def _threads(text: str) -> int | None:
     return value
 
 
+def _seed(text: str) -> int | None:
+    if text == "keep":
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63:
+        raise SettingsError(f"{text!r} is not a seed, a whole number from 0 on, or 'keep'")
+    return value
+
+
 def _file(text: str) -> str:
     if not text.strip():
         raise SettingsError("the name of the file or folder is empty")
@@ -173,6 +189,9 @@ OPTIONS = (
            "with units: pageable-copy.bytes=2 MiB"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads in the profiled run; 1 makes "
            "counts the same on every machine"),
+    Option("seed", "0", _seed, "N|keep", "seed of Python's, NumPy's, and torch's generators in "
+           "each run of a test after its first, so that it draws the same in every process; keep "
+           "leaves them as they are"),
 )  # fmt: skip
 
 
@@ -193,6 +212,9 @@ def add_options(parser: pytest.Parser) -> None:
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
     ini("torchprof_junit", JUNIT_HELP, type="bool", default=False)
     ini("torchprof_budgets", BUDGETS_HELP, type="linelist", default=[])
+    stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
+    add("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
+    add("--no-torchprof-check-stable", action="store_false", help="do not, either", **stable)
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
@@ -287,53 +309,6 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
-def _check_name(option: str, files: Mapping[str, Path]) -> None:
-    """Reject a folder, and the file of an option before it.
-
-    Raises:
-        SettingsError: it is one of these.
-    """
-    path = files.get(option)
-    if path is None:
-        return
-    same = next(o for o, other in files.items() if other.resolve() == path.resolve())
-    if same != option:
-        raise SettingsError(f"{path} is the file of --torchprof-{same}, too")
-    if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
-        raise SettingsError(f"{path} is a folder", next_step="name a file in it")
-
-
-def _check_files(json: Path | None, html: Path | None, markdown: Path | None) -> None:
-    """Reject names of files that are there and not ours.
-
-    Raises:
-        pytest.UsageError: there is such a file.
-    """
-    from pytest_torchprof.render import escape
-    from pytest_torchprof.render.json_report import check_target
-
-    named = {"json": json, "html": html, "markdown": markdown}
-    name = "json"
-    try:
-        for name in named:
-            _check_name(name, {o: path for o, path in named.items() if path is not None})
-        name = "json"
-        if json is not None:
-            check_target(json)
-        if html is not None:
-            from pytest_torchprof.render.html.target import check_page
-
-            name = "html"
-            check_page(html)
-        if markdown is not None:  # most sessions load none of that
-            from pytest_torchprof.render.markdown_comment import check_comment
-
-            name = "markdown"
-            check_comment(markdown)
-    except SettingsError as error:
-        raise pytest.UsageError(escape.line(f"--torchprof-{name}: {error}")) from None
-
-
 def _history_address(config: pytest.Config, text: str) -> str:
     """A URL, or a whole path: relative to where pytest was started; in an ini file, to the root."""
     if "://" in text:
@@ -351,6 +326,7 @@ def build_settings(config: pytest.Config) -> Settings:
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.render import escape
     from pytest_torchprof.session.known_rules import check_rules, thresholds_of
+    from pytest_torchprof.session.named_files import check_files
 
     values: dict[str, Any] = {}
     given: set[str] = set()
@@ -372,6 +348,7 @@ def build_settings(config: pytest.Config) -> Settings:
             raise pytest.UsageError(escape.line(f"{source}: {error}")) from None
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
+    stable = config.getoption("torchprof_check_stable")
     here = config.invocation_params.dir
     for path in ("json", "html", "markdown", "traces"):
         values[path] = here / values[path] if values[path] else None
@@ -386,13 +363,14 @@ def build_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"
         )
-    _check_files(values["json"], values["html"], values["markdown"])
+    check_files(values["json"], values["html"], values["markdown"])
     return Settings(
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),
         accept=bool(accept),
         strict=_switched(config, "torchprof_strict") if strict is None else bool(strict),
         junit=_switched(config, "torchprof_junit"),
+        checks_stable=bool(accept if stable is None else stable),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),
     )

@@ -30,10 +30,21 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.metric import Metric
 
 RunKind = Literal[
-    "warmup", "round", "pairs", "profile", "modules", "threads", "numbers", "tensors", "lines"
+    "warmup",
+    "round",
+    "pairs",
+    "profile",
+    "modules",
+    "threads",
+    "numbers",
+    "tensors",
+    "reseeded",
+    "lines",
 ]
 #: Optional runs: the numbers are complete without them, so a failure in one is ignored.
-EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
+EXTRA_KINDS: Final = frozenset({"tensors", "reseeded", "lines"})
+#: Runs that are tried with further seeds if they fail with the first.
+SEEDED_KINDS: Final = frozenset({"warmup", "round", "profile"})
 
 
 class Plan(Frozen, frozen=True):
@@ -44,6 +55,8 @@ class Plan(Frozen, frozen=True):
     rounds was given, ``gate_time_s``. ``time`` is what to do about a time difference; with
     ``shares_laps``, the reference kernel's laps of the test before may be used. ``compares``:
     callables that the test compares get a run of their own. ``metrics`` are the user's own.
+    ``seed`` is that of runs after the first, None to leave the generators alone; with
+    ``checks_stable``, one more run has another.
     """
 
     warmup: int
@@ -60,6 +73,8 @@ class Plan(Frozen, frozen=True):
     shares_laps: bool = False
     compares: bool = True
     metrics: tuple[Metric, ...] = ()
+    seed: int | None = None
+    checks_stable: bool = False
     #: Excluded from profiling, but with limits, which are then not checked.
     left_out: bool = False
 
@@ -146,5 +161,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         time=s.time,
         shares_laps=s.time == "advisory" and not s.accept,
         metrics=tuple(metrics_of(item.config, item).values()),
+        seed=s.seed,
+        checks_stable=s.checks_stable,
     )
     return base.with_counts(**overrides)

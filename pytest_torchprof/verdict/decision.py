@@ -26,6 +26,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
+from pytest_torchprof.verdict.unstable import accepted_findings, outside, range_of, within
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
     zeroed = [
         o.get("aten::zero_", {}).get("calls", 0) for o in (baseline.operators, profile.operators)
     ]
-    if now > before and zeroed[1] - zeroed[0] < now - before:  # else they start from zero
+    varies = "ops" in baseline.unstable
+    if (
+        not varies and now > before and zeroed[1] - zeroed[0] < now - before
+    ):  # else they start from zero
         return because(Why.GRADIENTS_ADD_UP, before=before, now=now)
     steps, zeros = (
         [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
@@ -145,7 +149,8 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
 def new_findings(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, int]]:
     """Rule → (accepted, now), for rules that match more often than accepted."""
     before = baseline or Baseline()
-    pairs = {rule: (before.findings.get(rule, 0), n) for rule, n in profile.compared.items()}
+    known = accepted_findings(before, profile.compared)
+    pairs = {rule: (known[rule], n) for rule, n in profile.compared.items()}
     for rule, metric in profile.gated.items():
         if not metric and baseline is None:
             pairs[rule] = 0, profile.found.get(rule, 0)
@@ -170,7 +175,7 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
         return verdict  # the baseline predates findings
     # Skip rules that were not checked now, and rules gated by a metric of their own.
     found = profile.compared
-    accepted = sum(baseline.findings.get(rule, 0) for rule in found)
+    accepted = sum(accepted_findings(baseline, found).values())
     total = sum(found.values())
     apart = sum(profile.found.values()) - total
     more = {rule: pair for rule, pair in new_findings(profile, baseline).items() if rule in found}
@@ -284,10 +289,13 @@ def _against_accepted(
     if metric.klass == "time":
         verdict = Verdict(metric.name, value, "ok", accepted)
         return _of_time(metric, verdict, profile, baseline, policy)
-    status = _against(value, accepted, metric.tolerance, better=metric.better)
+    reference = within(baseline, metric.name, value, accepted)
+    status = _against(value, reference, metric.tolerance, better=metric.better)
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
         status = "advisory"
+    elif status != "ok" and (known := range_of(baseline, metric.name, accepted)) is not None:
+        note = outside(known, metric.unit)
     return Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
 
 

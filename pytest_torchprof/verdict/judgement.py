@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF, deltas
+from pytest_torchprof.analysis.trace_diff import COLUMN_OF
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
@@ -20,6 +20,7 @@ from pytest_torchprof.core.results import (
     Number,
     Profile,
     TestStatus,
+    Unstable,
     Verdict,
 )
 from pytest_torchprof.core.structs import Frozen
@@ -32,16 +33,16 @@ from pytest_torchprof.verdict.decision import (
     new_findings,
     status_of,
 )
+from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
 from pytest_torchprof.verdict.profile import profile_of
+from pytest_torchprof.verdict.unstable import ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
-
-_MOST_SWAPPED = 4
 
 #: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
 _CHANGED = frozenset({"new", "regressed", "improved"})
@@ -94,6 +95,11 @@ class Compared(Frozen, frozen=True):
         return explained or bool(new_findings(self.profile, self.baseline))
 
     @property
+    def differs(self) -> bool:
+        """Whether a metric that is compared exactly has another value."""
+        return any(v.status in ("regressed", "improved") for v in self.all_verdicts)
+
+    @property
     def fails(self) -> bool:
         """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None
@@ -104,7 +110,8 @@ class Judged(Frozen, frozen=True):
     """The verdict on a test, with the causes of its failure, if it fails.
 
     ``accepts`` is what ``--accept`` would write, None if there is nothing to accept;
-    ``times_changed``: its times replace the accepted ones.
+    ``times_changed``: its times replace the accepted ones. ``unstable``: what another run with
+    another seed differs in.
     """
 
     status: TestStatus
@@ -114,6 +121,7 @@ class Judged(Frozen, frozen=True):
     profile: Profile | None = None
     accepts: Baseline | None = None
     times_changed: bool = False
+    unstable: Unstable | None = None
 
     @property
     def strict(self) -> bool:
@@ -192,8 +200,9 @@ def judged(
     other = next((found.policy.cpu_note for v in verdicts if _only_advises(v)), None)
     swapped = None
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
-        swapped = _swapped(profile, baseline)
+        swapped = swapped_operators(profile, baseline)
     quiet = not (terms.contended or measured.busy)
+    again = _profile_again(measured)
     return Judged(
         status,
         verdicts,
@@ -201,11 +210,12 @@ def judged(
         other
         or swapped
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
-        or _not_compared(measured.unmeasured, profile)
+        or not_compared(measured.unmeasured, profile)
         or measured.pairs_gap,
         profile,
-        _accepts(measured, found, quiet=quiet, accept=terms.accept),
+        _accepts(measured, found, again, quiet=quiet, accept=terms.accept),
         _times_changed(verdicts, quiet=quiet),
+        unstable(found.profile, again, drawn=measured.draws) if again else None,
     )
 
 
@@ -264,8 +274,20 @@ def _mismatched(
     return Judged(status, verdicts, reason=reason, profile=profile)
 
 
-def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) -> Baseline:
-    """What ``--accept`` would write.
+def _profile_again(measured: Measured) -> Profile | None:
+    """The profile of a run with another seed, if there was one."""
+    again = reseeded(measured)
+    if again is None:
+        return None
+    profile = profile_of(again)
+    # Its modules are not marked, without which a rule may find something else.
+    return replace(profile, found={}) if again.checked.wants_module_calls else profile
+
+
+def _accepts(
+    measured: Measured, found: Compared, again: Profile | None, *, quiet: bool, accept: bool
+) -> Baseline:
+    """What ``--accept`` would write; ``again``: the profile of a run with another seed.
 
     ``quiet``: nothing else kept the machine busy, so the times are fit to compare with later.
     """
@@ -285,12 +307,20 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
         findings=offered(measured, profile, found.baseline),
         times=times,
         cpu_capability=cpu,
+        unstable=ranges_of(profile, again, found.baseline),
+        seed=measured.seed,
+        draws=measured.draws,
         regions={
             name: replace(
                 _numbers(region, found.regions[name]),
                 findings={rule: n for rule, n in sorted(region.compared.items()) if n},
                 laps=region.laps,
                 times=_own_times(region),
+                unstable=ranges_of(
+                    region,
+                    again and again.regions.get(name),
+                    found.baseline and found.baseline.regions.get(name),
+                ),
             )
             for name, region in profile.regions.items()
             if not all(isinstance(value, MissingValue) for value in region.metrics.values())
@@ -349,33 +379,5 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     )
 
 
-def _not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
-    """Why comparisons that the test makes itself could not be checked, if there are such."""
-    by_reason: dict[Reason, list[str]] = {}
-    values = dict(profile.metrics)
-    for region, part in profile.regions.items():
-        values |= {f"{region}: {name}": value for name, value in part.metrics.items()}
-    for name in dict.fromkeys(metrics):
-        if isinstance(value := values.get(name), MissingValue):
-            by_reason.setdefault(value.reason, []).append(name)
-    gaps = [
-        because(Why.COMPARED_UNMEASURED, metrics=tuple(names), why=why)
-        for why, names in by_reason.items()
-    ]
-    return because(Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
-
-
 def _only_advises(verdict: Verdict) -> bool:
     return verdict.status == "advisory" and metric_of(verdict).stored
-
-
-def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:
-    """What no total shows: operators replaced by as many others."""
-    changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
-    if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
-        return None
-    shown = tuple(
-        because(Why.CHANGED, name=d.name, before=d.before, now=d.now)
-        for d in changed[:_MOST_SWAPPED]
-    )
-    return because(Why.OPERATORS_SWAPPED, operators=shown, left=len(changed) - len(shown))

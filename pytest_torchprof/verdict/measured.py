@@ -32,7 +32,9 @@ class Measured(Frozen, frozen=True):
     unknown; ``mismatch`` is a failed inline expectation, metric →
     expected text. ``pairs_gap`` says why callables that the test compares were not compared.
     ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
-    test itself records.
+    test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
+    ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
+    whether the numbers that it draws depend on it.
     """
 
     checked: Checked
@@ -55,6 +57,10 @@ class Measured(Frozen, frozen=True):
     pairs_gap: Reason | None = None
     own: tuple[Metric, ...] = ()
     recorded: Recordings = msgspec.field(default_factory=dict)
+    reseeded: Checked | None = None
+    recorded_reseeded: Recordings = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    draws: bool = False
 
     @property
     def trace(self) -> Events:

@@ -39,6 +39,7 @@ PACKAGE = """
 
 TESTS = """
     import os
+    import random
     from pathlib import Path
 
     import pytest
@@ -56,7 +57,7 @@ TESTS = """
         shop.step()
 
     def test_steady(factor):
-        for _ in range(40):
+        for _ in range(40 + random.randrange(20)):  # as many on both sides
             shop.X * factor
 
     def test_counts():

@@ -85,6 +85,14 @@ BAD = {
         "has 'ops' twice, in 'tests', 'test_add', 'cpu', 'metrics'. ",
         "A merge can cause this: keep one of the two, or delete the file and accept again.",
     ),
+    "half a range": (
+        (
+            '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"unstable": '
+            '{"ops": [1]}}}}}'
+        ),
+        "is malformed: ",
+        "Restore it from version control",
+    ),
     "bad section": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": []}}}}',
         "is malformed: ",

@@ -581,11 +581,8 @@ def test_random_numbers_are_those_of_one_run(pytester: pytest.Pytester) -> None:
         import numpy
         import torch
 
-        drawn = []
         def draw(): return random.random(), float(numpy.random.rand()), float(torch.rand(()))
-        def test_one():
-            drawn.append(draw())
-            assert 1 == len(set(drawn)), "a rerun draws others"
+        def test_one(): draw()
         def test_two():
             random.seed(1); numpy.random.seed(1); torch.manual_seed(1)
         def test_three(): print(draw())

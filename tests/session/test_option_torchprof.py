@@ -117,7 +117,12 @@ def test_off_each_test_runs_once_and_nothing_is_written(pytester: pytest.Pyteste
     assert not (pytester.path / "report.json").exists()
 
 
-ASKING = ["--torchprof-strict", "--torchprof-json=o.json", "--torchprof-traces=t"]
+ASKING = [
+    "--torchprof-strict",
+    "--torchprof-check-stable",
+    "--torchprof-json=o.json",
+    "--torchprof-traces=t",
+]
 
 
 @pytest.mark.parametrize("option", [*ASKING, "--torchprof-json o.json", "--torchprof-traces t"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.own_metrics import OwnMetric  # noqa: TC001 - msgspec reads it
-from pytest_torchprof.core.results import Baseline  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.results import (
+    Baseline,  # noqa: TC001 - msgspec reads it
+    Unstable,  # noqa: TC001 - msgspec reads it
+)
 from pytest_torchprof.core.structs import Sendable
 
 
@@ -13,7 +16,7 @@ class Offer(Sendable, frozen=True):
 
     ``times_changed``: its times replace the accepted ones. ``edits`` are inline expectations to
     rewrite. ``dropped`` are metrics of which only a lower bound is known, above the accepted value.
-    ``own`` are the metrics that the user has defined.
+    ``own`` are the metrics that the user has defined. ``unstable``: what varies.
     """
 
     path: str
@@ -24,3 +27,4 @@ class Offer(Sendable, frozen=True):
     edits: tuple[Edit, ...] = ()
     dropped: tuple[str, ...] = ()
     own: tuple[OwnMetric, ...] = ()
+    unstable: Unstable | None = None

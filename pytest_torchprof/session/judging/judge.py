@@ -104,6 +104,7 @@ class Judge:
                 tuple(edits),
                 tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
                 tuple(compared.profile.own.values()),
+                verdict.unstable,
             )
         record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
         return Judgement(record, offer, message, (*faults, *kept.faults))
@@ -130,6 +131,17 @@ class Judge:
         except BaselineError:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
+
+    def wants_unseeded(self, subject: Subject, measured: Measured) -> bool:
+        """Whether numbers differ from a baseline that was accepted without a seed."""
+        if self._settings.accept or measured.mismatch is not None:
+            return False
+        try:
+            compared = self._compare(subject, measured)
+        except BaselineError:
+            return False
+        baseline = compared.baseline
+        return baseline is not None and baseline.seed is None and compared.differs
 
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
         """Computed once per trace and what is recorded beside it."""

@@ -35,7 +35,7 @@ def name_of(item: pytest.Item) -> str:
 
 
 #: Options that change which file or which numbers an accept writes.
-_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
+_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads", "seed"})
 
 
 def command_for(config: pytest.Config, nodeid: str) -> str:

@@ -72,7 +72,7 @@ def _lines(written: store.Written, root: Path, units: Mapping[str, str]) -> list
             for c in changes
             if c.metric in units
         ]
-        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
+        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators, ranges, or times'}")
     lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
     lines += [
         f"{where}: {test} has two entries, as it was in conflict and did not run: the first is kept"

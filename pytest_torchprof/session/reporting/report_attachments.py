@@ -73,6 +73,16 @@ class Results:
         return list(self._offers.values())
 
     @property
+    def unstable_lines(self) -> list[str]:
+        """The tests whose numbers vary, in lines."""
+        offers = self._offers.items()
+        if not (found := {test: o.unstable for test, o in offers if o.unstable is not None}):
+            return []
+        from pytest_torchprof.render.unstable_tests import unstable_tests
+
+        return unstable_tests(found)
+
+    @property
     def rule_faults(self) -> list[str]:
         """A line for each built-in rule that raised; errors in users' rules are theirs to fix."""
         raised = raised_rules(self.records)

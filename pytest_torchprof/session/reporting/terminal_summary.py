@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from pytest_torchprof.session.reporting.report_attachments import Results
 
 
+def header(settings: Settings, where: str) -> str:
+    """One line: what is measured here, how often a test runs, and with which seed if not 0."""
+    s = settings
+    seconds = s.min_time or s.gate_time_s
+    timed = f"{s.rounds} timed" if not seconds else f"timed for {seconds:g} s"
+    once = not (s.warmup or s.rounds or seconds)
+    seed = "; not seeded" if s.seed is None or once else f"; seed {s.seed}" if s.seed else ""
+    runs = f"{s.warmup} warm-up, {timed}, 1 profiled"
+    return escape.line(f"torchprof: {where}; runs a test: {runs}{seed}")
+
+
 def summarize(
     terminal: pytest.TerminalReporter,
     results: Results,

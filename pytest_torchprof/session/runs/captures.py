@@ -18,6 +18,7 @@ from pytest_torchprof.trace.kinds import Kind as EventKind
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_torchprof.session.plan import RunKind
     from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.trace.events import Events
 
@@ -35,6 +36,10 @@ class Captures:
         #: A trace of one thread, from a run in which several threads worked.
         self._one_thread: Captured | None = None
         self._profiled = 0
+        #: The kind of run that it is of.
+        self.kind: RunKind = "profile"
+        #: A trace of a run with another seed.
+        self.reseeded: Events | None = None
         #: The profiled run compiled, so another run must show what the compiled code does.
         self.compiled_late = False
         #: A trace with modules marked, or why there is none.
@@ -66,6 +71,10 @@ class Captures:
             self._choose(brought)
         elif brought.kind == "tensors":
             self._exchange(brought)
+        elif brought.kind == "reseeded":
+            brought.file.close()
+            # One that compiles does what no later run of the same seed does.
+            self.reseeded = None if brought.compiled else brought.trace
         else:
             brought.file.close()
             if brought.kind == "modules":
@@ -108,6 +117,7 @@ class Captures:
         """Release memory and files."""
         files = [self._file, self._one_thread.file if self._one_thread is not None else None]
         self.trace = self.modules = self._one_thread = self._file = self.located = None
+        self.reseeded = None
         for file in files:
             if file is not None:
                 with suppress(OSError):
@@ -127,7 +137,7 @@ class Captures:
             if brought.started_threads:
                 self._file = brought.file
                 return _NO_THREADS
-        self.trace, self._file = brought.trace, brought.file
+        self.trace, self._file, self.kind = brought.trace, brought.file, "profile"
         alone = brought.first and not self.compiled_late
         return _STARTS_THREADS if alone and brought.started_threads else None
 
@@ -142,7 +152,7 @@ class Captures:
         fewer = _operators(brought.trace) <= _operators(other.trace)
         if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
-        self.trace, self._file = brought.trace, brought.file
+        self.trace, self._file, self.kind = brought.trace, brought.file, brought.kind
         other.file.close()
 
     def _locate(self, brought: Captured) -> None:
@@ -175,7 +185,7 @@ class Captures:
             return
         if self._file is not None:
             self._file.close()
-        self.trace, self._file = brought.trace, brought.file
+        self.trace, self._file, self.kind = brought.trace, brought.file, brought.kind
 
 
 def _is_partial(trace: Events) -> bool:

@@ -33,6 +33,7 @@ _RUN_NAMES = {
     "threads": "profiled run of all threads",
     "numbers": "run that compares regions",
     "tensors": "run that identifies tensors",
+    "reseeded": "run with another seed",
     "lines": "run that locates lines",
     "": "teardown of an extra run",
 }

@@ -19,6 +19,7 @@ from pytest_torchprof.session.runs.captures import Captures
 from pytest_torchprof.session.runs.fixture_requests import Asked
 from pytest_torchprof.session.runs.recordings import RunRecordings
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
+from pytest_torchprof.session.runs.seeds import Seeds
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
@@ -44,7 +45,8 @@ class Gatherer:
     ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
     called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
     of earlier tests. ``frozen``: objects from before the test are frozen for good, see
-    `GarbageControl`.
+    `GarbageControl`. ``name`` is what the test's seeds are made of, and ``wants_unseeded`` decides
+    whether the test is profiled again without one, as it was accepted.
     """
 
     def __init__(
@@ -57,12 +59,15 @@ class Gatherer:
         wants_lines: Callable[[Measured], bool] = lambda _: False,
         laps: RecentLaps | None = None,
         frozen: bool = False,
+        name: str = "",
+        wants_unseeded: Callable[[Measured], bool] = lambda _: False,
     ) -> None:
         self.folder = folder
         self.own_files = own_files
         self.frozen = frozen
         self._machine = machine
         self._wants_lines = wants_lines
+        self._wants_unseeded = wants_unseeded
         self._recent_laps = laps if laps is not None else RecentLaps()
         #: Runs of the item, including the first.
         self.runs = 0
@@ -86,6 +91,7 @@ class Gatherer:
         self.replan(plan)
         #: The process state before the test's fixtures were set up.
         self.start = World()
+        self.seeds = Seeds(plan.seed, name, self.start)
         #: Start of the time that counts toward the test's limits.
         self.started_ns: int = REAL.clock()
 
@@ -188,6 +194,11 @@ class Gatherer:
         return self._captures.trace
 
     @property
+    def captured_kind(self) -> RunKind:
+        """The kind of run that it is of."""
+        return self._captures.kind
+
+    @property
     def compiled_late(self) -> bool:
         """Whether the profiled run compiled, so that another one is needed."""
         return self._captures.compiled_late
@@ -269,7 +280,17 @@ class Gatherer:
             pairs_gap=self.asked.pairs_gap,
             own=plan.metrics,
             recorded=self.recordings.taken(),
+            reseeded=self._reseeded,
+            recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
+            seed=self.seeds.number if self.seeds.matter else None,
+            draws=self.seeds.decide,
         )
+
+    @property
+    def _reseeded(self) -> Checked | None:
+        """What the rules find with another seed."""
+        trace, plan = self._captures.reseeded, self.plan
+        return None if trace is None else check(trace, plan.rules, thresholds=plan.thresholds)
 
     def result(self) -> Measured | Unmeasured:
         """The final result of the runs."""
@@ -312,16 +333,30 @@ class Gatherer:
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
                 yield kind
-        if self._captures.wants_threads and self.reason is None:
-            yield "threads"
-        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
-            yield "tensors"
+        yield from self._settling
+        if self._has_trace and self.seeds.matter and self._asks(self._is_unseeded):
+            self.seeds.forgo()
+            yield from (kind for kind in kinds if kind in ("profile", "modules"))
+            yield from self._settling
         if self._has_trace and not self.asked.complete and self.asked.take_early():
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
             if self.plain_lines is not None and self.reason is None:
                 yield "lines"
+        if self._has_trace and self.plan.checks_stable and "profile" in kinds and self.runs > 0:
+            yield "reseeded"
+
+    @property
+    def _settling(self) -> Iterator[RunKind]:
+        """The run that decides which trace counts, if one must."""
+        if self._captures.wants_threads and self.reason is None:
+            yield "threads"
+        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
+            yield "tensors"
+
+    def _is_unseeded(self) -> bool:
+        return self._wants_unseeded(self.measured())
 
     @property
     def pairs_runs(self) -> list[RunKind]:

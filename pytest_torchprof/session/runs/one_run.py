@@ -82,6 +82,11 @@ class Run:
         """Whether the profiler runs now."""
         return self._capture is not None
 
+    @property
+    def _like(self) -> RunKind:
+        """The kind of run that this one captures like: with another seed, as the one before it."""
+        return self.gatherer.captured_kind if self.kind == "reseeded" else self.kind
+
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A context that marks or times a lap of a named region; None if it would go unseen."""
         if self._watch is not None:
@@ -91,7 +96,7 @@ class Run:
     def _begin(self) -> None:
         if self.kind == "numbers":
             return
-        if self.kind in ("profile", "modules", "threads", "tensors", "lines"):
+        if self.kind in ("profile", "modules", "threads", "tensors", "reseeded", "lines"):
             if self.kind == "lines":
                 self._tracer = LineTracer(self.gatherer.own_files, self.gatherer.plain_lines)
             elif self.kind == "modules":
@@ -99,12 +104,12 @@ class Run:
             self._capture = Capture(
                 threads=self.gatherer.plan.threads,
                 first=self.first,
-                everywhere=self.kind == "threads",
+                everywhere=self._like == "threads",
                 watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
                 frozen=self.gatherer.frozen,
                 # A test that may read its numbers at once, or runs only once, gets them all now.
-                tensors=self.kind == "tensors" or self.first or self.gatherer.asked.own_region,
+                tensors=self._like == "tensors" or self.first or self.gatherer.asked.own_region,
             )
             self._compiled = CompileCount.now()
             self._capture.start()
@@ -125,9 +130,10 @@ class Run:
 
     def _captured(self, capture: Capture) -> Captured | NoModules:
         capture.end_region()
-        compiled = self.kind == "profile" and CompileCount.now().compiled_since(self._compiled)
+        may_compile = self.kind in ("profile", "reseeded")
+        compiled = may_compile and CompileCount.now().compiled_since(self._compiled)
         facts = self.gatherer.facts()
-        no_memory = _NO_MEMORY if self.kind == "threads" else None
+        no_memory = _NO_MEMORY if self._like == "threads" else None
         facts |= Facts(packages=capture.packages.calls, no_memory=no_memory)
         try:
             with passing_file(self.gatherer.folder, small=capture.is_small) as place:

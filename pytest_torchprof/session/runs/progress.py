@@ -27,6 +27,7 @@ _WORDS: Final[dict[RunKind, str]] = {
     "threads": "profiled with other threads",
     "numbers": "for the numbers that the test asks for",
     "tensors": "to identify tensors",
+    "reseeded": "with another seed",
     "lines": "to find your lines",
 }
 

@@ -80,6 +80,15 @@ class RunRecordings:
             found.setdefault(key[0], {})[key[1]] = self._recorded(key, metric)
         return found
 
+    def reseeded(self) -> dict[str | None, dict[str, Recorded]]:
+        """What the run with another seed recorded that is no time."""
+        found: dict[str | None, dict[str, Recorded]] = {}
+        for run in self._runs:
+            for key, metric in self._metrics.items() if run.kind == "reseeded" else ():
+                if metric.compare not in ("time", "never") and (numbers := run.numbers(key)):
+                    found.setdefault(key[0], {})[key[1]] = Recorded(metric, numbers[-1])
+        return found
+
     def _recorded(self, key: _Key, metric: OwnMetric) -> Recorded:
         if metric.compare in ("time", "never"):
             rounds = [numbers for run in self._rounds if (numbers := run.numbers(key))]

@@ -28,8 +28,8 @@ from pytest_torchprof.session.isolation.other_plugins import (
 )
 from pytest_torchprof.session.isolation.silence import print_for, recording, unnoticed
 from pytest_torchprof.session.isolation.time_limits import alarm_stopped, clocks_stopped
-from pytest_torchprof.session.plan import EXTRA_KINDS
-from pytest_torchprof.session.runs.deadline import Deadline
+from pytest_torchprof.session.plan import EXTRA_KINDS, SEEDED_KINDS
+from pytest_torchprof.session.runs.deadline import Deadline, Overdue
 from pytest_torchprof.session.runs.first_teardown import FirstTeardown, OwnHook
 from pytest_torchprof.session.runs.item_state import ItemState, Sibling, tmp_path_of
 from pytest_torchprof.session.runs.one_run import Run
@@ -41,6 +41,7 @@ from pytest_torchprof.session.runs.outcome import (
     uses_setprofile,
 )
 from pytest_torchprof.session.runs.progress import Progress
+from pytest_torchprof.session.runs.seeds import plugins_reseeded
 
 if TYPE_CHECKING:
     import pytest
@@ -120,6 +121,7 @@ class Runner:
             gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
         if uses_setprofile(item, self._session_hook):
             gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
+        gatherer.seeds.note_first(item)
         parts = gatherer.asked.own_region or gatherer.asked.names_regions
         if not parts and may_measure_part(item):
             gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
@@ -229,8 +231,7 @@ class Runner:
                         if error is None:
                             failing = kind
                             self._state.renew()
-                            gatherer.start.restore()
-                            error = self._run_again(item, gatherer, kind)
+                            error = self._try_seeds(item, gatherer, kind)
                         else:
                             self._state.restore_stash()
                         if failing == "pairs" and gatherer.asked.is_comparing:
@@ -266,6 +267,7 @@ class Runner:
             coverage_paused(undo)
             snapshots_uncounted(item, undo)
             folders_noted(item, self._folders, undo)
+            plugins_reseeded(item, undo)
             try:
                 yield
             finally:
@@ -311,8 +313,30 @@ class Runner:
         if item in item.session._setupstate.stack:
             error = self._teardown_run(item)
         self._state.renew()
-        gatherer.start.restore()
+        gatherer.seeds.set(item)
         return error
+
+    def _try_seeds(
+        self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
+    ) -> BaseException | None:
+        """Run it, with a few seeds until one suits the test; return the first one's error."""
+        seeds, other = gatherer.seeds, kind == "reseeded"
+        seeds.set(item, other=other)
+        failed = error = self._run_again(item, gatherer, kind)
+        while (
+            error is not None
+            and kind in SEEDED_KINDS
+            and not isinstance(error, Overdue)
+            and not gatherer.asked.stats_read
+            and gatherer.reason is None
+            and seeds.next_try()
+        ):
+            if self._renew(item, gatherer) is not None:
+                return failed
+            error = self._run_again(item, gatherer, kind)
+        if gatherer.plan.checks_stable and (other or kind == "profile"):
+            seeds.note_end(other=other)
+        return failed if error is not None else None
 
     def _run_again(
         self, item: pytest.Item, gatherer: Gatherer, kind: RunKind

@@ -1,0 +1,59 @@
+"""The tests whose numbers vary, named under the summary table, and what to do about each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchprof.core.units import format_pair, plural
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Range, Unstable
+
+_MOST_TESTS, _MOST_METRICS, _MOST_OPERATORS = 10, 3, 3
+
+_DRAWN: Final = (
+    "with the values drawn; what varies is compared as a range",
+    "to compare it exactly, fix the sizes and branches that its values decide",
+)
+_SAME: Final = (
+    "though the same values are drawn: a race, a cache, or the time",
+    "until that is mended, @pytest.mark.torchprof(enabled=False) leaves it out",
+)
+
+
+def unstable_tests(found: Mapping[str, Unstable]) -> list[str]:
+    """Lines for tests by node id: first those that vary with drawn values, then the others."""
+    drawn = {test: one for test, one in found.items() if one.drawn}
+    same = {test: one for test, one in found.items() if not one.drawn}
+    return [*_lines(drawn, *_DRAWN), *_lines(same, *_SAME)]
+
+
+def _lines(found: Mapping[str, Unstable], how: str, remedy: str) -> list[str]:
+    if not found:
+        return []
+    lines = [f"{plural(len(found), 'test')} {'varies' if len(found) == 1 else 'vary'} {how}:"]
+    lines += [f"  {test}: {_numbers(one)}" for test, one in list(found.items())[:_MOST_TESTS]]
+    if (more := len(found) - _MOST_TESTS) > 0:
+        lines.append(f"  … and {plural(more, 'more test')}")
+    return [*lines, f"  {remedy}"]
+
+
+def _numbers(one: Unstable) -> str:
+    metrics = [f"{name} {_range(r, one.units[name])}" for name, r in one.ranges.items()]
+    operators = [f"{name} {_range(r, '1')}" for name, r in _widest(one.operators)]
+    by = f" ({_listed(operators, _MOST_OPERATORS)})" if operators else ""
+    return f"{_listed(metrics, _MOST_METRICS)}{by}"
+
+
+def _widest(operators: Mapping[str, Range]) -> list[tuple[str, Range]]:
+    return sorted(operators.items(), key=lambda one: (one[1].low - one[1].high, one[0]))
+
+
+def _range(one: Range, unit: str) -> str:
+    return " to ".join(format_pair(one.low, one.high, unit))
+
+
+def _listed(words: list[str], most: int) -> str:
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f", {more} more" if more > 0 else "")

@@ -8,8 +8,6 @@ PYTEST_DONT_REWRITE: a worker of ``torchprof ab`` imports this before pytest, wh
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.version import __version__
-
 if TYPE_CHECKING:
     from pytest_torchprof.api import Trace as Trace
     from pytest_torchprof.api import augment as augment
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.api import load_ranks as load_ranks
     from pytest_torchprof.core.errors import SettingsError as SettingsError
     from pytest_torchprof.core.errors import TraceError as TraceError
+    from pytest_torchprof.core.version import __version__ as __version__
     from pytest_torchprof.render.metric_rows import NotMeasured as NotMeasured
     from pytest_torchprof.rules.engine.rule import Matches as Matches
     from pytest_torchprof.rules.engine.rule import Rule as Rule
@@ -53,6 +52,7 @@ _MODULES = {
     "SettingsError": "core.errors",
     "Threshold": "rules.engine.rule",
     "TraceError": "core.errors",
+    "__version__": "core.version",
     "metric": "verdict.own_metrics",
     "rule": "rules.engine.rule",
 }

@@ -11,7 +11,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof.session import markers, options
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Speed up the import of the plugin's many modules.
+
+    Pytest looks at each module itself, to rewrite the asserts of a plugin. That is slow, and where
+    it cannot cache byte code, it compiles all of them in each session.
+    """
+    sys.meta_path.insert(0, PathFinder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(PathFinder)
+
+
+with _quick_imports():
+    from pytest_torchprof.session import hookspecs, markers, options
+    from pytest_torchprof.verdict import metrics  # noqa: F401 - of which markers are made
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.fixture.handle import Torchprof
@@ -19,8 +36,6 @@ if TYPE_CHECKING:
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hook for users' rules; it is called only when profiling is on."""
-    from pytest_torchprof.session import hookspecs
-
     pluginmanager.add_hookspecs(hookspecs)
 
 
@@ -43,7 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; import everything else only when profiling is on."""
     markers.add_markers(config)
     if options.enabled(config):
-        with _quick_imports():
+        from pytest_torchprof.core.uncollected import uncollected
+
+        with _quick_imports(), uncollected():
             from pytest_torchprof.session.hooks import TorchprofSession
 
         session = TorchprofSession(config, options.build_settings(config))
@@ -54,23 +71,6 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
         options.refuse_idle(config)
-
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Speed up the import of the plugin's many modules.
-
-    Pytest loads a plugin's modules itself to rewrite their asserts. That is slow, and where it
-    cannot cache byte code, it compiles all of them in each session.
-    """
-    from pytest_torchprof.core.uncollected import uncollected
-
-    sys.meta_path.insert(0, PathFinder)
-    try:
-        with uncollected():
-            yield
-    finally:
-        sys.meta_path.remove(PathFinder)
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pytest_torchprof.analysis.live_bytes import selected
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import MemoryTotals, decode, int64_column
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -44,6 +47,13 @@ def _totals(trace: Events) -> dict[str, Ints]:
     }
 
 
+def _by_place(kind: Ints, index: Ints) -> Iterator[Ints]:
+    """Positions of each device's rows. Sorting pairs of numbers takes much longer."""
+    for one in nesting.distinct(kind).tolist():
+        for device in nesting.distinct(index[kind == one]).tolist():
+            yield ((kind == one) & (index == device)).nonzero()[0]
+
+
 def _highest(trace: Events, what: str) -> int | None:
     memory = trace.memory
     rows = memory.on_device.nonzero()[0]
@@ -56,8 +66,7 @@ def _highest(trace: Events, what: str) -> int | None:
     counts = selected(trace, memory.where(memory.on_device))
     begin = _begin(trace)
     start, change = 0, np.zeros(len(rows), np.int64)
-    for place in np.unique(memory.place[rows], axis=0):
-        mine = (memory.place[rows] == place).all(axis=1).nonzero()[0]
+    for mine in _by_place(*memory.place[rows].T):
         inside = mine[counts[mine]]
         earlier = mine[trace.ts[events[mine]] < begin]
         if len(earlier):

@@ -25,6 +25,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
+from pytest_torchprof.work.counting import dispatched
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.movers import is_composed, may_move
 from pytest_torchprof.work.operands import Operands, UnknownOperandError
@@ -91,7 +92,7 @@ def _counted(trace: Events) -> tuple[Ints, Ran]:
     rows, amounts = trace.whole.once(_amounts)
     bytes_ = np.full(len(trace), -1, np.int64)
     bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
-    return bytes_, ran(bytes_, trace.name, trace.names, trace.parent)
+    return bytes_, ran(bytes_, trace.name, trace.names, dispatched(trace))
 
 
 def _amounts(trace: Events) -> tuple[Ints, Ints]:
@@ -102,15 +103,15 @@ def _amounts(trace: Events) -> tuple[Ints, Ints]:
         return rows, rows
     kinds, firsts, keys = alike(trace.name[rows], trace.args[rows])
     named = [(trace.names[name], text) for name, text in keys]
-    # Tests repeat calls.
-    new = [kind for kind, key in enumerate(named) if key not in _KNOWN]
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
-        new = list(range(len(named)))
-    for kind, a in zip(new, trace.operands(rows[[firsts[kind] for kind in new]]), strict=True):
-        key = named[kind]
-        _KNOWN[key] = None if _LIST in bytes(a.types) else _bytes_of(key[0], a)
-    found = [_KNOWN[key] for key in named]
+    found = [_KNOWN.get(key, _NEW) for key in named]  # tests repeat calls
+    if _NEW in found:
+        new = [kind for kind, amount in enumerate(found) if amount == _NEW]
+        for kind, a in zip(new, trace.operands(rows[[firsts[kind] for kind in new]]), strict=True):
+            key = named[kind]
+            _KNOWN[key] = None if _LIST in bytes(a.types) else _bytes_of(key[0], a)
+            found[kind] = _KNOWN[key]
     amounts = int64_column([-1 if amount is None else amount for amount in found])[kinds]
     if None in found:
         at = np.array([amount is None for amount in found])[kinds].nonzero()[0]
@@ -125,6 +126,7 @@ def _amounts(trace: Events) -> tuple[Ints, Ints]:
 #: whose element size is another one each time.
 _KNOWN: Final[dict[tuple[str, bytes], int | None]] = {}
 _MOST_KNOWN: Final = 10_000
+_NEW: Final = -2
 
 
 def _bytes_of(name: str, a: OpArgs, item: int | None = None) -> int:

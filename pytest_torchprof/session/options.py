@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_torchprof.core.columns import OWN_COLUMNS
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
 
 if TYPE_CHECKING:
@@ -145,6 +144,8 @@ def _words(text: str) -> list[str]:
 
 
 def _metrics(text: str) -> tuple[str, ...]:
+    from pytest_torchprof.core.columns import OWN_COLUMNS
+
     return tuple(word if word == OWN_COLUMNS else _metric(word) for word in _words(text))
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from pytest_torchprof.core.lazy_regex import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
@@ -197,9 +202,18 @@ def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     return [of() if args is None else args for args in every]
 
 
-#: The keys of operands begin like this; torch writes them side by side, and numbers of the call
-#: before and after them.
-_OPERANDS, _VALUES, _REST = b'"Input ', b'"Concrete Inputs"', b'"Ev Idx"'
+#: A call's operands, which torch writes side by side, with numbers of the call before and after.
+_OPERANDS = late(
+    rb'"(?:Input |Concrete Inputs")(?:.*"Ev Idx"(?!.*"(?:Input |Concrete Inputs"))|.*)', re.DOTALL
+)
+#: Of so many calls, those with texts of one length are compared at once, as long as that finds
+#: one in `_SHARE` of them alike, and of `_FEW` and more: otherwise, one by one is quicker.
+_MANY, _FEW, _SHARE = 1000, 64, 8
+#: Bytes of text that are compared at once.
+_AT_ONCE = 2**24
+_WORD = 8
+#: Makes a digit a zero, and a few signs, too, none of which is in a key of operands.
+_NO_DIGIT, _ALL = np.uint8(0xF0), np.uint8(0xFF)
 
 
 def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int, bytes]]]:
@@ -210,23 +224,57 @@ def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int,
         and the text of the operands. Files of other tools may have more kinds than necessary.
     """
     known: dict[tuple[int, bytes], int] = {}
-    text, find, rfind = raws.text, raws.text.find, raws.text.rfind
-    kinds: list[int] = []
-    firsts: list[int] = []
-    ends = (raws.start + raws.length).tolist()
-    for number, start, end in zip(name.tolist(), raws.start.tolist(), ends, strict=True):
-        first, values = find(_OPERANDS, start, end), find(_VALUES, start, end)
-        rest = rfind(_REST, start, end)
-        if 0 <= values < first or first < 0:
-            first = values
-        if rest < rfind(_OPERANDS, start, end) or rest < values:
-            rest = end
-        key = (number, text[first if first >= 0 else start : rest if rest >= 0 else end])
-        kind = known.setdefault(key, len(known))
-        if kind == len(firsts):
-            firsts.append(len(kinds))
-        kinds.append(kind)
-    return np.array(kinds, np.int64), firsts, list(known)
+    kinds = np.full(len(name), -1, np.int64)
+    if len(name) >= _MANY:
+        _compare(name, raws, kinds, known)
+    rest = (kinds < 0).nonzero()[0]
+    search, text, some = _OPERANDS.search, raws.text, raws[rest]
+    ends = (some.start + some.length).tolist()
+    found = []
+    for number, start, end in zip(name[rest].tolist(), some.start.tolist(), ends, strict=True):
+        part = search(text, start, end)
+        key = number, text[start:end] if part is None else part[0]
+        found.append(known.setdefault(key, len(known)))
+    kinds[rest] = found
+    firsts = np.zeros(len(known), np.int64)
+    firsts[kinds[::-1]] = np.arange(len(kinds))[::-1]  # of several for a kind, the last one stays
+    return kinds, firsts.tolist(), list(known)
+
+
+def _compare(name: Ints, raws: Arguments, kinds: Ints, known: dict[tuple[int, bytes], int]) -> None:
+    """Find the kinds of calls whose text differs from another one only in digits elsewhere."""
+    buffer = np.frombuffer(raws.text, np.uint8)
+    order = np.lexsort((raws.length, name))
+    inside = (raws.length > 0) & (raws.start + raws.length + _WORD <= len(buffer))
+    order = order[inside[order]]
+    number, length = name[order], raws.length[order]
+    differ = (number[1:] != number[:-1]) | (length[1:] != length[:-1])
+    for start, stop in pairwise([0, *(differ.nonzero()[0] + 1).tolist(), len(order)]):
+        if stop - start < _FEW:
+            continue
+        size = int(length[start])
+        wide = -(-size // _WORD) * _WORD
+        step = max(_AT_ONCE // wide, 1)
+        for at in range(start, stop, step):
+            rows = order[at : min(at + step, stop)]
+            while len(rows) >= _FEW:
+                begin = int(raws.start[rows[0]])
+                part = _OPERANDS.search(raws.text, begin, begin + size)
+                first, last = (begin, begin + size) if part is None else part.span()
+                texts = sliding_window_view(buffer, wide)[raws.start[rows]]
+                # No key of operands contains a digit, so with other digits they are where they are.
+                mask = np.where((texts[0] & _NO_DIGIT) == ord("0"), _NO_DIGIT, _ALL)
+                mask[first - begin : last - begin] = _ALL
+                mask[size:] = 0
+                texts &= mask
+                words = texts.view(np.uint64)
+                mine = (words == words[0]).all(axis=1)
+                key = int(number[start]), raws.text[first:last]
+                kinds[rows[mine]] = known.setdefault(key, len(known))
+                others = rows[~mine]
+                if (len(rows) - len(others)) * _SHARE < len(rows):
+                    break
+                rows = others
 
 
 def _decode_one(of: type[_Args], text: Any) -> _Args | None:

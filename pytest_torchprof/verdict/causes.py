@@ -58,7 +58,7 @@ def failures(
         causes.append(Cause("over_budget"))
     if any(v.is_below for v in outside):
         causes.append(Cause("below_budget"))
-    if not accept and any(v.status == "regressed" for v in verdicts):
+    if not accept and "regressed" in {v.status for v in verdicts}:
         causes.append(Cause("regressed"))
     if policy.strict:
         unmeasured = [v for v in verdicts if v.status == "not_measured"]

@@ -23,6 +23,7 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
@@ -71,7 +72,11 @@ def compare(
     whole = {b.metric: b for b in budgets if not b.scoped}
     verdicts = [
         _verdict(
-            row_of(name, profile.own), profile, baseline, whole.get(name, Budget(name)), policy
+            METRICS.get(name) or row_of(name, profile.own),
+            profile,
+            baseline,
+            whole.get(name) or Budget(name),
+            policy,
         )
         for name in profile.metrics
     ]

@@ -197,7 +197,9 @@ def judged(
         if measured.pairs_gap is not None:
             causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
-    other = next((found.policy.cpu_note for v in verdicts if _only_advises(v)), None)
+    other = found.policy.cpu_note
+    if other is not None and not any(map(_only_advises, verdicts)):
+        other = None
     swapped = None
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
         swapped = swapped_operators(profile, baseline)
@@ -295,7 +297,7 @@ def _accepts(
     times: dict[str, Any] = {
         key: rounded(value) if key in profile.own else round(value, 6)
         for key, value in profile.metrics.items()
-        if row_of(key, profile.own).klass == "time" and not isinstance(value, MissingValue)
+        if not isinstance(value, MissingValue) and row_of(key, profile.own).klass == "time"
     }
     times["machine"] = measured.host
     if quiet and profile.normalised is not None:
@@ -338,7 +340,7 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
     metrics = {
         key: within.get(key, value)
         for key, value in profile.metrics.items()
-        if row_of(key, profile.own).stored and not isinstance(value, MissingValue)
+        if not isinstance(value, MissingValue) and row_of(key, profile.own).stored
     }
     own = {key: metrics.pop(key) for key in profile.own if key in metrics}
     # What is still declared and was not measured this time stays.
@@ -365,18 +367,18 @@ def _own_times(region: Profile) -> dict[str, Number]:
 
 
 def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
-    if any(
-        (v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time")
-        or (v.reason is not None and v.reason.why is Why.NOT_RECORDED)
-        for v in verdicts
-    ):
-        return True
-    return any(
-        v.metric in GATED_TIMES
-        # With a reason, the accepted time is not fit for gating.
-        and (v.status in ("regressed", "improved") or (quiet and v.reason and v.baseline))
-        for v in verdicts
-    )
+    for v in verdicts:
+        if v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time":
+            return True
+        if v.reason is not None and v.reason.why is Why.NOT_RECORDED:
+            return True
+        if v.metric in GATED_TIMES and (
+            v.status in ("regressed", "improved")
+            # With a reason, the accepted time is not fit for gating.
+            or (quiet and v.reason is not None and v.baseline)
+        ):
+            return True
+    return False
 
 
 def _only_advises(verdict: Verdict) -> bool:

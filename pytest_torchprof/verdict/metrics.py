@@ -23,48 +23,25 @@ def measure(metric: Metric, trace: Events) -> Value:
 
     If a capture lacks some device work, or the file breaks off, counts are lower bounds.
     """
-    from pytest_torchprof.verdict import bounds
-    from pytest_torchprof.verdict.needs import lacking
+    from pytest_torchprof.verdict.measuring import value_of
 
-    if (missing := trace.whole.once(lacking, metric.needs)) is not None:
-        return missing
-
-    if not metric.of_region and trace.scope is not None:
-        return _of_test(metric, trace)
-
-    if "device" in metric.needs:
-        from pytest_torchprof.analysis.gaps import partial_gap
-
-        if reason := trace.whole.once(partial_gap):
-            # More work may lower what a function of a user's finds.
-            counts = metric.klass == "exact" and metric.own is None
-            value = metric.extract(trace) if counts else None
-            return bounds.at_least(metric, value, reason)
-    return bounds.of_whole(metric, metric.extract(trace), trace)
+    return value_of(metric, trace)
 
 
 def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
     """Every metric of the table on this trace; those ``known`` are taken as given."""
-    known = known or {}
-    return {
-        name: known[name] if name in known else measure(metric, trace)
-        for name, metric in METRICS.items()
-    }
+    from pytest_torchprof.verdict.measuring import values_of
+
+    if not known:
+        return values_of(METRICS.values(), trace)
+    found = values_of([m for name, m in METRICS.items() if name not in known], trace)
+    return {name: known[name] if name in known else found[name] for name in METRICS}
 
 
 def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> MissingValue:
     from pytest_torchprof.core.results import MissingValue
 
     return MissingValue(reason, at_hand, at_least)
-
-
-def _of_test(metric: Metric, trace: Events) -> Value:
-    """Why a part of a trace does not have this metric: even the whole may not have it."""
-    value = measure(metric, trace.whole)
-    from pytest_torchprof.core.reasons import Why, because
-    from pytest_torchprof.core.results import MissingValue
-
-    return value if isinstance(value, MissingValue) else _unknown(because(Why.ONLY_OF_TEST))
 
 
 # -------------------------------------------------------------------- extractors
@@ -105,9 +82,9 @@ def _compile_work(what: str) -> Callable[[Events], Value]:
     """Extract one of torch's own numbers about the compilations of the first run."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis import compile_counts
+        from pytest_torchprof.analysis.compile_counts import work
 
-        return compile_counts.work(trace, what)
+        return work(trace, what)
 
     return extract
 

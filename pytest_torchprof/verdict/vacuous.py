@@ -27,6 +27,8 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
 
     The value stays a true zero. A baseline of zero shows that it is intended.
     """
+    if verdict.limit is None and (verdict.metric, verdict.status) != ("ops", "improved"):
+        return verdict
     metric = metric_of(verdict)
     why = _nothing(metric, profile, baseline)
     if why is None and metric.name == "flops" and verdict.value == 0:
@@ -35,7 +37,7 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
         return verdict
     if verdict.metric == "ops" and verdict.status == "improved":
         return replace(verdict, reason=why)
-    if verdict.limit is None or verdict.status in ("over_budget", "not_measured"):
+    if verdict.status in ("over_budget", "not_measured"):
         return verdict
     if verdict.limit == 0 and metric.name in _AMOUNTS:
         return verdict

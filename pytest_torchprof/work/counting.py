@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part, int64_column
+from pytest_torchprof.trace.arguments import alike, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.once_per_trace import once_per_trace
 from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.flops import FORMULAS, flops
-from pytest_torchprof.work.redispatch import broken_off, ran, sums
+from pytest_torchprof.work.redispatch import Dispatch, broken_off, ran, sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -28,14 +28,21 @@ _NONE.setflags(write=False)
 
 #: A call: the number of its name; dimensions, types, values and strides of its operands as JSON.
 _Call: TypeAlias = tuple[int, bytes, bytes, bytes, bytes]
-#: Of so many operators, operands are decoded at once; all of a large trace would take much memory.
-_PIECE = 20_000
 
 
 def has_shapes(trace: Events) -> bool:
     """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
     rows, _, distinct = trace.whole.once(_formula_calls)
     return not len(rows) or any(dims for _, dims, *_ in distinct)
+
+
+def dispatched(trace: Events) -> Dispatch:
+    """How the calls of the whole trace were dispatched."""
+    return trace.whole.once(_dispatched)
+
+
+def _dispatched(trace: Events) -> Dispatch:
+    return Dispatch.of(trace.name, trace.names, trace.parent)
 
 
 @once_per_trace
@@ -45,7 +52,7 @@ def _ran(trace: Events) -> Ran:
     rows, counts = trace.whole.once(_formulas)
     flops = np.full(len(trace), -1, np.int64)
     flops[rows] = np.where(trace.selection[rows], counts, -1)
-    return ran(flops, trace.name, trace.names, trace.parent)
+    return ran(flops, trace.name, trace.names, dispatched(trace))
 
 
 def counts_flops(trace: Events) -> Bools:
@@ -120,30 +127,31 @@ def unknown_flops(trace: Events) -> Bools:
     return unknown
 
 
-def _formula_calls(trace: Events) -> tuple[Ints, list[int], list[_Call]]:
+def _formula_calls(trace: Events) -> tuple[Ints, Ints, list[_Call]]:
     """Operators that have a formula, for each the number of its call, and the distinct calls."""
     formula = trace.names_where(FORMULAS.__contains__)
     rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    one = rows[firsts]
     known: dict[_Call, int] = {}
-    calls: list[int] = []
-    for start in range(0, len(rows), _PIECE):
-        piece = rows[start : start + _PIECE]
-        args = decode(OpArgs, trace.args[piece])
-        for name, a in zip(trace.name[piece].tolist(), args, strict=True):
-            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
-            calls.append(known.setdefault(key, len(known)))
-    return rows, calls, list(known)
+    number = [
+        known.setdefault(
+            (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides)), len(known)
+        )
+        for name, a in zip(trace.name[one].tolist(), trace.operands(one), strict=True)
+    ]
+    return rows, np.array(number, np.int64)[kinds], list(known)
 
 
 def _formulas(trace: Events) -> tuple[Ints, Ints]:
     """Events that have a formula, and their FLOPs (nested or not), or -1."""
-    rows, calls, known = trace.once(_formula_calls)
+    rows, call, known = trace.once(_formula_calls)
     if not known:
         return rows, _NONE
     found = [_flops_of(trace.names[name], *parts) for name, *parts in known]
-    counts, call = int64_column([-1 if n is None else n for n in found]), int64_column(calls)
+    counts = int64_column([-1 if n is None else n for n in found])
     # In an old trace, different calls can look alike; do not share numbers between them then.
-    if len(known) == len(calls) or not any(key[-1] for key in known):
+    if len(known) == len(call) or not any(key[-1] for key in known):
         return rows, counts[call]
     allocating = trace.enclosing(trace.memory.event[trace.memory.bytes > 0])
     signs = np.concatenate([allocating, trace.parent[trace.is_kind(Kind.RUNTIME)]])

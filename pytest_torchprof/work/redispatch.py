@@ -73,17 +73,33 @@ class Ran(NamedTuple):
         return self._replace(counts=self.counts & selection)
 
 
-def ran(flops: Ints, name: Ints, names: Sequence[str], parent: Ints) -> Ran:
+class Dispatch(NamedTuple):
+    """How torch's dispatcher handed calls on.
+
+    ``parent``: the nesting that decides what counts; ``subclass``: the events in which a tensor
+    subclass took over; ``fake``: as in `Ran`.
+    """
+
+    parent: Ints
+    subclass: Ints
+    fake: Bools
+
+    @classmethod
+    def of(cls, name: Ints, names: Sequence[str], parent: Ints) -> Dispatch:
+        """``names[name[i]]`` is the name of event ``i``, ``parent[i]`` that around it, or -1."""
+        parent = _beside(name, names, parent)
+        subclass = _events(_SUBCLASS, name, names)
+        compiling = [known for known in names if known.endswith(_COMPILING)]
+        around = np.concatenate([subclass, *(_events(one, name, names) for one in compiling)])
+        return cls(parent, subclass, _fake(around, _events(_MODE, name, names), parent))
+
+
+def ran(flops: Ints, name: Ints, names: Sequence[str], dispatch: Dispatch) -> Ran:
     """Which events count, and the nesting used to decide that.
 
-    ``flops[i]`` is the number of event ``i``, -1 for none; ``names[name[i]]`` its name;
-    ``parent[i]`` the event around it, or -1.
+    ``flops[i]`` is the number of event ``i``, -1 for none; ``names[name[i]]`` its name.
     """
-    parent = _beside(name, names, parent)
-    subclass = _events(_SUBCLASS, name, names)
-    compiling = [known for known in names if known.endswith(_COMPILING)]
-    around = np.concatenate([subclass, *(_events(one, name, names) for one in compiling)])
-    fake = _fake(around, _events(_MODE, name, names), parent)
+    parent, subclass, fake = dispatch
     real = (flops >= 0) & ~fake
     if not real.any():
         return Ran(real, parent, fake)
@@ -192,10 +208,8 @@ def _handed_on(
     rows = rows[nesting.below(real, parent, rows)]
     if not len(rows):
         return rows
-    own, kind = np.unique(name[rows], return_inverse=True)
-    others, number = np.unique(name[real], return_inverse=True)
-    kind_of = np.zeros(len(real), np.int64)
-    kind_of[real] = number
+    own, kind = _present(name[rows], len(names))
+    others, kind_of = _present(name[real], len(names))
     may = others[:, None] == own
     for row, outermost in enumerate(others.tolist()):
         if (family := _HANDED_TO.get(names[outermost])) is not None:
@@ -212,7 +226,14 @@ def _handed_on(
         crossed[todo] |= handler[here]
         known = real[here]
         inner, outer = todo[known], here[known]
-        handed[outer[crossed[inner] | may[kind_of[outer], kind[inner]]]] = True
+        handed[outer[crossed[inner] | may[kind_of[name[outer]], kind[name[rows[inner]]]]]] = True
         at[todo] = parent[here]
         todo = todo[at[todo] >= 0]
     return np.flatnonzero(handed)
+
+
+def _present(name: Ints, count: int) -> tuple[Ints, Ints]:
+    """The distinct numbers among these, in order, and for each number its place among them."""
+    there = np.zeros(count, bool)
+    there[name] = True
+    return there.nonzero()[0], np.cumsum(there) - 1

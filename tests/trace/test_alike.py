@@ -53,3 +53,21 @@ def test_calls_as_torch_writes_them_are_alike_whatever_their_numbers() -> None:
     raws = Arguments.of([call(1, "3"), call(2, "3"), call(3, "4")])
     kinds, firsts, _ = alike(np.zeros(3, np.int64), raws)
     assert ([0, 0, 1], [0, 2]) == (kinds.tolist(), firsts)
+
+
+def test_many_calls_at_once_have_the_kinds_that_they_have_one_by_one() -> None:
+    texts = [
+        f'{{"External id": {number},"Concrete Inputs": ["{number % 2}"], "Input Dims": '
+        f'[[{dims}]], "Ev Idx": {number}{tail}}}'.encode()
+        for number in range(400)
+        for dims, tail in (("3", ""), ("4", ""), ("4", ', "Input type": []'))
+    ]
+    names = np.arange(len(texts), dtype=np.int64) // 600
+    kinds, firsts, keys = alike(names, Arguments.of(texts))
+    assert len(texts) >= 1000
+    for start in range(0, len(texts), 400):
+        some = slice(start, start + 400)
+        one_by_one, _, few = alike(names[some], Arguments.of(texts[some]))
+        of_many = [keys[kind] for kind in kinds[some].tolist()]
+        assert of_many == [few[kind] for kind in one_by_one.tolist()]
+    assert firsts == [kinds.tolist().index(kind) for kind in range(len(keys))]

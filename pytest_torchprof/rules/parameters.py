@@ -27,9 +27,9 @@ from pytest_torchprof.rules.evidence.by_tensor import (
 )
 from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
 from pytest_torchprof.rules.evidence.nodes import numbers
+from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.optimizers import optimizer_steps
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named, events_named, operators_named
 from pytest_torchprof.trace.tree import are_free
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_torchprof.rules.evidence.by_tensor import _Shape
-    from pytest_torchprof.rules.optimizers import OptimizerStep
+    from pytest_torchprof.rules.evidence.optimizer_steps import OptimizerStep
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
@@ -226,7 +226,7 @@ class _Loop(Frozen, frozen=True):
 
     def pays(self, trace: Events, most_elements: float) -> bool:
         """Whether a CPU gains from doing it for all at once."""
-        if mean_elements(trace, self.rows) > most_elements:
+        if mean_elements(trace.operands(self.rows)) > most_elements:
             return False
         work = [name for name in self.names if not BESIDE.match(name)]
         if all(NORM.match(name) for name in work):

@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.calls import called, sizes
+from pytest_torchprof.rules.evidence.calls import are_called, called, may_be_called, sizes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
@@ -155,11 +155,10 @@ def float64(trace: Events, *, elements: float) -> Matches:
     """
     if not trace.args.may_contain(_DOUBLE):
         return NO_MATCHES
-    rows = np.flatnonzero(called(trace) & trace.selection)
-    args = trace.args[rows].tolist()
-    doubles = rows[[raw is not None and _DOUBLE in raw for raw in args]]
+    doubles = _doubles(trace)
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
         return NO_MATCHES
+    rows = np.flatnonzero(called(trace) & trace.selection)
     joined = list(_joined(trace, rows))
     known = sorted((*_calls(trace, doubles), *joined), key=lambda call: call.row)
     large = [call for call in known if call.elements >= elements]
@@ -192,6 +191,16 @@ def float64(trace: Events, *, elements: float) -> Matches:
         cost_ns=np.bincount(at, cost, len(shown)).astype(np.int64),
         span_ns=(trace.ts[shown], ends),
     )
+
+
+def _doubles(trace: Events) -> Ints:
+    """The selected calls that have a number or a tensor in double precision."""
+    # Most operators are directly in torch's own: only those left are looked at.
+    rows = may_be_called(trace)
+    rows = rows[trace.selection[rows]]
+    args = trace.args[rows].tolist()
+    doubles = rows[[raw is not None and _DOUBLE in raw for raw in args]]
+    return doubles[are_called(trace, doubles)] if len(doubles) else doubles
 
 
 def _message(trace: Events, call: _Call) -> str:

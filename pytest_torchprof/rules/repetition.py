@@ -21,7 +21,13 @@ from pytest_torchprof.rules.evidence.copy_kinds import chain, kinds_of_casts, ki
 from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
 from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import (
+    Names,
+    are_named,
+    count,
+    operators_named,
+    selected_operators,
+)
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
 
 if TYPE_CHECKING:
@@ -74,9 +80,9 @@ def _unseen_casts(trace: Events) -> Reason | None:
     neither gradients nor memory events tell the number of weights.
     """
     gap = blind_kernels(trace, _CAST_KERNEL.search)
-    casts = selected_operators(trace, "aten::_to_copy")
-    if gap is None and trace.tensors is None and len(casts) and not len(trace.memory.event):
-        above = trace.parent[casts]
+    unsure = gap is None and trace.tensors is None and count(trace, _TO_COPY)
+    if unsure and not len(trace.memory.event):
+        above = trace.parent[selected_operators(trace, "aten::_to_copy")]
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):

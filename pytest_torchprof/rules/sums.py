@@ -24,9 +24,9 @@ from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.name_index import Names, marks_named, operators_named
+from pytest_torchprof.trace.name_index import Names, marks_named
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import are_outermost
+from pytest_torchprof.trace.tree import outermost_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -162,8 +162,7 @@ def _may_repeat(trace: Events, steps: float) -> bool:
         return True
     if has_regions(trace):
         return True
-    layers = operators_named(trace, LAYER)
-    layers = layers[are_outermost(trace, layers)]
+    layers = outermost_named(trace, LAYER)
     return len(layers) >= steps and bool(np.bincount(trace.name[layers]).max() >= steps)
 
 

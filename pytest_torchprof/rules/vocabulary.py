@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from pytest_torchprof.trace.name_index import Names, are_named
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
@@ -104,7 +105,7 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
         return NO_MATCHES
     found: list[tuple[int, _Result]] = []
     for place, args in zip(at.tolist(), trace.operands(rows[at]), strict=True):
-        made = _result(args, vocabulary)
+        made = _result(bytes(args.dims), bytes(args.types), vocabulary)
         if made is None or made.bytes < wasted:
             continue
         result = _of_one_position(trace, rows, place, made)
@@ -164,9 +165,13 @@ class _Result(Frozen, frozen=True):
         return self.bytes // self.positions * (self.positions - 1)
 
 
-def _result(args: OpArgs, vocabulary: float) -> _Result | None:
-    """For a product of sequences, or of all their rows, with a vocabulary; else None."""
-    dims, types = decode_part(args.dims), decode_part(args.types)
+@lru_cache(maxsize=1000)
+def _result(raw_dims: bytes, raw_types: bytes, vocabulary: float) -> _Result | None:
+    """For a product of sequences, or of all their rows, with a vocabulary; else None.
+
+    Cached by the operands' raw shapes and types: a model's products are few.
+    """
+    dims, types = decode_part(raw_dims), decode_part(raw_types)
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
     known = [(sizes(d), str(t)) for d, t in zip(dims, types, strict=False)]
@@ -184,6 +189,12 @@ def _result(args: OpArgs, vocabulary: float) -> _Result | None:
     return _Result((*x[:-1], outputs), dtype)
 
 
+def _makes(shape: _Shape, raw_dims: bytes, raw_types: bytes) -> bool:
+    """Whether a product's result has this shape."""
+    result = _result(raw_dims, raw_types, 0)
+    return result is not None and result.shape == shape
+
+
 def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> _Result | None:
     """The result of a product, if all its users soon after take one position of it.
 
@@ -196,10 +207,10 @@ def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> 
     made = result.shape
     shapes = [made]  # of tensors with all positions
     for name, args in _calls(trace, after):
-        dims = decode_part(args.dims)
-        if name == product and (again := _result(args, 0)) is not None and again.shape == made:
+        raw = bytes(args.dims)
+        if name == product and _makes(made, raw, bytes(args.types)):
             break
-        every = dims if isinstance(dims, list) else []
+        every = _shapes(raw)
         if any(list(one) in d for d in every if isinstance(d, list) for one in shapes):
             return None
         some = [one for one in shapes for _ in range(every.count(list(one)))]
@@ -226,6 +237,13 @@ def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> 
         if position != _ALL:
             taken.add(position)
     return replace(result, used=taken.pop()) if len(taken) == 1 else None
+
+
+@lru_cache(maxsize=1000)
+def _shapes(raw_dims: bytes) -> Sequence[Any]:
+    """The decoded shapes of operands, or lists of shapes."""
+    dims = decode_part(raw_dims)
+    return dims if isinstance(dims, list) else []
 
 
 def _type_of(args: OpArgs) -> str:

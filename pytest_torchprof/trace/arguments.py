@@ -195,10 +195,19 @@ _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     """Decode all args at once; an empty struct if another tool wrote something else."""
+    return _decoded(of, raws.as_list(), raws)
+
+
+def decode_texts(of: type[_Args], texts: Sequence[bytes | None]) -> list[_Args]:
+    """The same of args that are at hand as objects."""
+    return _decoded(of, b"[" + b",".join([text or b"null" for text in texts]) + b"]", texts)
+
+
+def _decoded(of: type[_Args], every_one: bytes, each: Iterable[bytes | None]) -> list[_Args]:
     try:
-        every = _DECODERS[of].decode(raws.as_list())
+        every = _DECODERS[of].decode(every_one)
     except _NOT_DECODED:
-        every = [_decode_one(of, raw or b"null") for raw in raws]
+        every = [_decode_one(of, raw or b"null") for raw in each]
     return [of() if args is None else args for args in every]
 
 

@@ -135,19 +135,23 @@ def present(trace: Events) -> AbstractSet[Names]:
 def count(trace: Events, *names: Name) -> int:
     """How many events of any kind have such names."""
     index = _index(trace)
-    return sum([index.counts[i] for i in index.vocabulary.numbers(names)])
+    numbers = index.vocabulary.numbers(names)
+    return sum([index.counts[i] for i in numbers]) if numbers else 0
 
 
 def _index(trace: Events) -> _Index:
-    # More expressions may have been added since the last call.
-    return trace.once(_Index, len(_ALL))
+    index: _Index | None = vars(trace).get("_by_name")
+    if index is None or index.looks != len(_ALL):  # more expressions may have been added
+        index = vars(trace)["_by_name"] = _Index(trace)
+    return index
 
 
 class _Index:
-    """The events of a trace by name."""
+    """The events of a trace by name; ``looks``: how many expressions it knows."""
 
-    def __init__(self, trace: Events, _: int) -> None:
+    def __init__(self, trace: Events) -> None:
         names = trace.names
+        self.looks: Final = len(_ALL)
         self.vocabulary: Final = (
             _kept_vocabulary(tuple(names)) if len(names) <= _MOST_KEPT else _Vocabulary(names)
         )
@@ -208,7 +212,9 @@ def named(trace: Events, *names: Name) -> Bools:
 
 def are_named(trace: Events, rows: Ints, *names: Name) -> Bools:
     """Which of these events have a name among these; -1 has none."""
-    if not len(rows):
-        return np.zeros(0, bool)
-    found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name[rows]] & (rows >= 0)
+    numbers, marked = _index(trace).vocabulary.look_up(names)
+    if not (numbers and len(rows)):
+        return np.zeros(len(rows), bool)
+    found: Bools = marked[trace.name[rows]]
+    found &= rows >= 0
     return found

@@ -9,7 +9,12 @@ import numpy as np
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import OPERATOR, Names, events_named, named
+from pytest_torchprof.trace.name_index import (
+    OPERATOR,
+    Names,
+    events_named,
+    operators_named,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -75,24 +80,41 @@ def are_free(trace: Events, rows: Ints) -> Bools:
     return trace.once(_are_free)[rows]
 
 
+def outermost_named(trace: Events, names: Names) -> Ints:
+    """All operators with such a name that are `outermost`, in time order."""
+    return trace.once(_outermost_named, names)
+
+
+def _outermost_named(trace: Events, names: Names) -> Ints:
+    rows = operators_named(trace, names)
+    found: Ints = rows[are_outermost(trace, rows)]
+    return found
+
+
 def _outermost(trace: Events) -> Ints:
     return trace.once(_are_outermost).nonzero()[0]
 
 
 def _are_outermost(trace: Events) -> Bools:
-    operator = trace.kind == OPERATOR
-    return _outside(trace, operator, operator)
+    found: Bools = trace.kind == OPERATOR
+    rows = found.nonzero()[0]
+    found[rows] = ~nesting.below(found, trace.parent, rows)
+    return found
 
 
 def _are_free(trace: Events) -> Bools:
-    return _outside(trace, trace.once(_are_outermost), named(trace, _OPTIMIZER))
-
-
-def _outside(trace: Events, events: Bools, roots: Bools) -> Bools:
-    """These events, except what is nested in a root."""
-    rows = events.nonzero()[0]
-    found = np.zeros(len(events), bool)
-    found[rows] = ~nesting.below(roots, trace.parent, rows)
+    found = trace.once(_are_outermost)
+    marks = events_named(trace, _OPTIMIZER)
+    if not len(marks):
+        return found
+    found, optimizer = found.copy(), marked(trace, marks)
+    rows = found.nonzero()[0]
+    above = trace.parent[rows]
+    found[rows[optimizer[above]]] = False
+    # Only an event with a depth has more around it than its parent.
+    rows = rows[trace.depth[above] > 0]
+    if len(rows):
+        found[rows] &= ~nesting.below(optimizer, trace.parent, rows)
     return found
 
 

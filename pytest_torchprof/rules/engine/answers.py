@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ _COLUMNS: Final = (
     ("parts", ""),
     ("last", "iu"),
 )
+_TEXTS: Final = frozenset({"message", "fix", "location"})
 _WANTED = "Matches, or the indices of events"
 
 
@@ -113,30 +114,31 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     if events.ndim != 1 or events.dtype.kind not in "iu":
         what = f"Matches with events of {events.ndim} dimensions and type {events.dtype}"
         raise AnswerError(find, what, "one column of whole numbers")
+    count = len(events)
     for name, kinds in _COLUMNS:
         column = getattr(found, name)
         if isinstance(column, str) or (column is None and name != "message"):
             continue
-        if not isinstance(column, Sized):
+        if not hasattr(column, "__len__"):
             raise AnswerError(find, f"{_shown(column)} as {name}", "one value for each event")
-        if len(column) != len(events):
-            what = f"{len(events)} events, but {len(column)} values of {name}"
+        if len(column) != count:
+            what = f"{count} events, but {len(column)} values of {name}"
             raise AnswerError(find, what, "one value for each event")
         if kinds and (kind := np.asarray(column).dtype).kind not in kinds:
             numbers = "numbers" if "f" in kinds else "whole numbers"
             raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")
-    for name in ("message", "fix", "location"):
-        texts = getattr(found, name)
-        allowed = str | None if name == "location" else str
-        wrong = [text for text in texts or () if not isinstance(text, allowed)]
-        if wrong:
-            raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
-    if found.span_ns is not None and [len(events)] * 2 != [len(side) for side in found.span_ns]:
+        if name in _TEXTS:
+            allowed = str | None if name == "location" else str
+            wrong = [text for text in column if not isinstance(text, allowed)]
+            if wrong:
+                raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
+    if found.span_ns is not None and not count == len(found.span_ns[0]) == len(found.span_ns[1]):
         raise AnswerError(find, "a span_ns of another length", "a start and an end for each event")
     last = () if found.last is None else (found.last,)
-    every = np.concatenate([events, *last, *(found.parts or ())])
-    if len(every) and (every.min() < -1 or every.max() >= length):
-        wrong_event = int(every.min() if every.min() < -1 else every.max())
+    if last or found.parts:
+        events = np.concatenate([events, *last, *(found.parts or ())])
+    if len(events) and ((least := int(events.min())) < -1 or events.max() >= length):
+        wrong_event = least if least < -1 else int(events.max())
         raise AnswerError(find, f"the event {wrong_event}", f"events from 0 to {length - 1}, or -1")
 
 

@@ -22,12 +22,13 @@ from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_o
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
 from pytest_torchprof.rules.engine.of_part import of_part
+from pytest_torchprof.rules.engine.rule import NEEDS, NO_MATCHES
 from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.name_index import Names, count, names_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
-    from pytest_torchprof.rules.engine.rule import Matches, Rule
+    from pytest_torchprof.rules.engine.rule import Matches, Rule, RuleNeed
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -123,25 +124,24 @@ def check(
 
     ``thresholds``: rule → name → value, for values other than the default.
     """
-    wanted = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
+    wanted = _wanted(rules, ignore)
     if (gap := nothing_seen(trace)) is not None:
         return Checked(trace, {}, {rule.code: gap for rule in wanted})
-    for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
-        column.setflags(write=False)  # a rule must not change what is measured
+    _protect(trace)
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = wants_module_calls = False
-    thresholds = thresholds or {}
-    for one in _candidates(wanted, present(trace)):
-        rule, own = one.rule, thresholds.get(one.rule.code)
-        values = {**one.defaults, **own} if own else one.defaults
-        triggered = one.triggered and (not one.several or _occur(trace, one, values))
+    missing = _missing(trace)
+    candidates = _candidates(wanted, present(trace), frozenset(missing))
+    for one in candidates:
+        rule, values = one.rule, _values(one, thresholds)
+        triggered = one.triggered and _occur(trace, one, values)
         if not triggered and rule.blind is None:
             continue
         try:
-            why = lacks(trace, rule)
+            why = _unready(trace, rule) if one.lacks is None else missing[one.lacks]
             if why is not None:
                 if triggered:
                     unchecked[rule.code] = why
@@ -156,11 +156,12 @@ def check(
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             errors[rule.code] = fault_of(error)
             continue
-        wants_tensors |= found.wants_tensors
-        wants_module_calls |= found.wants_module_calls
-        if len(found):
-            matches[rule] = found
-    unsettled = None if trace.region is None else _unsettled(wanted, unchecked)
+        if found is not NO_MATCHES:
+            wants_tensors |= found.wants_tensors
+            wants_module_calls |= found.wants_module_calls
+            if len(found):
+                matches[rule] = found
+    unsettled = _unsettled(trace, candidates, unchecked)
     wants_tensors &= trace.could_know_tensors
     wants_module_calls &= trace.module_calls is None and trace.region is not None
     return Checked(
@@ -168,9 +169,23 @@ def check(
     )
 
 
-def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, Reason]) -> Reason | None:
+def _protect(trace: Events) -> None:
+    """A rule must not change what is measured."""
+    for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
+        column.setflags(write=False)
+
+
+def _wanted(rules: Iterable[Rule], ignore: Collection[str]) -> tuple[Rule, ...]:
+    return tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
+
+
+def _unsettled(
+    trace: Events, asked: Iterable[_Candidate], unchecked: Mapping[str, Reason]
+) -> Reason | None:
     """Why another run may be ready for a rule that this one was not ready for."""
-    gated = {rule.code for rule in rules if unchecked and rule.gated_by is not None}
+    if not unchecked or trace.region is None:
+        return None
+    gated = {one.rule.code for one in asked if one.rule.gated_by is not None}
     return next((why for code, why in unchecked.items() if code in gated), None)
 
 
@@ -185,15 +200,26 @@ def nothing_seen(trace: Events) -> Reason | None:
 
 def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
-    if not rule.needs and rule.ready is None:
-        return None
-    if "live" in rule.needs and not trace.is_live:
-        return because(Why.ONLY_LIVE)
-    if "device" in rule.needs and (gap := trace.once(device_gap)) is not None:
-        return gap
-    if "shapes" in rule.needs and not trace.records_shapes:
-        return because(Why.NO_SHAPES)
+    if rule.needs and (need := _first(rule.needs, missing := _missing(trace))) is not None:
+        return missing[need]
     return _unready(trace, rule)
+
+
+def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
+    """What rules may need and the trace lacks."""
+    found: dict[RuleNeed, Reason] = {}
+    if not trace.is_live:
+        found["live"] = because(Why.ONLY_LIVE)
+    if (gap := trace.once(device_gap)) is not None:
+        found["device"] = gap
+    if not trace.records_shapes:
+        found["shapes"] = because(Why.NO_SHAPES)
+    return found
+
+
+def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
+    """The need that is reported, of those that are missing."""
+    return next((need for need in NEEDS if need in needs and need in missing), None)
 
 
 def _unready(trace: Events, rule: Rule) -> Reason | None:
@@ -206,34 +232,46 @@ class _Candidate(NamedTuple):
     """A rule that may have something to say, with its default thresholds.
 
     ``triggered``: whether all that it looks at occurs; ``several``: of what it takes so many.
+    ``lacks``: what it needs and the trace lacks.
     """
 
     rule: Rule
     defaults: Mapping[str, float]
     triggered: bool
     several: Sequence[tuple[Names, float | str]]
+    lacks: RuleNeed | None
 
 
 @lru_cache(maxsize=100)
-def _candidates(rules: tuple[Rule, ...], there: AbstractSet[Names]) -> list[_Candidate]:
+def _candidates(
+    rules: tuple[Rule, ...], there: AbstractSet[Names], missing: AbstractSet[RuleNeed]
+) -> list[_Candidate]:
     """The rules that names do not rule out, in order: all that a trace of such names is asked."""
     found = []
     for rule in rules:
         least = {names_of(one): many for one, many in rule.least.items()}
-        triggered = least.keys() <= there
-        if triggered or rule.blind is not None:
+        triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
+        if triggered or (rule.blind is not None and lacks is None):
             defaults = {name: threshold.default for name, threshold in rule.thresholds.items()}
             several = [(names, many) for names, many in least.items() if many != 1]
-            found.append(_Candidate(rule, defaults, triggered, several))
+            found.append(_Candidate(rule, defaults, triggered, several, lacks))
     return found
+
+
+def _values(
+    one: _Candidate, thresholds: Mapping[str, Mapping[str, float]] | None
+) -> Mapping[str, float]:
+    """Its thresholds."""
+    own = thresholds.get(one.rule.code) if thresholds else None
+    return {**one.defaults, **own} if own else one.defaults
 
 
 def _occur(trace: Events, one: _Candidate, values: Mapping[str, float]) -> bool:
     """Whether enough events have such names."""
-    return all(
-        count(trace, names) >= int(values[least] if isinstance(least, str) else least)
-        for names, least in one.several
-    )
+    for names, least in one.several:
+        if count(trace, names) < int(values[least] if isinstance(least, str) else least):
+            return False
+    return True
 
 
 def _total(found: Matches) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from msgspec import field
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: What a trace must contain for a rule to be checked on it, see `rules.engine.check.lacks`.
-RuleNeed = Literal["shapes", "device", "live"]
+#: What a trace must contain for a rule to be checked on it, see `rules.engine.check.lacks`; the
+#: first one that is missing is reported.
+RuleNeed = Literal["live", "device", "shapes"]
+NEEDS: Final[tuple[RuleNeed, ...]] = get_args(RuleNeed)
 
 #: Regular expressions for the start of event names, and how many events each needs: see
 #: `Rule.triggers`.
@@ -213,7 +215,7 @@ def rule(
         ValueError: an invalid code, an unknown need, or a trigger that names an unknown threshold.
     """
     wanted = frozenset(needs.split())
-    if unknown := wanted - {"shapes", "device", "live"}:
+    if unknown := wanted.difference(NEEDS):
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
     def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:

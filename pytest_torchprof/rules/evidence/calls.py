@@ -48,6 +48,13 @@ def _called(trace: Events) -> Bools:
     return found
 
 
+def may_be_called(trace: Events) -> Ints:
+    """All of these operators, and some others: those not directly in torch's own, in time order."""
+    rows = (named(trace, _CALLED) & (trace.kind == OPERATOR)).nonzero()[0]
+    found: Ints = rows[~are_closed(trace, trace.parent[rows])]
+    return found
+
+
 def are_called(trace: Events, rows: Ints) -> Bools:
     """The same for these events only."""
     found = are_named(trace, rows, _CALLED)
@@ -101,6 +108,9 @@ def step_bounds(trace: Events) -> Ints:
 
 def sizes(dims: object) -> tuple[int, ...] | None:
     """A decoded shape, or None if it is not a shape."""
-    if not isinstance(dims, list) or any(type(n) is not int or n < 0 for n in dims):
+    if not isinstance(dims, list):
         return None
+    for n in dims:
+        if type(n) is not int or n < 0:
+            return None
     return tuple(dims)

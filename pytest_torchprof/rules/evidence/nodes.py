@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.trace.arguments import AutogradArgs, decode
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_texts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.trace.tree import are_outermost, within
+from pytest_torchprof.trace.tree import outermost_named, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -162,7 +162,8 @@ def numbers(trace: Events, rows: Ints) -> Ints:
     # Operators that are called without a graph have none: to look for the word is quicker.
     some = [at for at, raw in enumerate(raws) if raw is not None and b"Sequence number" in raw]
     if some:
-        found[some] = [args.sequence for args in decode(AutogradArgs, trace.args[rows[some]])]
+        texts = [raws[at] for at in some]
+        found[some] = [args.sequence for args in decode_texts(AutogradArgs, texts)]
     return found
 
 
@@ -182,8 +183,7 @@ def all_used(trace: Events, named: Names) -> bool:
     ran = trace.once(_ran)
     if len(ran) < 2 or has_regions(trace):
         return False
-    rows = operators_named(trace, named)
-    return ran.issuperset(numbers(trace, rows[are_outermost(trace, rows)]).tolist())
+    return ran.issuperset(numbers(trace, outermost_named(trace, named)).tolist())
 
 
 def _ran(trace: Events) -> set[int]:

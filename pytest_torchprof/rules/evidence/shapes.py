@@ -9,6 +9,9 @@ from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -25,9 +28,16 @@ def shapes(trace: Events, rows: Ints) -> list[list[tuple[int, ...] | None]]:
     return found
 
 
-def mean_elements(trace: Events, rows: Ints) -> float:
+def mean_elements(operands: Iterable[OpArgs]) -> float:
     """The mean number of elements of these operators' first operands, without scalars; inf if
     unknown.
     """
-    first = [one[0] for one in shapes(trace, rows) if one and one[0]]
-    return sum(map(math.prod, first)) / len(first) if first else math.inf
+    known: dict[bytes, tuple[int, ...] | None] = {}
+    first = []
+    for args in operands:
+        key = bytes(args.dims)
+        if key not in known:
+            known[key] = sizes(next(iter(decode_part(key) or ()), None))
+        if shape := known[key]:
+            first.append(math.prod(shape))
+    return sum(first) / len(first) if first else math.inf

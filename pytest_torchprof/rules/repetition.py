@@ -294,9 +294,6 @@ def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share
     return _matches(trace, out, _COPY_ONCE, cpu_share, wants_tensors=True)
 
 
-# -------------------------------------------------------------------- copies of the same tensor
-
-
 def _same_casts(
     trace: Events,
     casts: tuple[Ints, Ints, Ints, Bools, Ints],
@@ -310,9 +307,8 @@ def _same_casts(
     backs = any(one._replace(dtype=one.to, to=one.dtype) in kinds for one in kinds)
     mine = np.flatnonzero(explicit)
     for group in again(trace, rows[mine], kind[mine], size[kind[mine]], least, backs):
-        out += _unless_needed(
-            trace, rows[mine[group]], top[mine[group]], kinds[kind[mine[group[0]]]], least
-        )
+        of = mine[group]
+        out += _unless_needed(trace, rows[of], top[of], kinds[kind[of[0]]], least)
     mine = np.flatnonzero(~explicit)
     mine = mine[casts_of_weights(trace, rows[mine], owner[mine])]
     for group in again(trace, rows[mine], kind[mine], size[kind[mine]], least):
@@ -328,8 +324,8 @@ def _same_copies(
     out: list[_Found] = []
     size = np.array([prod(one.shape) for one in kinds])
     for group in again(trace, rows, kind, size[kind], least):
-        own = bool(are_named(trace, top[group], _CLONE).all())
-        own = own and bool(_are_kept(trace, rows[group], least))
+        cloned = are_named(trace, top[group], _CLONE).all()
+        own = bool(cloned and _are_kept(trace, rows[group], least))
         out += _unless_needed(trace, rows[group], top[group], kinds[kind[group[0]]], least, own)
     return out
 
@@ -358,8 +354,9 @@ def _by_kind(trace: Events, rows: Ints, kind: Ints, least: int) -> Iterator[Ints
 
 def _are_kept(trace: Events, copies: Ints, least: int) -> bool | None:
     """Whether copies exist side by side, to be changed separately; None if unknown."""
-    still = held(trace, copies)
-    return None if still is None else len(copies) < least * max(1, still)
+    if (still := held(trace, copies)) is None:
+        return None
+    return len(copies) < least * max(1, still)
 
 
 def _thrown_away(trace: Events, run: CopyRun, least: int) -> bool:
@@ -367,14 +364,16 @@ def _thrown_away(trace: Events, run: CopyRun, least: int) -> bool:
     return not run.bare or _are_kept(trace, run.copies, least) is False
 
 
-# -------------------------------------------------------------------- what is reported
-
-
 def _message(source: CopiedTensor, autocast: bool) -> str:
-    if source.dtype == source.to:
-        return f"of {torch_name(source.dtype)} copied"
-    by = " by autocast" * autocast
-    return f"cast from {torch_name(source.dtype)} to {torch_name(source.to)}{by}"
+    what = f"of {torch_name(source.dtype)} copied"
+    if source.dtype != source.to:
+        by = " by autocast" * autocast
+        what = f"cast from {torch_name(source.dtype)} to {torch_name(source.to)}{by}"
+    return f"{list(source.shape)} {what} again and again"
+
+
+def _moved_bytes(source: CopiedTensor) -> int:
+    return prod(source.shape) * (ELEMENT_BYTES[source.dtype] + ELEMENT_BYTES[source.to])
 
 
 def _matches(
@@ -384,14 +383,8 @@ def _matches(
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     event = np.concatenate([one.tops for one in found])
     each = [one for one in found for _ in range(len(one.tops))]
-    message = [
-        f"{list(one.source.shape)} {_message(one.source, one.fix is _AUTOCAST)} again and again"
-        for one in each
-    ]
-    moved = [
-        prod(s.shape) * (ELEMENT_BYTES[s.dtype] + ELEMENT_BYTES[s.to])
-        for s in (one.source for one in each)
-    ]
+    message = [_message(one.source, one.fix is _AUTOCAST) for one in each]
+    moved = [_moved_bytes(one.source) for one in each]
     fix = [one.fix or own for one in each]
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):

@@ -33,7 +33,7 @@ CollectiveKind = Literal[
 #: By names of torch's process groups, of operators, and of kernels: the first that matches.
 #: Sources: torch/csrc/distributed/c10d/Ops.cpp and ParamCommsUtils.hpp, NCCL's and RCCL's
 #: ``ncclDevKernel_*``, vLLM's ``cross_device_reduce``, and the symmetric memory of torch.
-_KINDS: Final[tuple[tuple[CollectiveKind, re.Pattern[str]], ...]] = (
+KINDS: Final[tuple[tuple[CollectiveKind, re.Pattern[str]], ...]] = (
     ("all_reduce", late(r"(?i)all_?reduce|cross_device_reduce")),
     ("reduce_scatter", late(r"(?i)reduce_?scatter")),
     ("all_gather", late(r"(?i)all_?gather")),
@@ -45,7 +45,7 @@ _KINDS: Final[tuple[tuple[CollectiveKind, re.Pattern[str]], ...]] = (
     ("gather", late(r"(?i)gather")),
     ("scatter", late(r"(?i)scatter")),
 )
-_OTHER: Final = len(_KINDS)
+_OTHER: Final = len(KINDS)
 #: NCCL's kernels that run several kinds.
 _GENERAL: Final = late(r"_Generic|SendRecv")
 #: What torch calls its collectives. Others may have such names and mean something else.
@@ -105,7 +105,7 @@ def _collectives(trace: Events) -> Collectives:
         for own, more, has in zip(args, outer, known, strict=True)
     ]
     number = _kinds(trace, event, operator, [one.collective for one in args])
-    names: list[CollectiveKind] = [*(name for name, _ in _KINDS), "collective"]
+    names: list[CollectiveKind] = [*(name for name, _ in KINDS), "collective"]
     exposed, gain = _exposed(trace, event, computing)
     world = _world_size(trace.metadata)
     return Collectives(
@@ -125,16 +125,16 @@ def _are_computing(category: Ints) -> Bools:
 
 
 def _kinds(trace: Events, event: Ints, operator: Ints, noted: list[str]) -> Ints:
-    """The index in `_KINDS` of each: by its own arguments, the operators around its launch, the
+    """The index in `KINDS` of each: by its own arguments, the operators around its launch, the
     kernel's name, and any annotation around its launch.
     """
-    by_name = np.array([_kind(name) for name in trace.names] or [_OTHER], np.int64)
+    by_name = np.array([kind_number(name) for name in trace.names] or [_OTHER], np.int64)
     told = by_name[trace.name] < _OTHER
     named = told & trace.names_where(_OPERATORS.match) & trace.is_kind(Kind.OP, Kind.ANNOTATION)
     annotated = told & trace.is_kind(Kind.OP, Kind.ANNOTATION)
     of_kernel = by_name[trace.name[event]]
     general = names_fit(trace, event, _GENERAL.search)
-    found = np.array([_kind(name) if name else _OTHER for name in noted], np.int64)
+    found = np.array([kind_number(name) if name else _OTHER for name in noted], np.int64)
     for other in (
         _by(trace, by_name, nesting.nearest(named, trace.parent, operator)),
         np.where(general, _OTHER, of_kernel),
@@ -149,8 +149,9 @@ def _by(trace: Events, by_name: Ints, rows: Ints) -> Ints:
     return np.where(rows >= 0, by_name[trace.name[rows]], _OTHER)
 
 
-def _kind(name: str) -> int:
-    for number, (_, pattern) in enumerate(_KINDS):
+def kind_number(name: str) -> int:
+    """The index in `KINDS` of what this name means, or their number if it means no collective."""
+    for number, (_, pattern) in enumerate(KINDS):
         if pattern.search(name):
             return number
     return _OTHER

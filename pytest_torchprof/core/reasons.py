@@ -30,6 +30,8 @@ class Why(Enum):
     NO_DURATIONS = "no_durations"
     SOME_UNTIMED = "some_untimed"
     NO_COPY_SIZES = "no_copy_sizes"
+    NO_COMM_SIZES = "no_comm_sizes"
+    NO_COMM_TIMES = "no_comm_times"
     FILE_BREAKS_OFF = "file_breaks_off"
     FILE_ENDS = "file_ends"
     SEVERAL = "several"

@@ -37,6 +37,12 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_DURATIONS: "the events of this trace have no durations",
     Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",
     Why.NO_COPY_SIZES: "the copies of this trace have no sizes",
+    Why.NO_COMM_SIZES: (
+        "the size of {unsized} of {calls} calls that communicate is unknown, such as {name}"
+    ),
+    Why.NO_COMM_TIMES: (
+        "the trace does not say when {untimed} of {calls} calls that communicate were done"
+    ),
     Why.FILE_BREAKS_OFF: "{why}, or the file breaks off before it",
     Why.FILE_ENDS: "the file breaks off among its events",
     Why.SEVERAL: "{gaps:; }",

@@ -139,8 +139,11 @@ class CollectiveArgs(msgspec.Struct, gc=False):
     collective: str = msgspec.field(name="Collective name", default="")
     group: str = msgspec.field(name="Process Group Name", default="")
     description: str = msgspec.field(name="Process Group Description", default="")
+    members: str = msgspec.field(name="Process Group Ranks", default="")
     ranks: int = msgspec.field(name="Group size", default=0)
     elements: int = msgspec.field(name="In msg nelems", default=0)
+    out_elements: int = msgspec.field(name="Out msg nelems", default=0)
+    dtype: str = msgspec.field(name="dtype", default="")
 
 
 class AutogradArgs(msgspec.Struct, gc=False):

@@ -47,6 +47,12 @@ LOOK_UP_CALL = late(
     + r"|^(cuda|hip|cu)(ModuleGetFunction|Library(GetKernel|GetModule)|FuncGetAttributes"
     r"|FuncSetAttribute|KernelGetFunction)"
 )
+#: Something in the name of each event that communicates between ranks: operators, annotations of
+#: back ends, kernels. Others may have it too.
+COMMUNICATION = late(
+    r"(?i)c10d|[nrx]ccl|oneccl|gloo:|mpi:|ucc:|record_param_comms|symm_mem|all_?reduce|all_?gather"
+    r"|reduce_?scatter|all_?to_?all|all2all|cross_device_reduce|multimem_|nvshmem|deep_ep|mscclpp|lamport"
+)
 H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; grouped, torch writes it with a star.

@@ -12,7 +12,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, FormerIds, decode
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import COMMUNICATION
+from pytest_torchprof.trace.name_index import communicates
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -64,15 +64,6 @@ class CommCalls(Frozen, frozen=True):
 
 
 _NO_CALLS: Final = CommCalls(_NONE, [], _NONE, _NONE, _NONE, _NONE, _NONE)
-
-
-def communicates(trace: Events) -> bool:
-    """Whether any event has a name of communication: a cheap check before `comm_calls`."""
-    return bool(trace.whole.once(_communicates))
-
-
-def _communicates(trace: Events) -> bool:
-    return any(map(COMMUNICATION.search, trace.names))
 
 
 def comm_calls(trace: Events) -> CommCalls:

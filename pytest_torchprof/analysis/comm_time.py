@@ -48,7 +48,7 @@ def rank_time(trace: Events) -> RankTime | Reason:
     """The times of the selected events, or why they are unknown.
 
     On a device, these are HolisticTraceAnalysis's: compute is what is neither communication nor a
-    copy, and exposed communication its part of `breakdown`. On the host, an operator computes
+    copy, and exposed communication its part of `breakdown`; gloo's work counts with the first. On the host, an operator computes
     unless it communicates or waits for it, or encloses what does; communication is the back end's
     work, such as gloo's, which runs in threads of its own.
     """
@@ -63,9 +63,15 @@ def _rank_time(trace: Events) -> RankTime | Reason:
 
 def _on_devices(trace: Events) -> RankTime:
     total = np.zeros(5, np.int64)
-    spans = spans_of(trace)
-    for device, (start, end, category) in device_work(trace).items():
+    spans, calls = spans_of(trace), comm_calls(trace)
+    # A device that holds the tensors may leave the work to gloo.
+    on_host = (calls.kernel < 0) & (calls.end >= 0)
+    for number, (device, (start, end, category)) in enumerate(device_work(trace).items()):
         since, until = spans[device]
+        if number == 0 and on_host.any():
+            start = np.append(start, np.clip(calls.begin[on_host], since, until))
+            end = np.append(end, np.clip(calls.end[on_host], since, until))
+            category = np.append(category, np.full(int(on_host.sum()), _COMMUNICATION))
         copies = np.isin(category, [CATEGORIES.index(name) for name in EXPOSED])
         computing = ~copies & (category < len(CATEGORIES))
         total += _times(start, end, computing, category == _COMMUNICATION, until - since)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -218,3 +219,12 @@ def are_named(trace: Events, rows: Ints, *names: Name) -> Bools:
     found: Bools = marked[trace.name[rows]]
     found &= rows >= 0
     return found
+
+
+def communicates(trace: Events) -> bool:
+    """Whether any event of the whole trace has a name of communication between ranks."""
+    return trace.whole.once(_communicates)
+
+
+def _communicates(trace: Events) -> bool:
+    return any(map(COMMUNICATION.search, trace.names))

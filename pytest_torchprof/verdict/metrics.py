@@ -175,6 +175,27 @@ def _device_ms(what: str) -> Callable[[Events], Value]:
     return extract
 
 
+def _communication(what: str) -> Callable[[Events], Value]:
+    """Extract a number about communication; all are 0 where no event has a name of it."""
+
+    def extract(trace: Events) -> Value:
+        from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
+        from pytest_torchprof.trace.name_index import communicates
+
+        if communicates(trace):
+            from pytest_torchprof.verdict import comm_metrics
+
+            found: Value = getattr(comm_metrics, what)(trace)
+            return found
+        if trace.region is None and not trace.has(*HOST_KINDS, *DEVICE_KINDS):
+            from pytest_torchprof.core.reasons import Why, because
+
+            return _unknown(because(Why.NO_OPERATORS))
+        return 0.0 if what.endswith("_ms") else 0
+
+    return extract
+
+
 def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.live_bytes import usage
@@ -303,6 +324,15 @@ METRICS: Mapping[str, Metric] = {
              "bytes copied from device to host", adds_up=True),
         _row("syncs", "1", "exact", "calls", _syncs,
              "calls in which the host waited for the device", adds_up=True),
+        _row("collectives", "1", "exact", "", _communication("collectives"),
+             "calls that communicate with other ranks: collectives, sends, and receives",
+             adds_up=True),
+        _row("comm_bytes", "B", "exact", "", _communication("comm_bytes"),
+             "bytes that these calls carry, as nccl-tests count them", adds_up=True),
+        _row("comm_ms", "ms", "time", "", _communication("comm_ms"),
+             "time in which anything communicates with other ranks, profiled"),
+        _row("exposed_comm_ms", "ms", "time", "", _communication("exposed_comm_ms"),
+             "time in which something communicates and nothing computes, profiled"),
         _row("graph_breaks", "1", "exact", "", _compiled("graph_breaks"),
              "torch.compile graph breaks in the first run of the test", scopable=False,
              depends_on_order=True),

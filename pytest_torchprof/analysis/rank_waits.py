@@ -1,0 +1,256 @@
+"""Who waits for whom: the same collectives of several ranks side by side, on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.analysis.comm_calls import comm_calls
+from pytest_torchprof.analysis.comm_sizes import comm_sizes
+from pytest_torchprof.core.structs import Frozen
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+
+Floats: TypeAlias = "npt.NDArray[np.float64]"
+
+#: No rank is done with one of these before all ranks have begun it. In others, such as a broadcast,
+#: a rank may be done early, so their ends say nothing about clocks.
+TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+#: Of these, all ranks have the same size; of others, sizes may differ.
+_ALIKE: Final = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
+#: Only the root has what tells the dtype.
+_OF_ROOT: Final = frozenset({"gather", "scatter"})
+#: Enough for the clocks of ranks that share no group, but are linked by others.
+_ROUNDS: Final = 50
+
+#: Operation, dtype, and size in bytes, None if ranks may differ in it.
+Signature: TypeAlias = "tuple[str, str, int | None]"
+
+
+class Matched(Frozen, frozen=True):
+    """The collectives of one group that its ranks have in common, in order.
+
+    ``ranks`` are those with a trace; ``call`` has the index in `comm_calls` of each rank's, one row
+    per collective and one column per rank; ``begin`` and ``end`` are ns since the first event of
+    the job, by the recorded clocks, -1 if unknown.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    call: Ints
+    begin: Ints
+    end: Ints
+
+
+class Mismatch(Frozen, frozen=True):
+    """A rank whose collectives of a group are not those of the others; so they are not compared.
+
+    ``number`` is the first that differs, from 1; ``own`` is what this rank has there, ``others``
+    what most of the others have: None if there is nothing more.
+    """
+
+    rank: int
+    group: str
+    number: int
+    own: Signature | None
+    others: Signature | None
+
+
+class RankWaits(Frozen, frozen=True):
+    """How long ranks waited at collectives for the last one to begin.
+
+    Attributes:
+        ranks: all ranks, in order.
+        collectives: how many collectives were compared.
+        wait_ns: by rank and rank: how long the first waited for the second, which began last.
+        last: by rank: at how many collectives it was the last to begin.
+        met: by rank: how many collectives of it were compared.
+        shift_ns: by rank: what is added to its recorded clock.
+        apart_ns: half of the ends of collectives are closer to each other than this, on the shifted
+            clocks; None without collectives.
+        earliest_ns: by rank: the longest wait of a rank at each of its calls, -1 if unknown.
+        mismatches: what could not be compared.
+    """
+
+    ranks: tuple[int, ...]
+    collectives: int
+    wait_ns: Ints
+    last: Ints
+    met: Ints
+    shift_ns: Ints
+    apart_ns: int | None
+    earliest_ns: Mapping[int, Ints]
+    mismatches: tuple[Mismatch, ...]
+
+
+def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
+    """Compare the collectives of these ranks of one job.
+
+    Collectives match by group and order. Clocks of hosts differ, so each rank's is shifted until
+    its collectives end when those of the others do, in the median: the ranks of a collective of
+    `TOGETHER` end at about the same time. A rank waits from its own begin until the last begin, and
+    no longer than the collective lasts.
+    """
+    ranks = tuple(sorted(traces))
+    matched, mismatches = match(traces)
+    together = [_together(traces, one) for one in matched]
+    shift = _clock_shifts(ranks, together)
+    column = {rank: i for i, rank in enumerate(ranks)}
+    wait = np.zeros((len(ranks), len(ranks)), np.int64)
+    last, met = np.zeros((2, len(ranks)), np.int64)
+    earliest = {rank: np.full(len(comm_calls(traces[rank])), -1, np.int64) for rank in ranks}
+    spread = list[Floats]()
+    for one in together:
+        if not len(one.call):
+            continue
+        at = np.array([column[rank] for rank in one.ranks], np.int64)
+        begin, end = one.begin + shift[at], one.end + shift[at]
+        waited = np.clip(begin.max(axis=1, keepdims=True) - begin, 0, one.end - one.begin)
+        latest = begin.argmax(axis=1)
+        for i in range(len(at)):
+            np.add.at(wait[at[i]], at[latest], waited[:, i])
+            earliest[one.ranks[i]][one.call[:, i]] = waited.max(axis=1)
+        np.add.at(last, at[latest], 1)
+        met[at] += len(one.call)
+        spread.append(np.abs(end - np.median(end, axis=1, keepdims=True)).ravel())
+    return RankWaits(
+        ranks,
+        sum(len(one.call) for one in together),
+        wait,
+        last,
+        met,
+        shift,
+        round(float(np.median(np.concatenate(spread)))) if spread else None,
+        earliest,
+        mismatches,
+    )
+
+
+def match(traces: Mapping[int, Events]) -> tuple[list[Matched], tuple[Mismatch, ...]]:
+    """The collectives of each group with several of these ranks, and what does not match."""
+    rows: dict[str, dict[int, list[int]]] = {}
+    signatures: dict[str, dict[int, list[Signature]]] = {}
+    labels: dict[str, str] = {}
+    for rank, trace in sorted(traces.items()):
+        calls, sizes = comm_calls(trace), comm_sizes(trace)
+        chosen = np.flatnonzero(~np.isin(calls.operation, ["send", "receive"]))
+        for i in chosen.tolist():
+            key = sizes.key[i]
+            labels[key] = sizes.group[i]
+            rows.setdefault(key, {}).setdefault(rank, []).append(i)
+            operation = calls.operation[i]
+            size = int(sizes.size[i]) if operation in _ALIKE else None
+            signature = operation, "" if operation in _OF_ROOT else sizes.dtype[i], size
+            signatures.setdefault(key, {}).setdefault(rank, []).append(signature)
+    zero = min((_zero(trace) + int(trace.ts[0]) for trace in traces.values() if len(trace)),
+               default=0)  # fmt: skip
+    matched, mismatches = list[Matched](), list[Mismatch]()
+    for key, by_rank in signatures.items():
+        if len(by_rank) < 2:
+            continue
+        usual = _usual(by_rank)
+        kept = dict[int, int]()  # rank: how many of its calls come before those in common
+        for rank, own in by_rank.items():
+            if (offset := _offset(own, usual)) is not None:
+                kept[rank] = offset
+            else:
+                mismatches.append(_difference(rank, labels[key], own, usual))
+        if len(kept) < 2:
+            continue
+        count = min(len(usual), *(len(by_rank[rank]) - before for rank, before in kept.items()))
+        call = np.stack([
+            np.array(rows[key][rank], np.int64)[before : before + count]
+            for rank, before in kept.items()
+        ], axis=1)  # fmt: skip
+        begin, end = (
+            np.stack([
+                _since(zero, traces[rank], getattr(comm_calls(traces[rank]), which)[call[:, i]])
+                for i, rank in enumerate(kept)
+            ], axis=1)
+            for which in ("begin", "end")
+        )  # fmt: skip
+        matched.append(Matched(labels[key], tuple(kept), call, begin, end))
+    return matched, tuple(mismatches)
+
+
+def _usual(by_rank: Mapping[int, list[Signature]]) -> list[Signature]:
+    """What most ranks did; of several as frequent, the shortest, which the others may contain."""
+    times: dict[tuple[Signature, ...], int] = {}
+    for own in by_rank.values():
+        times[tuple(own)] = times.get(tuple(own), 0) + 1
+    return list(min(times, key=lambda one: (-times[one], len(one))))
+
+
+def _offset(own: list[Signature], usual: list[Signature]) -> int | None:
+    """How many of its own calls come before the usual ones; None if they do not match.
+
+    A recording may begin or end with other calls than those of the other ranks, but not both.
+    """
+    shared = min(len(own), len(usual))
+    if own[:shared] == usual[:shared]:
+        return 0
+    if len(own) > shared and own[-shared:] == usual:
+        return len(own) - shared
+    return None
+
+
+def _difference(rank: int, group: str, own: list[Signature], usual: list[Signature]) -> Mismatch:
+    shared = min(len(own), len(usual))
+    at = next((i for i in range(shared) if own[i] != usual[i]), shared)
+    return Mismatch(
+        rank,
+        group,
+        at + 1,
+        own[at] if at < len(own) else None,
+        usual[at] if at < len(usual) else None,
+    )
+
+
+def _together(traces: Mapping[int, Events], matched: Matched) -> Matched:
+    """Only collectives of `TOGETHER` whose times are known."""
+    operation = comm_calls(traces[matched.ranks[0]]).operation
+    chosen = np.array([operation[i] in TOGETHER for i in matched.call[:, 0].tolist()], bool)
+    chosen &= (matched.begin >= 0).all(axis=1) & (matched.end >= 0).all(axis=1)
+    return Matched(
+        matched.group,
+        matched.ranks,
+        matched.call[chosen],
+        matched.begin[chosen],
+        matched.end[chosen],
+    )
+
+
+def _clock_shifts(ranks: tuple[int, ...], matched: list[Matched]) -> Ints:
+    """What to add to each clock so that collectives end together, in the median of each rank."""
+    column = {rank: i for i, rank in enumerate(ranks)}
+    shift = np.zeros(len(ranks))
+    for _ in range(_ROUNDS):
+        off: list[list[Floats]] = [[] for _ in ranks]
+        for one in matched:
+            if not len(one.call):
+                continue
+            at = [column[rank] for rank in one.ranks]
+            end = one.end + shift[at]
+            late = end - np.median(end, axis=1, keepdims=True)
+            for i, which in enumerate(at):
+                off[which].append(late[:, i])
+        step = np.array([np.median(np.concatenate(one)) if one else 0.0 for one in off])
+        shift -= step
+        if not len(step) or np.abs(step).max() < 1:
+            break
+    return np.round(shift).astype(np.int64)
+
+
+def _zero(trace: Events) -> int:
+    """When the trace's clock began, in ns since the epoch, if it says so."""
+    base = trace.metadata.get("baseTimeNanoseconds")
+    return base if type(base) is int else 0
+
+
+def _since(zero: int, trace: Events, times: Ints) -> Ints:
+    return np.where(times < 0, -1, times + (_zero(trace) - zero))

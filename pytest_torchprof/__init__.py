@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_torchprof.api import Trace as Trace
     from pytest_torchprof.api import augment as augment
+    from pytest_torchprof.api import compare_ranks as compare_ranks
     from pytest_torchprof.api import diff as diff
     from pytest_torchprof.api import load_ranks as load_ranks
     from pytest_torchprof.core.errors import SettingsError as SettingsError
@@ -37,6 +38,7 @@ __all__ = [
     "TraceError",
     "__version__",
     "augment",
+    "compare_ranks",
     "diff",
     "load_ranks",
     "metric",

@@ -20,6 +20,7 @@ from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
 from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
 from pytest_torchprof.analysis.call_tree import TREES, TreeBy
+from pytest_torchprof.analysis.comm_rows import CollectiveRow, collective_rows
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import (
     KernelRow,
@@ -40,12 +41,12 @@ from pytest_torchprof.analysis.tree_rows import TreeRow, tree_rows
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core.results import Finding, Number
 from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
-from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
+from pytest_torchprof.render.linted import Linted
 from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_rows, shown_value
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import Rows, fields_of
@@ -57,6 +58,7 @@ from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
 from pytest_torchprof.verdict.metrics import measure_all
+from pytest_torchprof.verdict.rank_rows import RankTable, rank_table
 from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
 from pytest_torchprof.verdict.timing import samples_of
 from pytest_torchprof.work.devices.device import Device
@@ -70,26 +72,6 @@ if TYPE_CHECKING:
 
 #: A file that describes chips, or chips.
 Peaks = str | Path | Sequence[Device]
-
-
-class Linted(Frozen, frozen=True):
-    """What `Trace.lint` found.
-
-    Attributes:
-        counts: how often each rule matched, for rules with matches.
-        unchecked: why a rule could not be checked, in words, for each of these rules.
-        errors: what a rule raised, for each that did.
-        found: the same as values of the rules' engine.
-    """
-
-    counts: Mapping[str, int]
-    unchecked: Mapping[str, str]
-    errors: Mapping[str, str]
-    found: Checked
-
-    def findings(self) -> tuple[Finding, ...]:
-        """One for each rule, message and place, the costliest first."""
-        return self.found.findings()
 
 
 class Trace:
@@ -224,6 +206,13 @@ class Trace:
     def unlinked(self) -> int:
         """Device events without a runtime call in the trace."""
         return unlinked_events(self.events)
+
+    def collectives(self) -> Rows[CollectiveRow]:
+        """Calls that communicate with other ranks, by operation, group, size and dtype.
+
+        ``wait_ms`` is None, since one rank does not tell; see `compare_ranks`.
+        """
+        return Rows(collective_rows(self.events), fields_of(CollectiveRow))
 
     def memory(self) -> Rows[PeakMemory]:
         """The peak of each device, and what was live at the peak, by allocating operator."""
@@ -367,6 +356,11 @@ def load_ranks(
         paths = [paths]
     found = ranks.read_ranks([Path(path) for path in paths], rank=rank, progress=progress)
     return {number: Trace(events, Path(events.source)) for number, events in found}
+
+
+def compare_ranks(traces: Mapping[int, Trace]) -> RankTable:
+    """Where the time of each rank of a job goes, and who waits for whom; see `load_ranks`."""
+    return rank_table({number: trace.events for number, trace in traces.items()})
 
 
 def diff(

@@ -57,6 +57,9 @@ _TEXTS = {
     "date": 10,
     "kind": 5,
     "values": 8,
+    "operation": 12,
+    "group": 10,
+    "dtype": 7,
 }
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
@@ -98,6 +101,8 @@ _WIDE = 160
 _HEADINGS = {
     "tflops_per_s": "TFLOP/s",
     "gb_per_s": "GB/s",
+    "algbw_gb_per_s": "algbw GB/s",
+    "busbw_gb_per_s": "busbw GB/s",
     "compute_pct": "compute",
     "bandwidth_pct": "memory",
     "peak_bytes": "peak",
@@ -162,6 +167,7 @@ _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("calls", _calls),
     ("_us", lambda v: format_quantity(v / 1000, "ms")),
     ("bytes", lambda v: format_quantity(v, "B")),
+    ("size", lambda v: format_quantity(v, "B")),
     ("tflops_per_s", _rate),
     ("flops", lambda v: format_quantity(v, "FLOP")),
     ("gb_per_s", _rate),

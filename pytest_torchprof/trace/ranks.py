@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pytest_torchprof.core.errors import OtherJsonError, TraceError
 from pytest_torchprof.core.files import system_message
@@ -20,6 +20,9 @@ from pytest_torchprof.trace.stream import WANTED
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.stream import ReadProgress
+
+#: What tells the rank of a trace: its ``distributedInfo``, a name, or the order of the files.
+RankSource: TypeAlias = Literal["metadata", "file name", "folder name", "order"]
 
 _NAMES = (".json", ".json.gz")
 #: In the names of files and of their folders; if both occur, the first of these counts.
@@ -181,6 +184,16 @@ def _claim(file: _File, *, look_inside: bool) -> int | None:
         with suppress(TraceError):
             rank = rank_of(peek(file.path))
     return rank_in_name(file.path) if rank is None else rank
+
+
+def rank_source(trace: Events) -> RankSource:
+    """What tells the rank of this trace."""
+    path = Path(trace.source)
+    if rank_of(trace.metadata) is not None:
+        return "metadata"
+    if _rank_in(path.name) is not None:
+        return "file name"
+    return "order" if rank_in_name(path) is None else "folder name"
 
 
 def rank_in_name(path: Path) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.rules import (
     attention,
     blocked_copies,
+    collective_calls,
     communication,
     compilation,
     copies,
@@ -84,6 +85,7 @@ THEMES = (
     blocked_copies,
     pauses,
     communication,
+    collective_calls,
     repetition,
     compilation,
     debugging,

@@ -1,4 +1,4 @@
-"""Communication between ranks, call by call: a collective shows up in many events, and counts once."""
+"""Communication between ranks, call by call: many events show a collective, which counts once."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class _Found:
         return host
 
     def loose(self, host: Ints) -> Ints:
-        """gloo's work that no operator of the trace made."""
+        """Gloo's work that no operator of the trace made."""
         known = {int(self.number[row]) for row in host.tolist()} if len(host) else set[int]()
         loose = self.works[self.linked < 0]
         # If operators are recorded, what is left over is a part of an earlier call.
@@ -218,7 +218,9 @@ class _Found:
     def _numbers(self, rows: Ints) -> Ints:
         """The kind of these calls: of the event, else as noted, else of what is in it."""
         trace = self.trace
-        number = np.where(self.number[rows] < len(KINDS), self.number[rows], self.noted_number[rows])
+        number = np.where(
+            self.number[rows] < len(KINDS), self.number[rows], self.noted_number[rows]
+        )
         unknown = np.flatnonzero(number >= len(KINDS))
         if len(unknown):
             inner = np.flatnonzero(self.annotated)
@@ -239,7 +241,9 @@ class _Found:
         self._by_id(event, call, host)
         loose = np.flatnonzero((call < 0) & (launch >= 0))
         if len(loose):
-            around = nesting.nearest(trace.names_where(_COALESCED.match), trace.parent, launch[loose])
+            around = nesting.nearest(
+                trace.names_where(_COALESCED.match), trace.parent, launch[loose]
+            )
             taken = {*call[call >= 0].tolist()}
             for i, outer in zip(loose.tolist(), around.tolist(), strict=True):
                 if outer < 0:

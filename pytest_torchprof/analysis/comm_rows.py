@@ -97,7 +97,9 @@ def collective_rows(trace: Events, earliest_ns: Ints | None = None) -> list[Coll
                 None if waits is None or (waits < 0).any() else int(waits.sum()) / 1e6,
             )
         )
-    return sorted(rows, key=lambda row: -1.0 if row.total_ms is None else row.total_ms, reverse=True)
+    return sorted(
+        rows, key=lambda row: -1.0 if row.total_ms is None else row.total_ms, reverse=True
+    )
 
 
 def _bus(operation: str, ranks: Ints, rate: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""How many bytes each call that communicates carries, of which dtype, and in which group of ranks."""
+"""The bytes that each call that communicates carries, their dtype, and the group of ranks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ def _sizes(trace: Events) -> CommSizes:
         if not group and only is not None:
             group, key, count = only[0], only[1], count or only[2]
         ranks[i] = count = count or common
-        known = [_of_parameters(args, operation, count), _of_operands(name, operation, event, count)]
+        known = [
+            _of_parameters(args, operation, count),
+            _of_operands(name, operation, event, count),
+        ]
         if marks[i] >= 0:
             known.append(_of_operands("", operation, mark, count))
         elements = next((one.elements for one in known if one.elements >= 0), -1)
@@ -200,7 +203,7 @@ def _of_operands(name: str, operation: str, args: OpArgs, ranks: int) -> _Sent:
         elements = sum(map(prod, chosen)) if known else -1
         found = BY_TYPE.get(kind)
         dtype = found.name if found else str(kind or "").removeprefix("c10::")
-    if name and partial or (not name and operation in _GETS_OF_ALL):
+    if (name and partial) or (not name and operation in _GETS_OF_ALL):
         elements = elements * ranks if elements >= 0 and ranks else -1
     elif not name and operation in ("reduce_scatter", "scatter", "send", "receive"):
         # What a back end works on may be the part or the whole.

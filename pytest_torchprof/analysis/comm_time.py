@@ -48,9 +48,9 @@ def rank_time(trace: Events) -> RankTime | Reason:
     """The times of the selected events, or why they are unknown.
 
     On a device, these are HolisticTraceAnalysis's: compute is what is neither communication nor a
-    copy, and exposed communication its part of `breakdown`; gloo's work counts with the first. On the host, an operator computes
-    unless it communicates or waits for it, or encloses what does; communication is the back end's
-    work, such as gloo's, which runs in threads of its own.
+    copy, and exposed communication its part of `breakdown`; gloo's work counts with the first
+    device. On the host, an operator computes unless it communicates or waits for it, or encloses
+    what does; communication is the back end's work, such as gloo's, which runs in other threads.
     """
     return trace.once(_rank_time)
 
@@ -66,16 +66,18 @@ def _on_devices(trace: Events) -> RankTime:
     spans, calls = spans_of(trace), comm_calls(trace)
     # A device that holds the tensors may leave the work to gloo.
     on_host = (calls.kernel < 0) & (calls.end >= 0)
-    for number, (device, (start, end, category)) in enumerate(device_work(trace).items()):
+    for number, (device, work) in enumerate(device_work(trace).items()):
         since, until = spans[device]
+        start, end, category = work
         if number == 0 and on_host.any():
+            more = np.full(int(on_host.sum()), _COMMUNICATION)
             start = np.append(start, np.clip(calls.begin[on_host], since, until))
             end = np.append(end, np.clip(calls.end[on_host], since, until))
-            category = np.append(category, np.full(int(on_host.sum()), _COMMUNICATION))
+            category = np.append(category, more)
         copies = np.isin(category, [CATEGORIES.index(name) for name in EXPOSED])
         computing = ~copies & (category < len(CATEGORIES))
         total += _times(start, end, computing, category == _COMMUNICATION, until - since)
-    return RankTime(*total.tolist(), on_device=True)
+    return _of_numbers(total, on_device=True)
 
 
 def _on_host(trace: Events) -> RankTime | Reason:
@@ -90,14 +92,13 @@ def _on_host(trace: Events) -> RankTime | Reason:
     start = np.concatenate([trace.ts[rows], calls.begin])
     end = np.concatenate([trace.ts[rows] + trace.dur[rows], calls.end])
     communicating = np.arange(len(start)) >= len(rows)
-    since = min(int(trace.ts[host].min()), *calls.begin.tolist()) if len(calls) else int(
-        trace.ts[host].min())  # fmt: skip
+    since = int(min([trace.ts[host].min(), *calls.begin.tolist()]))
     until = int(max((trace.ts[host] + trace.dur[host]).max(), calls.end.max(initial=0)))
     if trace.region is not None and trace.scope is None:
         since, until = trace.region
         start, end = np.clip(start, since, until), np.clip(end, since, until)
     numbers = _times(start, end, ~communicating, communicating, until - since)
-    return RankTime(*numbers.tolist(), on_device=False)
+    return _of_numbers(numbers, on_device=False)
 
 
 def computing_operators(trace: Events) -> Ints:
@@ -111,6 +112,11 @@ def computing_operators(trace: Events) -> Ints:
     around = nesting.above(np.flatnonzero(apart), trace.parent)
     rows = rows[~around[rows]]
     return rows[~nesting.below(apart, trace.parent, rows)]
+
+
+def _of_numbers(numbers: Ints, *, on_device: bool) -> RankTime:
+    span, compute, comm, exposed, idle = numbers.tolist()
+    return RankTime(span, compute, comm, exposed, idle, on_device)
 
 
 def _times(start: Ints, end: Ints, computing: Bools, communicating: Bools, span: int) -> Ints:

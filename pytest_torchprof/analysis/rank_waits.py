@@ -27,6 +27,9 @@ _ALIKE: Final = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 _OF_ROOT: Final = frozenset({"gather", "scatter"})
 #: Enough for the clocks of ranks that share no group, but are linked by others.
 _ROUNDS: Final = 50
+#: If ends on the clocks of hosts are apart by this many times more than on a clock for each rank,
+#: and by this many ns, ranks of one host's name run on several hosts.
+_FAR, _FAR_NS = 10, 10**6
 
 #: Operation, dtype, and size in bytes, None if ranks may differ in it.
 Signature: TypeAlias = "tuple[str, str, int | None]"
@@ -70,7 +73,7 @@ class RankWaits(Frozen, frozen=True):
         wait_ns: by rank and rank: how long the first waited for the second, which began last.
         last: by rank: at how many collectives it was the last to begin.
         met: by rank: how many collectives of it were compared.
-        shift_ns: by rank: what is added to its recorded clock.
+        shift_ns: by rank: what is added to its recorded clock; 0 of the first rank.
         apart_ns: half of the ends of collectives are closer to each other than this, on the shifted
             clocks; None without collectives.
         earliest_ns: by rank: the longest wait of a rank at each of its calls, -1 if unknown.
@@ -91,25 +94,24 @@ class RankWaits(Frozen, frozen=True):
 def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
     """Compare the collectives of these ranks of one job.
 
-    Collectives match by group and order. Clocks of hosts differ, so each rank's is shifted until
+    Collectives match by group and order. Clocks of hosts differ, so each host's is shifted until
     its collectives end when those of the others do, in the median: the ranks of a collective of
-    `TOGETHER` end at about the same time. A rank waits from its own begin until the last begin, and
-    no longer than the collective lasts.
+    `TOGETHER` end at about the same time. A trace without its host's name has a clock of its own. A
+    rank waits from its own begin until the last begin, and no longer than the collective lasts.
     """
     ranks = tuple(sorted(traces))
     matched, mismatches = match(traces)
     together = [_together(traces, one) for one in matched]
-    shift = _clock_shifts(ranks, together)
+    shift = _clock_shifts(traces, together)
     column = {rank: i for i, rank in enumerate(ranks)}
     wait = np.zeros((len(ranks), len(ranks)), np.int64)
     last, met = np.zeros((2, len(ranks)), np.int64)
     earliest = {rank: np.full(len(comm_calls(traces[rank])), -1, np.int64) for rank in ranks}
-    spread = list[Floats]()
     for one in together:
         if not len(one.call):
             continue
         at = np.array([column[rank] for rank in one.ranks], np.int64)
-        begin, end = one.begin + shift[at], one.end + shift[at]
+        begin = one.begin + shift[at]
         waited = np.clip(begin.max(axis=1, keepdims=True) - begin, 0, one.end - one.begin)
         latest = begin.argmax(axis=1)
         for i in range(len(at)):
@@ -117,15 +119,15 @@ def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
             earliest[one.ranks[i]][one.call[:, i]] = waited.max(axis=1)
         np.add.at(last, at[latest], 1)
         met[at] += len(one.call)
-        spread.append(np.abs(end - np.median(end, axis=1, keepdims=True)).ravel())
+    count = sum(len(one.call) for one in together)
     return RankWaits(
         ranks,
-        sum(len(one.call) for one in together),
+        count,
         wait,
         last,
         met,
         shift,
-        round(float(np.median(np.concatenate(spread)))) if spread else None,
+        round(_apart(list(ranks), shift, together)) if count else None,
         earliest,
         mismatches,
     )
@@ -183,7 +185,7 @@ def _usual(by_rank: Mapping[int, list[Signature]]) -> list[Signature]:
     times: dict[tuple[Signature, ...], int] = {}
     for own in by_rank.values():
         times[tuple(own)] = times.get(tuple(own), 0) + 1
-    return list(min(times, key=lambda one: (-times[one], len(one))))
+    return list(min(times.items(), key=lambda item: (-item[1], len(item[0])))[0])
 
 
 def _offset(own: list[Signature], usual: list[Signature]) -> int | None:
@@ -225,25 +227,54 @@ def _together(traces: Mapping[int, Events], matched: Matched) -> Matched:
     )
 
 
-def _clock_shifts(ranks: tuple[int, ...], matched: list[Matched]) -> Ints:
-    """What to add to each clock so that collectives end together, in the median of each rank."""
+def _clock_shifts(traces: Mapping[int, Events], matched: list[Matched]) -> Ints:
+    """What to add to the clock of each rank, in order, so that collectives end together.
+
+    Ranks of one host have one clock, unless the ends say that several hosts have the name.
+    """
+    ranks = sorted(traces)
+    hosts = [traces[rank].metadata.get("host_name") or rank for rank in ranks]
+    alone = _shifts(ranks, list(range(len(ranks))), matched)
+    if len({*hosts}) == len(ranks):
+        return alone
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    shared = _shifts(ranks, [numbers[host] for host in hosts], matched)
+    limit = max(_FAR * _apart(ranks, alone, matched), _FAR_NS)
+    return shared if _apart(ranks, shared, matched) <= limit else alone
+
+
+def _shifts(ranks: list[int], clocks: list[int], matched: list[Matched]) -> Ints:
+    """Shifts of clocks, of which each rank has one, by the median of their ranks' late ends."""
     column = {rank: i for i, rank in enumerate(ranks)}
-    shift = np.zeros(len(ranks))
+    clock = np.array(clocks, np.int64)
+    shift = np.zeros(len({*clocks}))
     for _ in range(_ROUNDS):
-        off: list[list[Floats]] = [[] for _ in ranks]
+        off: list[list[Floats]] = [[] for _ in shift]
         for one in matched:
             if not len(one.call):
                 continue
-            at = [column[rank] for rank in one.ranks]
-            end = one.end + shift[at]
+            mine = clock[[column[rank] for rank in one.ranks]]
+            end = one.end + shift[mine]
             late = end - np.median(end, axis=1, keepdims=True)
-            for i, which in enumerate(at):
+            for i, which in enumerate(mine.tolist()):
                 off[which].append(late[:, i])
         step = np.array([np.median(np.concatenate(one)) if one else 0.0 for one in off])
         shift -= step
-        if not len(step) or np.abs(step).max() < 1:
+        if np.abs(step).max(initial=0) < 1:
             break
-    return np.round(shift).astype(np.int64)
+    rounded: Ints = np.round(shift).astype(np.int64)[clock]
+    return rounded - (rounded[0] if len(rounded) else 0)
+
+
+def _apart(ranks: list[int], shift: Ints, matched: list[Matched]) -> float:
+    """How far the ends of collectives are from their median on these clocks, in the median."""
+    column = {rank: i for i, rank in enumerate(ranks)}
+    spread = list[Floats]()
+    for one in matched:
+        if len(one.call):
+            end = one.end + shift[[column[rank] for rank in one.ranks]]
+            spread.append(np.abs(end - np.median(end, axis=1, keepdims=True)).ravel())
+    return float(np.median(np.concatenate(spread))) if spread else 0.0
 
 
 def _zero(trace: Events) -> int:

@@ -53,7 +53,11 @@ def _notes(ranks: Ranks, table: RankTable) -> Iterator[str]:
         yield f"{ranks.label(rank)}: times are not measured: {in_words(reason)}"
     yield from notes_of(ranks, device_time_note)
     if table.on_host:
-        who = "" if len(table.on_host) == len(ranks) else f" of rank {', '.join(map(str, table.on_host))}"
+        who = (
+            ""
+            if len(table.on_host) == len(ranks)
+            else f" of rank {', '.join(map(str, table.on_host))}"
+        )
         yield f"times{who} are of the host, as there are no device events"
 
 

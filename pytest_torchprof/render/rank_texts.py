@@ -23,12 +23,12 @@ _LEAST: Final = 0.005
 def compared(found: RankWaits) -> Iterator[str]:
     """What was compared between ranks, on which clocks, and what was not."""
     if found.collectives:
-        shift = int(abs(found.shift_ns - found.shift_ns.min()).max())
+        shift = int(abs(found.shift_ns).max())
         apart = 0 if found.apart_ns is None else found.apart_ns
+        clocks = "one clock" if not shift else f"clocks shifted by up to {_ns(shift)}"
         yield (
-            f"wait: {plural(found.collectives, 'collective')} of several ranks compared, on clocks "
-            f"shifted by up to {_ns(shift)} so that they end together, within {_ns(apart)} in the "
-            "median"
+            f"wait: {plural(found.collectives, 'collective')} of several ranks compared, on "
+            f"{clocks}; their ends are within {_ns(apart)}, in the median"
         )
     else:
         yield "no wait: no collective of several ranks with known times to compare"

@@ -49,7 +49,7 @@ _AT_ONCE_NS: Final = 100_000
 
 
 def _sized(trace: Events) -> Reason | None:
-    """the sizes of collectives"""
+    """Sizes of collectives: recorded shapes, or the parameters that NCCL records."""
     from pytest_torchprof.analysis.comm_calls import comm_calls
     from pytest_torchprof.analysis.comm_sizes import comm_sizes
 
@@ -147,9 +147,10 @@ def _rows(
         [operator_category(name) in _WORK for name in trace.names] or [False], bool
     )  # by name, once each
     makes = number[trace.name] & (trace.kind == OPERATOR)
-    makes[events_named(trace, _MAKERS, _STEPS)] = True
+    makes[events_named(trace, _MAKERS)] = True
     makes[nesting.above(found.event, trace.parent)] = False
     makes[nesting.below(_marked(trace, found.event), trace.parent, np.arange(len(trace)))] = False
+    makes[events_named(trace, _STEPS)] = True
     work = np.sort(trace.ts[np.flatnonzero(makes)])
     small = (sizes.size > 0) & (sizes.size < limit) & ~hooked
     small &= np.isin(found.operation, [*_BUCKETS]) & (trace.kind[found.event] != Kind.KERNEL)
@@ -287,9 +288,7 @@ def _waits(trace: Events) -> set[int]:
     """Events of back ends that wait for a collective."""
     rows = np.flatnonzero(trace.named("record_param_comms"))
     args = decode(CollectiveArgs, trace.args[rows])
-    return {
-        row for row, one in zip(rows.tolist(), args, strict=True) if one.collective == "wait"
-    }
+    return {row for row, one in zip(rows.tolist(), args, strict=True) if one.collective == "wait"}
 
 
 def _marked(trace: Events, rows: Ints) -> Bools:

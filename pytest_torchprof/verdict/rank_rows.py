@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from pytest_torchprof.analysis.comm_time import rank_time
+from pytest_torchprof.analysis.comm_time import RankTime, rank_time
 from pytest_torchprof.analysis.rank_waits import RankWaits, rank_waits
 from pytest_torchprof.core.reasons import Reason
 from pytest_torchprof.core.results import MissingValue
@@ -96,26 +96,24 @@ def rank_table(traces: Mapping[int, Events], *, one_job: bool = True) -> RankTab
         times, peak = rank_time(traces[rank]), _peak(traces[rank])
         if isinstance(times, Reason):
             unknown[rank] = times
-            numbers: list[float | None] = [None] * 5
-        else:
-            if not times.on_device:
-                on_host.append(rank)
-            numbers = [
-                ns / 1e6
-                for ns in (
-                    times.span_ns,
-                    times.compute_ns,
-                    times.comm_ns,
-                    times.exposed_ns,
-                    times.idle_ns,
-                )
-            ]
-        met = found is not None and bool(found.met[number])
-        wait = int(found.wait_ns[number].sum()) / 1e6 if met and found is not None else None
-        rows[rank] = RankRow(rank, *numbers, wait, peak)
+        elif not times.on_device:
+            on_host.append(rank)
+        wait = None
+        if found is not None and found.met[number]:
+            wait = int(found.wait_ns[number].sum()) / 1e6
+        rows[rank] = RankRow(
+            rank,
+            _ms(times, "span_ns"),
+            _ms(times, "compute_ns"),
+            _ms(times, "comm_ns"),
+            _ms(times, "exposed_ns"),
+            _ms(times, "idle_ns"),
+            wait,
+            peak,
+        )
         carried = measure(METRICS["comm_bytes"], traces[rank])
-        values = (numbers[1], peak, None if isinstance(carried, MissingValue) else carried)
-        for name, value in zip(_BALANCED, values, strict=True):
+        sent = None if isinstance(carried, MissingValue) else carried
+        for name, value in zip(_BALANCED, (rows[rank].compute_ms, peak, sent), strict=True):
             if value is not None:
                 fields[name][rank] = value
     order = sorted(ranks, key=lambda rank: (-waited_for[rank], -(rows[rank].span_ms or 0), rank))
@@ -128,6 +126,10 @@ def rank_table(traces: Mapping[int, Events], *, one_job: bool = True) -> RankTab
         tuple(on_host),
         found,
     )
+
+
+def _ms(times: RankTime | Reason, what: str) -> float | None:
+    return None if isinstance(times, Reason) else int(getattr(times, what)) / 1e6
 
 
 def _peak(trace: Events) -> int | None:

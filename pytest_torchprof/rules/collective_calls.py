@@ -63,8 +63,8 @@ def _sized(trace: Events) -> Reason | None:
 
 @rule(
     "small-collectives",
-    fix="put the tensors into one flat buffer, or use torch.distributed._coalescing_manager, so "
-    "that one collective carries all of them; for gradients, DistributedDataParallel does",
+    fix="put the tensors into one flat buffer, so that one collective carries all of them; for "
+    "gradients, DistributedDataParallel does",
     triggers=_CALLS,
     ready=_sized,
     calls=Threshold(8, "1", "fewer cost little"),

@@ -84,8 +84,7 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
     If four or more of one kind and size take twice as long as the fastest one on average, they
     mostly wait for other ranks, and the finding says so. Overlap hides such a wait only if the
     other ranks catch up, so not all of the cost is gained by it; the fix is to balance the ranks. A
-    trace of one rank does not tell which of them is late: `torchprof summary` of all ranks does, as
-    the late one communicates least.
+    trace of one rank does not tell which of them is late; `torchprof ranks` of all ranks does.
 
     Not counted: groups of one rank; what is before the first computation or after the last, such as
     the first broadcast of weights, and a last barrier; kinds that occur in one of three or more

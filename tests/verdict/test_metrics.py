@@ -52,6 +52,10 @@ FROM_EVENTS = [
     "d2h_bytes",
     "syncs",
     "moved_bytes",
+    "collectives",
+    "comm_bytes",
+    "comm_ms",
+    "exposed_comm_ms",
 ]
 #: From the allocator's totals, which a capture without device memory lacks.
 TOTALS = ["max_cuda_bytes", "max_reserved_cuda_bytes"]
@@ -160,6 +164,8 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
         "h2d_bytes": known.h2d_bytes,
         "d2h_copies": known.d2h_copies,
         "d2h_bytes": known.d2h_bytes,
+        "collectives": 0,
+        "comm_bytes": 0,
         **{
             f"{metric}_{device}_bytes": getattr(known.memory[device], size)
             for device in ("cpu", "cuda")

@@ -158,6 +158,22 @@ def gradients_of_two_dtypes_one_after_the_other():
     return b
 
 
+@EXAMPLES.positive(SMALL)
+def eight_of_them():
+    b = job()
+    for elements in GRADIENTS[:8]:
+        called(b, elements)
+    return b
+
+
+@EXAMPLES.positive(SMALL)
+def buckets_of_less_than_a_megabyte():
+    b = job()
+    for number in range(10):
+        called(b, 220_000 + number)
+    return b
+
+
 @EXAMPLES.near_miss(SMALL)
 def seven_of_them():
     b = job()
@@ -313,6 +329,42 @@ def a_short_pause_of_python_behind_the_wait():
     b = job()
     called(b, 2**18, later=True, ms=2)
     b.advance(2200)
+    computed(b)
+    return b
+
+
+@EXAMPLES.positive(BLOCKING)
+def not_quite_a_small_one():
+    b = job()
+    called(b, 18_000, later=True, ms=2)
+    b.advance(2010)
+    computed(b)
+    return b
+
+
+@EXAMPLES.positive(BLOCKING)
+def a_hundredth_of_the_time():
+    b = job()
+    called(b, 2**18, later=True, ms=1)
+    b.advance(1010)
+    computed(b, 88_000)
+    return b
+
+
+@EXAMPLES.near_miss(BLOCKING)
+def less_than_a_hundredth_of_the_time():
+    b = job()
+    called(b, 2**18, later=True, ms=1)
+    b.advance(1010)
+    computed(b, 110_000)
+    return b
+
+
+@EXAMPLES.near_miss(BLOCKING)
+def nearly_a_large_one():
+    b = job()
+    called(b, 14_000, later=True, ms=2)
+    b.advance(2010)
     computed(b)
     return b
 

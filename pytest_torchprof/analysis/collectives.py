@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.idle import Idle
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import CollectiveArgs, decode
+from pytest_torchprof.trace.arguments import CollectiveArgs, decode, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import SYNC_CALL
 from pytest_torchprof.trace.tree import operators_around
@@ -113,7 +113,7 @@ def _collectives(trace: Events) -> Collectives:
         operator,
         [names[one] for one in number.tolist()],
         [one.description or one.group for one in args],
-        np.array([one.ranks or world for one in args], np.int64),
+        int64_column([one.ranks or world for one in args]),
         exposed,
         gain,
         _waits(trace, event, operator, number, [one.elements for one in args]),

@@ -97,11 +97,12 @@ def _calls(trace: Events) -> CommCalls:
         return _NO_CALLS
     begin, end, kernel, work = (np.full(len(event), -1, np.int64) for _ in range(4))
     own, own_call = kernels.event, np.where(kernels.call < 0, kernels.event, kernels.call)
-    for rows, calls, first in (
+    for every, calls, first in (
         (found.works, np.where(found.linked < 0, found.works, found.linked), work),
         (own, own_call, kernel),
     ):
-        at = np.searchsorted(event, calls)
+        known = np.isin(calls, event)
+        rows, at = every[known], np.searchsorted(event, calls[known])
         timed = trace.dur[rows] > 0
         _least(first, at, rows)
         _least(begin, at[timed], trace.ts[rows][timed])

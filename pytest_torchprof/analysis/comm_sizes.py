@@ -56,6 +56,9 @@ _SCALARS: Final = {
 _ITEM_BYTES: Final = {row.name: row.item_bytes for row in TABLE}
 #: What torch writes for a group without a description.
 _NAMELESS: Final = ("", "undefined")
+#: No memory is as large; damaged files may say so.
+_TOO_LARGE: Final = 2**50
+_MOST_RANKS: Final = 2**31
 #: They carry nothing.
 _EMPTY: Final = "barrier"
 
@@ -112,7 +115,7 @@ def _sizes(trace: Events) -> CommSizes:
         count = args.ranks or _ranks_of(name, event)
         if not group and only is not None:
             group, key, count = only[0], only[1], count or only[2]
-        ranks[i] = count = count or common
+        ranks[i] = count = min(max(count or common, 0), _MOST_RANKS)
         known = [
             _of_parameters(args, operation, count),
             _of_operands(name, operation, event, count),
@@ -124,7 +127,8 @@ def _sizes(trace: Events) -> CommSizes:
         if operation == _EMPTY:
             size[i] = 0
         elif elements >= 0 and dtype in _ITEM_BYTES:
-            size[i] = elements * _ITEM_BYTES[dtype]
+            carried = elements * _ITEM_BYTES[dtype]
+            size[i] = carried if carried < _TOO_LARGE else -1
         dtypes.append("" if operation == _EMPTY else dtype)
         groups.append(group)
         keys.append(key)
@@ -185,7 +189,8 @@ def _of_parameters(args: CollectiveArgs, operation: str, ranks: int) -> _Sent:
 
 def _of_operands(name: str, operation: str, args: OpArgs, ranks: int) -> _Sent:
     """What the recorded shapes say, if they do."""
-    dims, types = decode_list(args.dims), decode_list(args.types)
+    dims = decode_list(args.dims)
+    types = [one if isinstance(one, str) else "" for one in decode_list(args.types)]
     at, partial = _ARGUMENTS.get(name, (0, operation in _GETS_OF_ALL))
     if at >= len(dims):
         return _Sent()
@@ -198,11 +203,11 @@ def _of_operands(name: str, operation: str, args: OpArgs, ranks: int) -> _Sent:
     else:
         # An annotation lists its tensors one by one.
         chosen = dims if not name else dims[at : at + 1]
-        kinds = {str(one) for one in (types if not name else types[at : at + 1])}
+        kinds = {*(types if not name else types[at : at + 1])}
         known = bool(kind) and all(map(_is_shape, chosen)) and len(kinds) == 1
         elements = sum(map(prod, chosen)) if known else -1
         found = BY_TYPE.get(kind)
-        dtype = found.name if found else str(kind or "").removeprefix("c10::")
+        dtype = found.name if found else kind.removeprefix("c10::")
     if (name and partial) or (not name and operation in _GETS_OF_ALL):
         elements = elements * ranks if elements >= 0 and ranks else -1
     elif not name and operation in ("reduce_scatter", "scatter", "send", "receive"):

@@ -233,7 +233,7 @@ def _clock_shifts(traces: Mapping[int, Events], matched: list[Matched]) -> Ints:
     Ranks of one host have one clock, unless the ends say that several hosts have the name.
     """
     ranks = sorted(traces)
-    hosts = [traces[rank].metadata.get("host_name") or rank for rank in ranks]
+    hosts = [_host(traces[rank]) or rank for rank in ranks]
     alone = _shifts(ranks, list(range(len(ranks))), matched)
     if len({*hosts}) == len(ranks):
         return alone
@@ -275,6 +275,12 @@ def _apart(ranks: list[int], shift: Ints, matched: list[Matched]) -> float:
             end = one.end + shift[[column[rank] for rank in one.ranks]]
             spread.append(np.abs(end - np.median(end, axis=1, keepdims=True)).ravel())
     return float(np.median(np.concatenate(spread))) if spread else 0.0
+
+
+def _host(trace: Events) -> str:
+    """The name of its host, "" if unknown."""
+    name = trace.metadata.get("host_name")
+    return name if isinstance(name, str) else ""
 
 
 def _zero(trace: Events) -> int:

@@ -133,13 +133,15 @@ class OpArgs(msgspec.Struct, gc=False):
 class CollectiveArgs(msgspec.Struct, gc=False):
     """Of a kernel that communicates, or of the operator that launches it.
 
+    ``members`` is text, or a list.
+
     Source: torch/csrc/distributed/c10d/ParamCommsUtils.hpp and torch/csrc/profiler/util.cpp.
     """
 
     collective: str = msgspec.field(name="Collective name", default="")
     group: str = msgspec.field(name="Process Group Name", default="")
     description: str = msgspec.field(name="Process Group Description", default="")
-    members: str = msgspec.field(name="Process Group Ranks", default="")
+    members: Any = msgspec.field(name="Process Group Ranks", default="")
     ranks: int = msgspec.field(name="Group size", default=0)
     elements: int = msgspec.field(name="In msg nelems", default=0)
     out_elements: int = msgspec.field(name="Out msg nelems", default=0)

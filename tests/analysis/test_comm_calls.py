@@ -134,6 +134,17 @@ def test_gloos_work_that_nothing_recorded_has_called_counts() -> None:
     assert ["all_reduce"] == found(b).operation
 
 
+def test_gloos_work_from_before_the_recording_is_no_call_of_it() -> None:
+    b = TraceBuilder()
+    with b.thread(77):
+        b.annotation("gloo:all_reduce", 100)
+    b.op("c10d::allreduce_", dur_us=10)
+    with b.thread(77):
+        b.annotation("gloo:all_reduce", 50)
+    calls = found(b)
+    assert [50_000] == (calls.end - calls.begin).tolist()
+
+
 def test_a_send_of_gloo_that_lasts_encloses_no_other_call() -> None:
     b = TraceBuilder()
     for _ in range(3):

@@ -109,6 +109,20 @@ def test_what_is_unknown_is_not_zero(name: str, dims: Any, types: Any) -> None:
     assert ([-1], [0]) == (found.size.tolist(), found.ranks.tolist())
 
 
+@pytest.mark.parametrize("odd", [-1, 2**70, "x", "", None, [], [[]], {}, 1e308])
+def test_values_of_any_type_are_unknown_and_no_error(odd: Any) -> None:
+    b = TraceBuilder()
+    b.metadata("distributedInfo", {"pg_config": [{"pg_size": odd, "ranks": odd, "pg_name": odd}]})
+    args = {"Collective name": "_allgather_base", "In msg nelems": odd, "Out msg nelems": odd}
+    args |= {"Group size": odd, "Process Group Ranks": odd, "dtype": odd}
+    with b.op("c10d::_allgather_base_", [odd, odd], [odd, odd], strides=[[], []]):
+        b.op("record_param_comms", args=args)
+    found = sizes(b)
+    assert 1 == len(found.size)
+    assert found.size[0] <= 0
+    assert 0 <= found.ranks[0] < 2**32
+
+
 def test_groups_of_one_description_are_told_apart() -> None:
     b = TraceBuilder(CHIP)
     for name in ("3", "4"):

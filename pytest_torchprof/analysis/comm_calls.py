@@ -245,15 +245,13 @@ class _Found:
             around = nesting.nearest(
                 trace.names_where(_COALESCED.match), trace.parent, launch[loose]
             )
-            taken = {*call[call >= 0].tolist()}
-            for i, outer in zip(loose.tolist(), around.tolist(), strict=True):
-                if outer < 0:
-                    continue
-                before = host[(trace.thread[host] == trace.thread[outer])
-                              & (trace.ts[host] <= trace.ts[outer])]  # fmt: skip
-                free = [row for row in before.tolist() if row not in taken]
-                if free:
-                    call[i] = free[-1]
+            free = host[~np.isin(host, call)]
+            for thread in nesting.distinct(trace.thread[around[around >= 0]]).tolist():
+                mine = free[trace.thread[free] == thread]
+                here = np.flatnonzero((around >= 0) & (trace.thread[around] == thread))
+                before = np.searchsorted(trace.ts[mine], trace.ts[around[here]], side="right") - 1
+                some = before >= 0
+                call[loose[here[some]]] = mine[before[some]]
         return _Kernels(event, call)
 
     def _by_id(self, event: Ints, call: Ints, host: Ints) -> None:

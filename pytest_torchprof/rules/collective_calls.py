@@ -149,7 +149,8 @@ def _rows(
     makes = number[trace.name] & (trace.kind == OPERATOR)
     makes[events_named(trace, _MAKERS)] = True
     makes[nesting.above(found.event, trace.parent)] = False
-    makes[nesting.below(_marked(trace, found.event), trace.parent, np.arange(len(trace)))] = False
+    inner = np.flatnonzero(makes)
+    makes[inner[nesting.below(_marked(trace, found.event), trace.parent, inner)]] = False
     makes[events_named(trace, _STEPS)] = True
     work = np.sort(trace.ts[np.flatnonzero(makes)])
     small = (sizes.size > 0) & (sizes.size < limit) & ~hooked
@@ -264,12 +265,16 @@ def _waited_at_once(trace: Events, found: CommCalls, at: Ints) -> Bools:
     # What the call itself consists of does not count.
     inner = nesting.below(_marked(trace, found.event), trace.parent, operators)
     operators = operators[~inner]
+    by_thread = {
+        thread: operators[trace.thread[operators] == thread]
+        for thread in nesting.distinct(trace.thread[found.event[at]]).tolist()
+    }
     on_device = trace.has(*DEVICE_KINDS)
     verdicts = list[bool]()
     for i in at.tolist():
         event = found.event[i]
         done = int(trace.ts[event] + trace.dur[event])
-        mine = operators[trace.thread[operators] == trace.thread[event]]
+        mine = by_thread[int(trace.thread[event])]
         after = mine[np.searchsorted(trace.ts[mine], done) :][:1]
         if not len(after):
             verdicts.append(False)

@@ -66,8 +66,10 @@ def ranges_of(
     Without an ``other`` run, those of the baseline that still hold.
     """
     if other is None:
+        if baseline is None or not baseline.unstable:
+            return {}
         now = {**profile.metrics, **{findings_label(r): n for r, n in profile.compared.items()}}
-        kept = baseline.unstable if baseline is not None else {}
+        kept = baseline.unstable
         return {label: one for label, one in kept.items() if _holds(one, now.get(label))}
     return {label: one for label, (one, _) in _ranges(profile, other).items()}
 
@@ -134,6 +136,8 @@ def range_of(baseline: Baseline | None, label: str, accepted: Number) -> Range |
 
 def accepted_findings(baseline: Baseline, found: Mapping[str, int]) -> dict[str, int]:
     """By rule, how many findings are accepted, given how many there are now."""
+    if not baseline.unstable:
+        return {rule: baseline.findings.get(rule, 0) for rule in found}
     return {
         rule: int(within(baseline, findings_label(rule), now, baseline.findings.get(rule, 0)))
         for rule, now in found.items()

@@ -282,7 +282,7 @@ class Gatherer:
             recorded=self.recordings.taken(),
             reseeded=self._reseeded,
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
-            seed=self.seeds.number if self.seeds.matter else None,
+            seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
             draws=self.seeds.decide,
         )
 

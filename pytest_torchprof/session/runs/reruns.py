@@ -121,7 +121,6 @@ class Runner:
             gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
         if uses_setprofile(item, self._session_hook):
             gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
-        gatherer.seeds.note_first(item)
         parts = gatherer.asked.own_region or gatherer.asked.names_regions
         if not parts and may_measure_part(item):
             gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
@@ -256,6 +255,7 @@ class Runner:
     def _apart(self, item: pytest.Item, gatherer: Gatherer) -> Iterator[None]:
         """Isolate what happens within: time limits stop, output is hidden, changes are undone."""
         world = World()
+        gatherer.seeds.note_first(item, world.random)
         with Undo() as undo:
             alarm = alarm_stopped(undo)
             now = REAL.clock()

@@ -39,8 +39,8 @@ class Seeds:
         self._attempt = 0
         #: The next runs draw like the first one.
         self._unseeded = False
-        #: The generators that the first run has used, or seeded itself.
-        self._used = _NOTHING
+        #: The generators that the first run has used, or seeded itself; None if it is the only one.
+        self._used: Differing | None = None
         #: The states at the end of the profiled run, and of the one with another seed.
         self._ends: dict[bool, RandomState] = {}
         #: Hypothesis draws the arguments.
@@ -54,7 +54,7 @@ class Seeds:
     @property
     def matter(self) -> bool:
         """Whether the first run has used a generator at all, so that a seed may matter."""
-        return self._number is not None and (any(self._used) or self._has_arguments)
+        return self._number is not None and (any(self._used or ()) or self._has_arguments)
 
     @property
     def decide(self) -> bool:
@@ -67,12 +67,14 @@ class Seeds:
         if len(self._ends) < 2:
             return True
         differing = self._ends[True].differs(self._ends[False])
-        return any(used and differs for used, differs in zip(self._used, differing, strict=True))
+        used = self._used or _NOTHING
+        return any(u and differs for u, differs in zip(used, differing, strict=True))
 
-    def note_first(self, item: pytest.Item) -> None:
-        """After the first run, note the generators that it has used."""
-        self._has_arguments = _hypothesis_of(item) is not None
-        self._used = RandomState().differs(self._start.random)
+    def note_first(self, item: pytest.Item, left: RandomState) -> None:
+        """Note the generators that the first run has used, and has ``left`` in this state; once."""
+        if self._used is None:
+            self._has_arguments = _hypothesis_of(item) is not None
+            self._used = left.differs(self._start.random)
 
     def set(self, item: pytest.Item, *, other: bool = False) -> None:
         """Before a run, restore the process state, and seed; ``other``: another seed than usual."""
@@ -80,7 +82,7 @@ class Seeds:
             self._start.restore()
             return
         # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
-        chosen = self._used._replace(torch=True)
+        chosen = (self._used or _NOTHING)._replace(torch=True)
         self._start.restore(but=chosen)
         number, attempt = self._number or 0, _OTHER if other else self._attempt
         seed = seed_for(number, self._name, attempt)

@@ -22,16 +22,25 @@ OK, INTERRUPTED = 0, 130
 DEBUG = "TORCHPROF_DEBUG"
 
 _FORMATS = ("table", "json", "csv", "markdown")
-_PATHS = "a .json or .json.gz trace of torch.profiler, several, or a folder (ranks of one job)"
+_PATHS = (
+    "a .json or .json.gz trace of torch.profiler, several, a folder (ranks of one job), a glob, or "
+    "a URL"
+)
 
 
 _TRACES = argument("traces", nargs="+", type=to.name, metavar="TRACE", help=_PATHS)
 _FORMAT = argument(
     "--format", choices=_FORMATS, default="table", help="output format (default: table)"
 )
+_TABLE_FORMAT = argument(
+    "--format",
+    choices=(*_FORMATS, "parquet"),
+    default="table",
+    help="output format; parquet needs -o and pyarrow (default: table)",
+)
 _LINT_FORMAT = argument(
     "--format",
-    choices=(*_FORMATS, "github", "gitlab", "sarif"),
+    choices=(*_FORMATS, "parquet", "github", "gitlab", "sarif"),
     default="table",
     help="output format: also annotations of GitHub Actions, GitLab's Code Quality report, or "
     "SARIF 2.1.0 (default: table)",
@@ -72,20 +81,44 @@ _STEP_NAME = argument(
     "repeats over most of the time)",
 )
 
+#: Of commands that print a table of many traces.
+_FLEET = (
+    argument(
+        "--jobs",
+        type=to.count,
+        metavar="N",
+        help="read traces in up to N processes, fewer if memory is short; 0 for one a processor",
+    ),
+    argument(
+        "--dask",
+        type=to.name,
+        metavar="ADDRESS",
+        help="read them on the workers of this Dask scheduler, such as tcp://host:8786",
+    ),
+    argument(
+        "--no-cache",
+        action="store_true",
+        help="with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
+    ),
+    argument(
+        *("-o", "--output"), type=to.name, metavar="FILE", help="the file of --format parquet"
+    ),
+)
+
 COMMANDS = (
     Command(
         "summary",
         "commands.summary:run_summary",
         "TRACE…",
         "where the time goes, and every metric of a trace",
-        (_TRACES, _STEP, _STEP_NAME, _FORMAT, _RANK),
+        (_TRACES, _STEP, _STEP_NAME, _TABLE_FORMAT, _RANK, *_FLEET),
     ),
     Command(
         "steps",
         "commands.steps:run_steps",
         "TRACE… [--step A:B]",
         "each step of a trace: time, device work, memory; outliers and drift",
-        (_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _FORMAT, _RANK),
+        (_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _TABLE_FORMAT, _RANK, *_FLEET),
     ),
     Command(
         "idle",
@@ -99,8 +132,9 @@ COMMANDS = (
             _STEP_NAME,
             _SORT,
             _LIMIT,
-            _FORMAT,
+            _TABLE_FORMAT,
             _RANK,
+            *_FLEET,
         ),
     ),
     Command(
@@ -121,8 +155,9 @@ COMMANDS = (
             _STEP_NAME,
             _SORT,
             _LIMIT,
-            _FORMAT,
+            _TABLE_FORMAT,
             _RANK,
+            *_FLEET,
         ),
     ),
     Command(
@@ -145,8 +180,9 @@ COMMANDS = (
             _SORT,
             _LIMIT,
             _PEAKS,
-            _FORMAT,
+            _TABLE_FORMAT,
             _RANK,
+            *_FLEET,
         ),
     ),
     Command(
@@ -180,6 +216,7 @@ COMMANDS = (
             _LIMIT,
             _LINT_FORMAT,
             _RANK,
+            *_FLEET,
         ),
     ),
     Command(
@@ -278,8 +315,9 @@ COMMANDS = (
             _STEP,
             _STEP_NAME,
             _LIMIT,
-            _FORMAT,
+            _TABLE_FORMAT,
             _RANK,
+            *_FLEET,
         ),
     ),
     *distributed_commands(_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _FORMAT, _RANK),

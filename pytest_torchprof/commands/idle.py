@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
-from pytest_torchprof.commands.inputs import load_steps, notes_of
-from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
+from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.render.reason_texts import in_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
 
     from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.parts import Body
 
 
 def run_idle(options: Namespace) -> int:
     """What the host did while the device was idle."""
-    ranks = load_steps(options, options.traces)
-    notes = notes_of(ranks, idle_gap)
-    return ranks_table(
-        options, ranks, lambda trace: trace.idle(options.by), order="time_ms", notes=notes
-    )
+    parts = ask(options, "commands.idle:idle_part", by=options.by)
+    tables = parts.each("table")
+    return parts.status(show_tables(options, parts, tables, order="time_ms", notes=parts.notes))
+
+
+def idle_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace = at_steps(trace, settings)
+    return part_of(trace, [idle_gap(trace)], table=table_of(trace.idle(settings["by"])))
 
 
 def idle_gap(trace: Trace) -> str:

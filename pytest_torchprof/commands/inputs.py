@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,15 +15,16 @@ from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.several import Several, heading_of_several, merge_lines
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.core.units import plural
-from pytest_torchprof.render import escape, streams
+from pytest_torchprof.render import streams
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.ranks import read_job, short_names
+from pytest_torchprof.trace.ranks import read_job
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
@@ -34,46 +35,16 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.rules.engine.rule import Rule
-    from pytest_torchprof.trace.ranks import LeftOut
     from pytest_torchprof.work.devices.device import Device
 
 
-class Ranks(dict[int, Trace]):
-    """Traces by rank; or by number, if they are not the ranks of one job.
-
-    ``apart`` says why they are not. Then each is named after its file, and nothing is summed.
-    ``left_out``: files of their folder that could not be read.
-    """
-
-    apart: str = ""
-    left_out: tuple[LeftOut, ...] = ()
+class Ranks(Several[Trace]):
+    """Traces by rank; or by number, if they are not the ranks of one job."""
 
     @property
-    def unread(self) -> list[str]:
-        """What a check could not look at: each file that may be a rank, in words."""
-        names = short_names([file.path for file in self.left_out])
-        return [
-            f"{name}: nothing was checked: not readable as a trace"
-            for name, file in zip(names, self.left_out, strict=True)
-            if file.maybe_rank
-        ]
-
-    @property
-    def column(self) -> str:
-        """The name of the column that distinguishes the traces."""
-        return "trace" if self.apart else "rank"
-
-    def value(self, rank: int) -> int | str:
-        """This trace's value in that column."""
-        if not self.apart:
-            return rank
-        path = self[rank].path
-        alone = sum(trace.path.name == path.name for trace in self.values()) == 1
-        return path.name if alone else str(path)
-
-    def label(self, rank: int) -> str:
-        """The prefix of a note on one of several traces."""
-        return f"{self.value(rank)}" if self.apart else f"rank {rank}"
+    def heading(self) -> str:
+        """See `heading_of`."""
+        return heading_of(self)
 
 
 #: Reading a file of this size takes seconds, so stderr shows a progress bar.
@@ -138,17 +109,14 @@ def extra_chips(options: Namespace) -> tuple[Device, ...]:
 
 def heading_of(ranks: Ranks) -> str:
     """What was read: file, device, size."""
-    lines = []
-    for rank, trace in list(ranks.items())[:8]:
-        mark = f"rank {rank}: " if len(ranks) > 1 and not ranks.apart else ""
-        name = ranks.value(rank) if ranks.apart else trace.path.name
-        line = f"{mark}{name}: {_devices(trace)}; {plural(len(trace.events), 'event')}"
-        if steps := steps_in_words(trace):
-            line += f"; {steps}"
-        lines.append(escape.line(line))
-    if len(ranks) > 8:
-        lines.append(f"… and {plural(len(ranks) - 8, f'more {ranks.column}')}")
-    return "\n".join(lines)
+    return heading_of_several(ranks, described)
+
+
+def described(trace: Trace) -> str:
+    """Device and size of a trace, in words."""
+    line = f"{_devices(trace)}; {plural(len(trace.events), 'event')}"
+    steps = steps_in_words(trace)
+    return f"{line}; {steps}" if steps else line
 
 
 def steps_in_words(trace: Trace) -> str:
@@ -182,14 +150,9 @@ def _devices(trace: Trace) -> str:
 
 def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
     """Notes on each trace: once if they agree on all traces, otherwise with the trace's name."""
-    notes = []
-    for line in lines:
-        texts = {rank: text for rank, trace in ranks.items() if (text := line(trace))}
-        if len(texts) == len(ranks) and len(set(texts.values())) == 1:
-            notes.append(next(iter(texts.values())))
-        else:
-            notes += [f"{ranks.label(rank)}: {text}" for rank, text in texts.items()]
-    return notes
+    return merge_lines(
+        ranks, {rank: [line(trace) for line in lines] for rank, trace in ranks.items()}
+    )
 
 
 def used_devices(trace: Trace) -> set[int]:
@@ -270,12 +233,25 @@ def masked_note(trace: Trace) -> str:
 
 def calls_of(ranks: Ranks) -> str:
     """A note on how many calls are operators: annotations and runtime calls have rows too."""
-    counts = {"operators": 0, "annotations": 0, "runtime calls": 0}
-    for trace in ranks.values():
-        for name, kind in zip(counts, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), strict=True):
-            counts[name] += int((trace.events.selection & trace.events.is_kind(kind)).sum())
+    return calls_in_words([call_counts(trace) for trace in ranks.values()])
+
+
+def call_counts(trace: Trace) -> tuple[int, int, int]:
+    """Calls of operators, annotations, and runtime calls."""
+    events = trace.events
+    operators, annotations, runtime = (
+        int((events.selection & events.is_kind(kind)).sum())
+        for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+    )
+    return operators, annotations, runtime
+
+
+def calls_in_words(each: Sequence[tuple[int, int, int]]) -> str:
+    """The sum of the counts of all traces."""
+    names = ("operators", "annotations", "runtime calls")
+    counts = dict(zip(names, map(sum, zip(*each, strict=True)), strict=True)) if each else {}
     parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
-    more = " (the metric ops)" if counts["operators"] else ""
+    more = " (the metric ops)" if counts.get("operators") else ""
     return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
 
 
@@ -285,16 +261,31 @@ def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
         return "no device events in this trace"
     if not trace.devices:
         return "the trace does not name its device, so there is no % of peak"
-    used = used_devices(trace)
-    mine = [p for p in trace.devices if p.get("id") in used] or trace.devices
-    found = {device.name: device for p in mine if (device := find(p, chips))}
-    if chips and not any(device in chips for device in found.values()):
-        named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in mine))
-        warn(f"--device-peaks: none of its devices matches this trace ({named})")
+    mine, found = _found_devices(trace, chips)
     if not found:
         name = mine[0].get("name") or "a device without a name"
         return f"no peaks are known for {name}: --device-peaks FILE adds a chip"
     return f"% of the peaks of {', '.join(found)}"
+
+
+def unused_chips(trace: Trace, chips: Sequence[Device]) -> str:
+    """A warning if no chip of ``--device-peaks`` is in this trace; otherwise empty."""
+    if not chips or not trace.devices or not trace.events.is_kind(*DEVICE_KINDS).any():
+        return ""
+    mine, found = _found_devices(trace, chips)
+    if any(device in chips for device in found.values()):
+        return ""
+    named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in mine))
+    return f"--device-peaks: none of its devices matches this trace ({named})"
+
+
+def _found_devices(
+    trace: Trace, chips: Sequence[Device]
+) -> tuple[list[dict[str, Any]], dict[str, Device]]:
+    """The devices that were used, as the trace lists them, and what is known of them, by name."""
+    used = used_devices(trace)
+    mine = [p for p in trace.devices if p.get("id") in used] or trace.devices
+    return mine, {device.name: device for p in mine if (device := find(p, chips))}
 
 
 def ungrouped(trace: Trace, by: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import UNLINKED, unsized
@@ -11,15 +12,16 @@ from pytest_torchprof.analysis.roofline import REACHABLE, NoRoof, unroofed
 from pytest_torchprof.commands.inputs import (
     device_time_note,
     extra_chips,
-    load_steps,
     masked_note,
     no_flops,
-    notes_of,
     peaks_used,
     uncounted_note,
     unlinked_note,
+    unused_chips,
 )
-from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
+from pytest_torchprof.commands.printing import show_tables, table_of
+from pytest_torchprof.commands.several import merge_lines
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.row_formats import cell
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.parts import Body
     from pytest_torchprof.work.devices.device import Device
 
 #: Why events have no roofline, as it reads after their number.
@@ -47,31 +50,54 @@ _NO_ROOF: Final[Mapping[NoRoof, str]] = {
 
 def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
-    chips, words = extra_chips(options), parse_grouping(options.by)
-    ranks = load_steps(options, options.traces)
-    return ranks_table(
-        options,
-        ranks,
-        lambda trace: trace.kernels(options.by, chips),
-        unknown={"operator": UNLINKED},
-        order="total_ms",
-        notes=kernel_notes(ranks, chips, words),
+    chips = tuple(replace(chip, peaks=dict(chip.peaks)) for chip in extra_chips(options))
+    parts = ask(options, "commands.kernels:kernels_part", by=options.by, chips=chips)
+    return parts.status(
+        show_tables(
+            options,
+            parts,
+            parts.each("table"),
+            unknown={"operator": UNLINKED},
+            order="total_ms",
+            notes=parts.notes,
+        )
+    )
+
+
+def kernels_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace, by, chips = at_steps(trace, settings), settings["by"], settings["chips"]
+    return part_of(
+        trace,
+        _lines(trace, chips, parse_grouping(by)),
+        [unused_chips(trace, chips)],
+        table=table_of(trace.kernels(by, chips)),
     )
 
 
 def kernel_notes(ranks: Ranks, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
     """What is to be known of the numbers, for rows by these words of a grouping."""
-    notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
-    notes += notes_of(ranks, lambda trace: _no_bytes(trace, chips))
-    notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
+    lines = {rank: _lines(trace, chips, words) for rank, trace in ranks.items()}
+    return merge_lines(ranks, lines)
+
+
+def _lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    lines = [
+        device_time_note(trace),
+        unlinked_note(trace),
+        uncounted_note(trace),
+        no_flops(trace),
+        masked_note(trace),
+        _no_bytes(trace, chips),
+        peaks_used(trace, chips),
+    ]
     if len(words) > 1:
-        notes.append(f"gain: total - roofline / {REACHABLE:g}, if that is above 0")
-        notes += notes_of(
-            ranks,
-            lambda trace: roofline_note(trace, chips),
-            lambda trace: _without_shapes(trace, words),
-        )
-    return notes
+        lines += [
+            f"gain: total - roofline / {REACHABLE:g}, if that is above 0",
+            roofline_note(trace, chips),
+            _without_shapes(trace, words),
+        ]
+    return lines
 
 
 def _no_bytes(trace: Trace, chips: Sequence[Device]) -> str:

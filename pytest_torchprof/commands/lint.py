@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof import api
 from pytest_torchprof.commands.ci_formats import CI_FORMATS, print_for_ci
-from pytest_torchprof.commands.inputs import heading_of, load_steps, rule_book
+from pytest_torchprof.commands.inputs import rule_book
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
     FAILED,
     OK,
@@ -16,10 +17,11 @@ from pytest_torchprof.commands.printing import (
     document,
     limited,
     print_table,
+    rows_of_each,
     terminal_width,
-    with_rank,
     write,
 )
+from pytest_torchprof.commands.several import SHOWN
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import findings as text
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Mapping
 
+    from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.parts import Body
+    from pytest_torchprof.commands.several import Several
     from pytest_torchprof.rules.engine.check import Checked
 
 
@@ -51,18 +56,15 @@ def run_lint(options: Namespace) -> int:
     book = rule_book()
     ignored = codes(options.ignore, book)
     parse_thresholds(options.thresholds, book.values())  # report errors before a long read
-    ranks = load_steps(options, options.traces)
-    checked = {rank: api.checked(t, ignored, options.thresholds) for rank, t in ranks.items()}
-    rows = finding_rows(ranks, checked)
-    gaps = {
-        rank: {rule: in_words(why) for rule, why in found.gaps.items()}
-        for rank, found in checked.items()
-    }
-    unchecked = _reasons(ranks, gaps)
-    errors = _reasons(ranks, {rank: found.errors for rank, found in checked.items()})
+    found = ask(
+        options, "commands.lint:lint_part", ignored=sorted(ignored), thresholds=options.thresholds
+    )
+    rows = _by_cost(rows_of_each(found, found.each("findings")))
+    unchecked = _reasons(found, found.each("gaps"))
+    errors = _reasons(found, found.each("errors"))
     wanted = len(book.keys() - ignored)
-    idle = not wanted or any(len(found.unchecked) == wanted for found in checked.values())
-    blind = what_was_blind(ranks, checked, wanted)
+    idle = not wanted or any(part["unchecked"] == wanted for part in found.values())
+    blind = _blind(found, found.each("blind"), wanted)
     worth = _worth(options, rows, {code for code, rule in book.items() if rule.memory})
     shown, left = _limited(options, worth)
     parts: TableRow = {
@@ -74,7 +76,7 @@ def run_lint(options: Namespace) -> int:
     hidden = _hidden([row for row in rows if row not in worth], options.min_gain)
     parts["notes"] = blind
     if options.format == "json":
-        write(row_formats.to_json(document("lint", ranks, parts)))
+        write(row_formats.to_json(document("lint", found, parts)))
     elif options.format in CI_FORMATS:
         rules = [rule for code, rule in book.items() if code not in ignored]
         log = _notes({**parts, "left_out": 0}, [], ignored, hidden, idle=idle)
@@ -83,33 +85,52 @@ def run_lint(options: Namespace) -> int:
         width = terminal_width()
         body = text.findings(shown, width, worth) if worth else "" if rows else "no findings\n"
         notes = _notes(parts, worth, ignored, hidden, idle=idle)
-        blocks = [heading_of(ranks) + "\n", body, text.wrapped(notes, width)]
+        blocks = [found.heading + "\n", body, text.wrapped(notes, width)]
         write("\n".join(block for block in blocks if block))
     else:
         every = (*fields_of(Finding), "page", "share")
-        fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
+        fields = columns_of(found, every if options.format == "csv" else _MARKDOWN)
         notes = _notes(parts, worth, ignored, hidden, idle=idle)
-        print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
-    return FAILED if options.fail and (rows or errors or blind) else OK
+        print_table(options, shown, fields, head=found.heading, notes=notes)
+    return found.status(FAILED if options.fail and (rows or errors or blind) else OK)
+
+
+def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace = at_steps(trace, settings)
+    found = api.checked(trace, settings["ignored"], settings["thresholds"])
+    return part_of(
+        trace,
+        findings=_rows(trace, found),
+        gaps={rule: in_words(why) for rule, why in found.gaps.items()},
+        errors=dict(found.errors),
+        unchecked=len(found.unchecked),
+        blind=_what_was_blind(trace, found),
+    )
 
 
 def finding_rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
     """Findings of all ranks, the costliest first."""
-    rows: list[TableRow] = []
-    for rank, found in checked.items():
-        span_ms = span_ns(ranks[rank].events) / 1e6
-        # What dynamo recorded is from an earlier run.
-        noted = ranks[rank].events.facts.compiled is not None
-        elsewhere = {rule.code for rule in found.matches if noted and rule.gated_by is not None}
-        mine = [
-            {
-                **vars(finding),
-                "page": page_of(finding.rule),
-                "share": None if finding.rule in elsewhere else _share(finding.cost_ms, span_ms),
-            }
-            for finding in found.findings()
-        ]
-        rows += with_rank(ranks, rank, mine)
+    return _by_cost(rows_of_each(ranks, {r: _rows(ranks[r], checked[r]) for r in checked}))
+
+
+def _rows(trace: Trace, found: Checked) -> list[TableRow]:
+    """Findings of one trace."""
+    span_ms = span_ns(trace.events) / 1e6
+    # What dynamo recorded is from an earlier run.
+    noted = trace.events.facts.compiled is not None
+    elsewhere = {rule.code for rule in found.matches if noted and rule.gated_by is not None}
+    return [
+        {
+            **vars(finding),
+            "page": page_of(finding.rule),
+            "share": None if finding.rule in elsewhere else _share(finding.cost_ms, span_ms),
+        }
+        for finding in found.findings()
+    ]
+
+
+def _by_cost(rows: list[TableRow]) -> list[TableRow]:
     return sorted(rows, key=lambda row: 1 if row["cost_ms"] is None else -row["cost_ms"])
 
 
@@ -157,37 +178,55 @@ def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], 
     return [rows[at] for at in sorted(row["at"] for row in chosen)], left
 
 
-def _reasons(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+def _reasons(several: Several[Any], why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
     """Reasons by rule, with the rank unless all ranks agree."""
     reason_by_rule: dict[str, str] = {}
     for rule in dict.fromkeys(rule for reasons in why.values() for rule in reasons):
         whose = {rank: reasons[rule] for rank, reasons in why.items() if rule in reasons}
         distinct = set(whose.values())
-        if len(whose) == len(ranks) and len(distinct) == 1:
+        if len(whose) == len(several) and len(distinct) == 1:
             reason_by_rule[rule] = distinct.pop()
-        else:
-            reason_by_rule[rule] = ", ".join(
-                f"{ranks.label(rank)}: {reason}" for rank, reason in whose.items()
-            )
+            continue
+        each = [f"{several.label(rank)}: {reason}" for rank, reason in whose.items()]
+        more = [f"and on {len(each) - SHOWN} more"] if len(each) > SHOWN else []
+        reason_by_rule[rule] = ", ".join([*each[:SHOWN], *more])
     return reason_by_rule
+
+
+class _Blind(NamedTuple):
+    """Why a result without findings is not clean: ``unchecked`` rules, or the trace's own."""
+
+    unchecked: int
+    why: str
+    own: str
+
+
+def _what_was_blind(trace: Trace, found: Checked) -> _Blind:
+    why = next((in_words(why) for why in found.unchecked.values()), "")
+    own = ""
+    if trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
+        own = "recorded without operators: rules about operators had nothing to check"
+    elif trace.events.cut:
+        own = "the file is truncated: the missing part was not checked"
+    return _Blind(len(found.unchecked), why, own)
 
 
 def what_was_blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
     """Why a result without findings is not clean."""
+    each = {rank: _what_was_blind(trace, checked[rank]) for rank, trace in ranks.items()}
+    return _blind(ranks, each, wanted)
+
+
+def _blind(several: Several[Any], each: Mapping[int, _Blind], wanted: int) -> list[str]:
     if not wanted:
         return ["nothing was checked: every rule is ignored"]
-    lines = ranks.unread
-    for rank, trace in ranks.items():
-        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
-        if len(checked[rank].unchecked) == wanted:
-            why = next(iter(checked[rank].unchecked.values()))
-            lines.append(f"{mark}nothing was checked: {in_words(why)}")
-        elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
-            lines.append(
-                f"{mark}recorded without operators: rules about operators had nothing to check"
-            )
-        elif trace.events.cut:
-            lines.append(f"{mark}the file is truncated: the missing part was not checked")
+    lines = several.unread
+    for rank, one in each.items():
+        mark = f"{several.label(rank)}: " if len(several) > 1 else ""
+        if one.unchecked == wanted:
+            lines.append(f"{mark}nothing was checked: {one.why}")
+        elif one.own:
+            lines.append(f"{mark}{one.own}")
     return lines
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.analysis.live_bytes import live_at_start
 from pytest_torchprof.analysis.memory_leaks import moments_of
 from pytest_torchprof.analysis.memory_timeline import MemoryPoint
-from pytest_torchprof.api import Trace
-from pytest_torchprof.commands.inputs import Ranks, heading_of, load_steps, notes_of
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
+    OK,
     TABLE_ROWS,
     columns_of,
     document,
     limited,
     print_table,
-    rows_by_rank,
+    rows_of_each,
     with_rank,
     write,
 )
+from pytest_torchprof.commands.several import SHOWN
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render import row_formats
@@ -29,8 +30,13 @@ from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping, Sequence
 
+    from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.parts import Body, Parts
     from pytest_torchprof.commands.printing import TableRow
+    from pytest_torchprof.commands.several import Several
 
 _OF_MOMENTS = (
     "each moment is that of the highest level in an equal share of the time; --limit N shows N for "
@@ -40,113 +46,138 @@ _OF_MOMENTS = (
 
 def run_memory(options: Namespace) -> int:
     """Peak memory by device and operator, or the live memory over time by category."""
-    ranks = load_steps(options, options.traces)
-    rows = rows_by_rank(ranks, Trace.memory)
-    if options.format == "json":
-        return _as_json(options, ranks, rows)
+    points = 0
     if options.timeline:
-        return _timeline(options, ranks)
-    flat = [
-        {**{k: v for k, v in row.items() if k != "rows"}, **live}
-        for row in rows
-        for live in row["rows"] or [{}]
-    ]
-    fields = columns_of(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
-    shown, left = limited(options, flat)
-    notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
-    notes += notes_of(ranks, no_memory)
-    notes += memory_notes(ranks) if flat else []
-    return print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
-
-
-def _as_json(options: Namespace, ranks: Ranks, rows: list[TableRow]) -> int:
-    starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
-    start = starts if len(ranks) > 1 else next(iter(starts.values()))
-    leaks = {rank: trace.memory_leaks() for rank, trace in ranks.items() if trace.memory()}
-    checked = {rank: found for rank, found in leaks.items() if found is not None}
-    unchecked = [
-        f"{_mark(ranks, rank)}{line}"
-        for rank, found in leaks.items()
-        if found is None
-        for line in leak_lines(None, moments_of(ranks[rank].events))
-    ]
-    grown = [row for rank in checked for row in with_rank(ranks, rank, checked[rank].to_dicts())]
-    parts = {
-        "rows": rows,
-        "start_bytes": start,
-        "devices": rows_by_rank(ranks, Trace.device_memory),
-        "leaks": grown if checked else None,
-        **({"timeline": _points(options, ranks)} if options.timeline else {}),
-        "notes": notes_of(ranks, no_memory) + _starts(ranks) + unchecked,
-    }
-    return write(row_formats.to_json(document("memory", ranks, parts)))
-
-
-def _points(options: Namespace, ranks: Ranks) -> list[TableRow]:
-    usual = TABLE_ROWS if options.format == "table" else 0
-    points = usual if options.limit is None else options.limit
-    return rows_by_rank(ranks, lambda trace: trace.memory_timeline(points))
-
-
-def _timeline(options: Namespace, ranks: Ranks) -> int:
-    rows = _points(options, ranks)
-    notes = notes_of(ranks, no_memory)
+        usual = TABLE_ROWS if options.format == "table" else 0
+        points = usual if options.limit is None else options.limit
+    parts = ask(options, "commands.memory:memory_part", timeline=options.timeline, points=points)
+    rows = rows_of_each(parts, parts.each("rows"))
+    if options.format == "json":
+        return parts.status(_as_json(options, parts, rows))
+    notes = parts.some_notes(0, 1)
+    if options.timeline:
+        rows, fields = rows_of_each(parts, parts.each("timeline")), fields_of(MemoryPoint)
+        notes += [_OF_MOMENTS] if rows else []
+    else:
+        flat = [
+            {**{k: v for k, v in row.items() if k != "rows"}, **live}
+            for row in rows
+            for live in row["rows"] or [{}]
+        ]
+        fields = ["device", "peak_bytes", "at_ms", "operator", "bytes", "count"]
+        rows, left = limited(options, flat)
+        more = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
+        notes = more + notes
     if rows:
-        notes += [_OF_MOMENTS, *memory_notes(ranks)]
-    fields = columns_of(ranks, fields_of(MemoryPoint))
-    return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
+        notes += _notes(parts)
+    print_table(options, rows, columns_of(parts, fields), head=parts.heading, notes=notes)
+    return parts.status(OK)
+
+
+def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace = at_steps(trace, settings)
+    rows = trace.memory().to_dicts()
+    leaks = trace.memory_leaks() if rows else None
+    points = trace.memory_timeline(settings["points"]).to_dicts() if settings["timeline"] else []
+    return part_of(
+        trace,
+        [no_memory(trace)],
+        rows=rows,
+        start_bytes=live_at_start(trace.events),
+        devices=trace.device_memory().to_dicts(),
+        leaks=None if leaks is None else leaks.to_dicts(),
+        unchecked=[*leak_lines(None, moments_of(trace.events))] if rows and leaks is None else [],
+        timeline=points,
+        texts=_texts_of(trace),
+    )
+
+
+def _as_json(options: Namespace, parts: Parts, rows: list[TableRow]) -> int:
+    starts = {str(parts.value(rank)): own for rank, own in parts.each("start_bytes").items()}
+    checked = {rank: own for rank, own in parts.each("leaks").items() if own is not None}
+    unchecked = [
+        f"{_mark(parts, rank)}{line}"
+        for rank, lines in parts.each("unchecked").items()
+        for line in lines
+    ]
+    texts: dict[int, _Texts] = parts.each("texts")
+    grown = [row for rank in checked for row in with_rank(parts, rank, checked[rank])]
+    shown = {
+        "rows": rows,
+        "start_bytes": starts if len(parts) > 1 else next(iter(starts.values())),
+        "devices": rows_of_each(parts, parts.each("devices")),
+        "leaks": grown if checked else None,
+        **({"timeline": rows_of_each(parts, parts.each("timeline"))} if options.timeline else {}),
+        "notes": parts.some_notes(0, 1) + _starts(parts, texts) + unchecked,
+    }
+    return write(row_formats.to_json(document("memory", parts, shown)))
+
+
+class _Texts(NamedTuple):
+    """Notes on the memory of one trace, in words."""
+
+    start: str
+    categories: list[str]
+    leaks: list[str]
+
+
+def _texts_of(trace: Trace) -> _Texts:
+    devices = trace.device_memory()
+    categories = [line for device in devices for line in device_lines(device)]
+    categories += filter(None, [unknown_hint(trace.events, devices)])
+    leaks = [*leak_lines(trace.memory_leaks(), moments_of(trace.events))] if trace.memory() else []
+    return _Texts(_start(trace), categories, leaks)
 
 
 def memory_notes(ranks: Ranks) -> list[str]:
     """From where peaks count, what was live at each, and what grows from step to step."""
-    return [*_starts(ranks), *_categories(ranks), *_leaks(ranks)]
+    return _all_notes(ranks, {rank: _texts_of(trace) for rank, trace in ranks.items()})
 
 
-def _categories(ranks: Ranks) -> list[str]:
-    """What was live at the peaks, and what the allocators recorded."""
-    lines = []
-    for rank, trace in ranks.items():
-        devices = trace.device_memory()
-        mine = [line for device in devices for line in device_lines(device)]
-        mine += filter(None, [unknown_hint(trace.events, devices)])
-        lines += [f"{_mark(ranks, rank)}{line}" for line in mine]
-    return lines
+def _notes(parts: Parts) -> list[str]:
+    return _all_notes(parts, parts.each("texts"))
 
 
-def _leaks(ranks: Ranks) -> list[str]:
-    """What grows from step to step, trace by trace."""
+def _all_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
+    shown = dict(list(texts.items())[:SHOWN])
+    more = len(texts) - len(shown)
     return [
-        f"{_mark(ranks, rank)}{line}"
-        for rank, trace in ranks.items()
-        if trace.memory()
-        for line in leak_lines(trace.memory_leaks(), moments_of(trace.events))
+        *_starts(several, shown),
+        *_marked(several, {rank: own.categories for rank, own in shown.items()}),
+        *_marked(several, {rank: own.leaks for rank, own in shown.items()}),
+        *([f"… and such notes on {plural(more, f'more {several.column}')}"] if more else []),
     ]
 
 
-def _mark(ranks: Ranks, rank: int) -> str:
-    return f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
+def _marked(several: Several[Any], lines: Mapping[int, Sequence[str]]) -> list[str]:
+    return [f"{_mark(several, rank)}{line}" for rank, own in lines.items() for line in own]
 
 
-def _starts(ranks: Ranks) -> list[str]:
+def _mark(several: Several[Any], rank: int) -> str:
+    return f"{several.label(rank)}: " if len(several) > 1 else ""
+
+
+def _starts(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
     """The starting points of the peaks: a line for all, and the known amounts."""
-    lines = []
-    for rank, trace in ranks.items():
-        starts = live_at_start(trace.events)
-        known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
-                 if size is not None]  # fmt: skip
-        unknown = [device for device, size in starts.items() if size is None]
-        parts = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
-        parts += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
-        lines += [f"{_mark(ranks, rank)}{'; '.join(parts)}"] if parts else []
-    when = "the first of these steps started" if _of_steps(ranks) else _WHOLE
-    return [f"peaks count from what was live when {when}", *lines]
+    of_steps = any(one.selected_steps is not None for one in several.values())
+    when = "the first of these steps started" if of_steps else _WHOLE
+    lines = {rank: [own.start] * bool(own.start) for rank, own in texts.items()}
+    return [f"peaks count from what was live when {when}", *_marked(several, lines)]
+
+
+def _start(trace: Trace) -> str:
+    """What was live where the peaks begin, as far as it is known."""
+    starts = live_at_start(trace.events)
+    known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
+             if size is not None]  # fmt: skip
+    unknown = [device for device, size in starts.items() if size is None]
+    parts = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
+    parts += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
+    return "; ".join(parts)
 
 
 _WHOLE = "the trace or its measured region started"
-
-
-def _of_steps(ranks: Ranks) -> bool:
-    return any(trace.selected_steps is not None for trace in ranks.values())
 
 
 def no_memory(trace: Trace) -> str | None:

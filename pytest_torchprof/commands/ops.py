@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.call_tree import TREES
 from pytest_torchprof.commands.inputs import (
-    calls_of,
+    call_counts,
+    calls_in_words,
     cpu_time_note,
     device_time_note,
-    load_steps,
     no_flops,
-    notes_of,
     ungrouped,
 )
-from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
+from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.commands.tree import show_tree, tree_note, trees_of
 from pytest_torchprof.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
+
+    from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.parts import Body
 
 
 def run_ops(options: Namespace) -> int:
@@ -28,23 +32,36 @@ def run_ops(options: Namespace) -> int:
     if options.depth is not None and not is_tree:
         what = f"--depth {options.depth}: --by {options.by} is no tree"
         raise SettingsError(what, "", "use it with --by module or --by stack")
-    ranks = load_steps(options, options.traces)
-    notes = [
-        *notes_of(ranks, cpu_time_note, device_time_note),
-        *notes_of(ranks, lambda trace: ungrouped(trace, options.by), no_flops),
-        calls_of(ranks),
-    ]
+    parts = ask(options, "commands.ops:ops_part", by=options.by, depth=options.depth)
+    calls = calls_in_words(list(parts.each("calls").values()))
+    notes = [*parts.some_notes(0, 4), calls, *parts.some_notes(4, None)]
     extra = None
     if is_tree:
-        notes += notes_of(ranks, lambda trace: tree_note(trace, options.by))
+        trees = parts.each("tree")
         if options.format in ("table", "markdown") or (options.format == "csv" and options.depth):
-            return show_tree(options, ranks, [note for note in notes if note])
-        extra = {"tree": trees_of(options, ranks)}
-    return ranks_table(
-        options,
-        ranks,
-        lambda trace: trace.ops(options.by),
-        order="share",
-        notes=notes,
-        extra=extra,
+            show_tree(options, parts, trees, [note for note in notes if note])
+            return parts.status(0)
+        extra = {"tree": trees_of(options, parts, trees)}
+    tables = parts.each("table")
+    return parts.status(
+        show_tables(options, parts, tables, order="share", notes=notes, extra=extra)
+    )
+
+
+def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace, by = at_steps(trace, settings), settings["by"]
+    is_tree = by in TREES
+    return part_of(
+        trace,
+        [
+            cpu_time_note(trace),
+            device_time_note(trace),
+            ungrouped(trace, by),
+            no_flops(trace),
+            tree_note(trace, by) if is_tree else "",
+        ],
+        calls=call_counts(trace),
+        table=table_of(trace.ops(by)),
+        tree=table_of(trace.tree(by, settings["depth"])) if is_tree else None,
     )

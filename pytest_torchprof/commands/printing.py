@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shutil
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.commands.inputs import heading_of
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import escape, row_formats, streams
-from pytest_torchprof.render.rows import Rows
+from pytest_torchprof.render.rows import Rows, sum_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.several import Several
 
 OK, FAILED = 0, 1
 
@@ -36,19 +36,30 @@ TableRow = dict[str, Any]
 
 def rows_by_rank(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[TableRow]:
     """Rows of one table of each trace, with its rank where there are several."""
-    return [row for rank in ranks for row in with_rank(ranks, rank, make(ranks[rank]).to_dicts())]
+    return rows_of_each(ranks, {rank: make(trace).to_dicts() for rank, trace in ranks.items()})
 
 
-def with_rank(ranks: Ranks, rank: int, rows: Sequence[TableRow]) -> list[TableRow]:
+def rows_of_each(several: Several[Any], rows: Mapping[int, Sequence[TableRow]]) -> list[TableRow]:
+    """These rows of each trace, with its rank where there are several."""
+    return [row for rank in several for row in with_rank(several, rank, rows[rank])]
+
+
+def with_rank(several: Several[Any], rank: int, rows: Sequence[TableRow]) -> list[TableRow]:
     """These rows, with the rank where there are several."""
-    if len(ranks) < 2:
+    if several.are_for_machines:
+        own = {"trace": str(several[rank].path), "rank": None if several.apart else rank}
+    elif len(several) < 2:
         return list(rows)
-    return [{ranks.column: ranks.value(rank), **row} for row in rows]
+    else:
+        own = {several.column: several.value(rank)}
+    return [{**own, **row} for row in rows]
 
 
-def columns_of(ranks: Ranks, fields: Sequence[str]) -> list[str]:
+def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
     """These columns, below the rank where there are several."""
-    return [ranks.column, *fields] if len(ranks) > 1 else list(fields)
+    if several.are_for_machines:
+        return ["trace", "rank", *fields]
+    return [several.column, *fields] if len(several) > 1 else list(fields)
 
 
 def ranks_table(
@@ -61,44 +72,85 @@ def ranks_table(
     unknown: Mapping[str, str] = MappingProxyType({}),
     extra: TableRow | None = None,
 ) -> int:
-    """One table over all ranks, ordered, with its total.
+    """One table over all ranks, ordered, with its total. See `show_tables`."""
+    tables = {rank: table_of(make(trace)) for rank, trace in ranks.items()}
+    return show_tables(
+        options, ranks, tables, order=order, notes=notes, unknown=unknown, extra=extra
+    )
+
+
+class Table(NamedTuple):
+    """The rows of one trace, as a part has them; the other fields are those of `Rows`."""
+
+    rows: list[TableRow]
+    fields: tuple[str, ...]
+    columns: tuple[str, ...]
+    unknown: frozenset[str]
+    adds_up: tuple[str, ...]
+
+
+def table_of(rows: Rows[Any]) -> Table:
+    """These rows, to be sent and shown elsewhere."""
+    adds_up = tuple(getattr(rows[0], "ADDS_UP", ())) if rows else ()
+    return Table(rows.to_dicts(), rows.fields, rows.columns, rows.unknown, adds_up)
+
+
+def total_of(tables: Iterable[Table]) -> TableRow:
+    """Sums of the fields that add up over all rows; None where unknown."""
+    tables = list(tables)
+    unknown = frozenset().union(*(table.unknown for table in tables))
+    adds_up = next((table.adds_up for table in tables if table.adds_up), ())
+    return {
+        field: None
+        if field.removeprefix("self_") in unknown
+        else sum_of(row[field] for table in tables for row in table.rows)
+        for field in adds_up
+        if field in tables[0].fields
+    }
+
+
+def show_tables(
+    options: Namespace,
+    several: Several[Any],
+    tables: Mapping[int, Table],
+    *,
+    order: str,
+    notes: Sequence[str] = (),
+    unknown: Mapping[str, str] = MappingProxyType({}),
+    extra: TableRow | None = None,
+) -> int:
+    """One table over all traces, ordered, with its total.
 
     ``unknown`` gives the text to show for a field without a value. ``extra``: more parts of JSON.
     """
-    each = {rank: make(trace) for rank, trace in ranks.items()}
-    every: Rows[Any] = Rows(
-        [row for rows in each.values() for row in rows],
-        next(iter(each.values())).fields,
-        frozenset().union(*(rows.unknown for rows in each.values())),
-        next(iter(each.values())).columns,
-    )
-    rows = [row for rank in ranks for row in with_rank(ranks, rank, each[rank].to_dicts())]
-    fields = columns_of(ranks, every.fields)
-    total = every.total()
-    if len(ranks) > 1 and "share" in total and not ranks.apart:
+    first = next(iter(tables.values()))
+    rows = rows_of_each(several, {rank: table.rows for rank, table in tables.items()})
+    fields = columns_of(several, first.fields)
+    total = total_of(tables.values())
+    if len(several) > 1 and "share" in total and not several.apart:
         _share_over_ranks(rows, total)
     if options.sort == "share" and "share" not in fields:
         options.sort = order
     notes = [*notes, *_over_peak(rows)]
     rows = sorted_rows(
-        rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields
+        rows, order if options.sort is None and len(several) > 1 else options.sort, fields
     )
     if options.format in ("table", "markdown"):
-        fields = columns_of(ranks, every.columns)
+        fields = columns_of(several, first.columns)
     if options.format in ("table", "markdown") and "share" not in fields:
         whole: dict[Any, float] = {}
         for row in rows:  # relative to its own trace if the traces are from several jobs
-            key = row["trace"] if ranks.apart else None
+            key = row["trace"] if several.apart else None
             whole[key] = whole.get(key, 0) + (row[order] or 0)
-        for row in (*rows, *(() if ranks.apart else (total,))):
-            part = whole.get(row.get("trace") if ranks.apart else None)
+        for row in (*rows, *(() if several.apart else (total,))):
+            part = whole.get(row.get("trace") if several.apart else None)
             row["share"] = (row[order] or 0) / part if part else None
         fields.insert(fields.index(order) + 1, "share")
     if options.format in ("table", "markdown"):
         for row in rows:
             row.update({field: text for field, text in unknown.items() if row[field] is None})
     shown = [note for note in dict.fromkeys(notes) if note]
-    show(options, ranks, rows, fields, None if ranks.apart else total, shown, extra)
+    show(options, several, rows, fields, None if several.apart else total, shown, extra)
     return OK
 
 
@@ -150,7 +202,7 @@ def limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], i
 
 def show(
     options: Namespace,
-    ranks: Ranks,
+    ranks: Several[Any],
     rows: list[TableRow],
     fields: list[str],
     total: TableRow | None,
@@ -176,7 +228,7 @@ def show(
         shown,
         fields,
         total=total if rows else None,
-        head=heading_of(ranks) if head is None else head,
+        head=ranks.heading if head is None else head,
         notes=[*(lines if left else ()), *notes],
     )
 
@@ -197,7 +249,7 @@ def _has_device(rows: Sequence[TableRow]) -> bool:
     return any(row.get("total_ms") or row.get("self_cuda_ms") for row in rows)
 
 
-def document(command: str, ranks: Ranks, parts: TableRow) -> dict[str, Any]:
+def document(command: str, ranks: Several[Any], parts: TableRow) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
     warnings += [f"left out: {file.error}" for file in ranks.left_out]
@@ -211,7 +263,7 @@ def document(command: str, ranks: Ranks, parts: TableRow) -> dict[str, Any]:
     }
 
 
-def _selected(ranks: Ranks) -> TableRow:
+def _selected(ranks: Several[Any]) -> TableRow:
     """The numbers of the steps, by rank if there are several; nothing for whole traces."""
     numbers = {str(ranks.value(rank)): trace.selected_steps for rank, trace in ranks.items()}
     if all(steps is None for steps in numbers.values()):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.commands.inputs import (
-    cpu_time_note,
-    device_time_note,
-    load_traces,
-    notes_of,
-    unlinked_note,
-)
+from pytest_torchprof.commands.inputs import cpu_time_note, device_time_note, unlinked_note
+from pytest_torchprof.commands.parts import ask, part_of
 from pytest_torchprof.commands.printing import (
     OK,
     TableRow,
     columns_of,
+    rows_of_each,
     show,
     sorted_rows,
-    with_rank,
 )
+from pytest_torchprof.commands.several import SHOWN
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.row_formats import cell, heading
@@ -29,9 +25,10 @@ from pytest_torchprof.verdict.step_rows import StepRow, StepTable, step_table
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
 
-    from pytest_torchprof.commands.inputs import Ranks
-    from pytest_torchprof.verdict.step_rows import StepStatistics
+    from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.parts import Body, Parts
 
 
 #: How many outliers of a field a note names.
@@ -40,41 +37,48 @@ _SHOWN = 8
 
 def run_steps(options: Namespace) -> int:
     """Each step of a trace."""
-    name = options.step_name or ""
-    ranks = load_traces(options.traces, options.rank)
-    tables = {}
-    for rank, trace in ranks.items():
-        known_steps(trace.events, name)
-        if options.step is not None:
-            ranks[rank] = trace.step(options.step, name)
-        tables[rank] = step_table(ranks[rank].events, name)
-    rows = [row for rank in ranks for row in _in_rank(ranks, rank, tables[rank].rows)]
-    fields = columns_of(ranks, fields_of(StepRow))
+    parts = ask(options, "commands.steps:steps_part")
+    rows = rows_of_each(parts, parts.each("rows"))
+    fields = columns_of(parts, fields_of(StepRow))
     rows = sorted_rows(rows, options.sort, fields)
-    notes = notes_of(ranks, cpu_time_note, device_time_note, unlinked_note)
-    for rank, table in tables.items():
-        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
-        notes += [f"{mark}{line}" for line in _lines(table, whole=options.step is None)]
+    notes = parts.notes
+    for rank, lines in list(parts.each("texts").items())[:SHOWN]:
+        mark = f"{parts.label(rank)}: " if len(parts) > 1 else ""
+        notes += [f"{mark}{line}" for line in lines]
     extra: TableRow = {
-        "step_names": _each(ranks, {rank: table.name for rank, table in tables.items()}),
-        "statistics": [
-            row for rank in ranks for row in _in_rank(ranks, rank, tables[rank].statistics)
-        ],
-        "outside": _each(ranks, {rank: dict(table.outside) for rank, table in tables.items()}),
+        "step_names": _each(parts, "name"),
+        "statistics": rows_of_each(parts, parts.each("statistics")),
+        "outside": _each(parts, "outside"),
     }
-    show(options, ranks, rows, fields, None, notes, extra=extra)
-    return OK
+    show(options, parts, rows, fields, None, notes, extra=extra)
+    return parts.status(OK)
 
 
-def _in_rank(ranks: Ranks, rank: int, rows: list[StepRow] | list[StepStatistics]) -> list[TableRow]:
-    return with_rank(ranks, rank, [dataclasses.asdict(row) for row in rows])
+def steps_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    name = settings["step_name"] or ""
+    known_steps(trace.events, name)
+    whole = settings["step"] is None
+    if not whole:
+        trace = trace.step(settings["step"], name)
+    table = step_table(trace.events, name)
+    return part_of(
+        trace,
+        [cpu_time_note(trace), device_time_note(trace), unlinked_note(trace)],
+        name=table.name,
+        rows=[dataclasses.asdict(row) for row in table.rows],
+        statistics=[dataclasses.asdict(row) for row in table.statistics],
+        outside=dict(table.outside),
+        texts=_lines(table, whole=whole),
+    )
 
 
-def _each(ranks: Ranks, values: dict[int, object]) -> object:
+def _each(parts: Parts, name: str) -> object:
     """By rank where there are several."""
-    if len(ranks) == 1:
+    values = parts.each(name)
+    if len(parts) == 1:
         return next(iter(values.values()))
-    return {str(ranks.value(rank)): value for rank, value in values.items()}
+    return {str(parts.value(rank)): value for rank, value in values.items()}
 
 
 def _lines(table: StepTable, *, whole: bool) -> list[str]:

@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.breakdown import EXPOSED
 from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.api import Trace
-from pytest_torchprof.commands.inputs import (
-    Ranks,
-    cpu_time_note,
-    device_time_note,
-    heading_of,
-    load_steps,
-    notes_of,
-    uncounted_note,
-)
+from pytest_torchprof.commands.inputs import cpu_time_note, device_time_note, uncounted_note
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
+    OK,
     TableRow,
     columns_of,
     document,
     print_table,
-    rows_by_rank,
+    rows_of_each,
     table_text,
     with_rank,
     write,
@@ -39,6 +32,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Mapping
 
+    from pytest_torchprof.api import Trace
+    from pytest_torchprof.commands.parts import Body, Parts
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.places.idle_rows import IdleRow
     from pytest_torchprof.render.rows import Rows
@@ -49,29 +44,31 @@ Metrics = dict[str, Value]
 
 def run_summary(options: Namespace) -> int:
     """Every metric of a trace."""
-    ranks = load_steps(options, options.traces)
-    values = {rank: trace.events.once(measure_all) for rank, trace in ranks.items()}
-    total = _total_metrics(values.values(), ranks.apart)
-    samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
+    parts = ask(options, "commands.summary:summary_part")
+    values: dict[int, Metrics] = parts.each("values")
+    total = _total_metrics(values.values(), parts.apart)
+    samples = next(iter(parts.values()))["samples"] if len(parts) == 1 else {}
+    notes = parts.some_notes(0, 1)
     if options.format == "json":
-        parts: TableRow = {"metrics": _reported(total, samples)}
-        parts["breakdown"] = rows_by_rank(ranks, Trace.breakdown)
-        parts["idle"] = rows_by_rank(ranks, _idle_causes)
-        parts["notes"] = notes_of(ranks, uncounted_note)
-        if len(ranks) > 1:
-            each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
-            parts["by_trace" if ranks.apart else "ranks"] = each
-        return write(row_formats.to_json(document("summary", ranks, parts)))
-    rows = rows_by_rank(ranks, Trace.summary)
-    if len(ranks) > 1 and not ranks.apart:
+        shown: TableRow = {"metrics": _reported(total, samples)}
+        shown["breakdown"] = rows_of_each(parts, parts.each("breakdown"))
+        shown["idle"] = rows_of_each(parts, parts.each("idle"))
+        shown["notes"] = notes
+        if len(parts) > 1:
+            each = {str(parts.value(rank)): _reported(values[rank]) for rank in parts}
+            shown["by_trace" if parts.apart else "ranks"] = each
+        write(row_formats.to_json(document("summary", parts, shown)))
+        return parts.status(OK)
+    rows = rows_of_each(parts, {rank: metric_rows(own).to_dicts() for rank, own in values.items()})
+    if len(parts) > 1 and not parts.apart:
         rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
     for row in rows:
         row["class"] = row.pop("klass")
     if options.format == "csv":
-        fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
-        return print_table(options, rows, fields)
-    notes = notes_of(ranks, uncounted_note)
-    if len(ranks) > 1:  # repeating them for each rank adds nothing
+        fields = columns_of(parts, ("metric", "value", "unit", "class", "reason"))
+        print_table(options, rows, fields)
+        return parts.status(OK)
+    if len(parts) > 1:  # repeating them for each rank adds nothing
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
         rows = [row for row in rows if row["metric"] not in unknown]
@@ -79,31 +76,50 @@ def run_summary(options: Namespace) -> int:
         sample = samples.get(row["metric"])
         spread = format_spread(sample.spread) if sample else ""
         row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
-    fields = columns_of(ranks, ("metric", "value", "reason"))
-    times = _breakdown_text(options, ranks)
-    return write(f"{times}\n{table_text(options, rows, fields, notes=notes)}")
+    fields = columns_of(parts, ("metric", "value", "reason"))
+    times = _breakdown_text(options, parts)
+    write(f"{times}\n{table_text(options, rows, fields, notes=notes)}")
+    return parts.status(OK)
+
+
+def summary_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace = at_steps(trace, settings)
+    in_lines = settings["format"] in ("table", "markdown")
+    lines: list[str] = [uncounted_note(trace)]
+    if in_lines:
+        times = [cpu_time_note(trace), device_time_note(trace), span_note(trace), _idle(trace)]
+        lines += times
+    return part_of(
+        trace,
+        lines,
+        values=trace.events.once(measure_all),
+        samples=trace.samples(),
+        breakdown=trace.breakdown().to_dicts(),
+        has_spans=bool(spans_of(trace.events)),
+        idle=_idle_causes(trace).to_dicts() if settings["format"] == "json" else [],
+    )
 
 
 #: As a table shows them: other categories take their time first.
 _EXPOSED = {name: f"{name}, exposed" for name in EXPOSED}
 
 
-def _breakdown_text(options: Namespace, ranks: Ranks) -> str:
+def _breakdown_text(options: Namespace, parts: Parts) -> str:
     """Where the time goes: a row for each category, and what the idle time is."""
-    rows = []
-    for rank, trace in ranks.items():
-        mine = trace.breakdown().to_dicts()
-        for row in mine if spans_of(trace.events) else ():
+    rows: list[TableRow] = []
+    for rank, part in parts.items():
+        mine = part["breakdown"]
+        for row in mine if part["has_spans"] else ():
             row["category"] = _EXPOSED.get(row["category"], row["category"])
-        rows += with_rank(ranks, rank, mine)
+        rows += with_rank(parts, rank, mine)
     if not rows:
-        return f"{heading_of(ranks)}\n"
-    fields = columns_of(ranks, ("device", "category", "time_ms", "share", "total_ms", "calls"))
+        return f"{parts.heading}\n"
+    fields = columns_of(parts, ("device", "category", "time_ms", "share", "total_ms", "calls"))
     if len({row["device"] for row in rows}) == 1:
         fields.remove("device")
-    notes = notes_of(ranks, cpu_time_note, device_time_note)
-    notes += [*notes_of(ranks, span_note), *notes_of(ranks, _idle)]
-    return table_text(options, rows, fields, head=heading_of(ranks), notes=notes)
+    notes = parts.some_notes(1, None)
+    return table_text(options, rows, fields, head=parts.heading, notes=notes)
 
 
 def _idle_causes(trace: Trace) -> Rows[IdleRow]:

@@ -24,6 +24,8 @@ from pytest_torchprof.commands.inputs import (
     notes_of,
     peaks_used,
     ungrouped,
+    unused_chips,
+    warn,
 )
 from pytest_torchprof.commands.kernels import kernel_notes
 from pytest_torchprof.commands.lint import finding_rows, what_was_blind
@@ -186,6 +188,8 @@ def _found(trace: Trace, alone: Ranks) -> Found:
 def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
     rows = trace.kernels(KERNELS_BY, chips)
     table = rows.to_dicts()
+    if unused := unused_chips(trace, chips):
+        warn(unused)
     for row in table:
         row["operator"] = UNLINKED if row["operator"] is None else row["operator"]
     return Kernels(

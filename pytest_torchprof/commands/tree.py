@@ -6,25 +6,26 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.call_tree import call_tree
 from pytest_torchprof.analysis.tree_rows import TreeRow
-from pytest_torchprof.commands.inputs import heading_of
 from pytest_torchprof.commands.printing import (
     TABLE_ROWS,
     TableRow,
     columns_of,
     print_table,
+    total_of,
     with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import row_formats
-from pytest_torchprof.render.rows import Rows, fields_of
+from pytest_torchprof.render.rows import fields_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.parts import Parts
+    from pytest_torchprof.commands.printing import Table
 
 #: Columns of a table, which has no room for all; depth and path are its indentation.
 _COLUMNS = (
@@ -40,17 +41,19 @@ _WHOLE = ("kernels", "flops", "cpu_bytes", "cuda_bytes")
 _INDENT = "  "
 
 
-def trees_of(options: Namespace, ranks: Ranks) -> list[TableRow]:
+def trees_of(options: Namespace, parts: Parts, trees: Mapping[int, Table]) -> list[TableRow]:
     """The rows of all traces: each one's tree in its order, the largest if there is a limit."""
     field = _FIELDS.get(options.sort, options.sort)
     rows: list[TableRow] = []
-    for rank, trace in ranks.items():
-        mine = trace.tree(options.by, options.depth).to_dicts()
-        rows += with_rank(ranks, rank, _sorted(mine, field) if field in _SORTED else mine)
+    for rank, tree in trees.items():
+        mine = _sorted(tree.rows, field) if field in _SORTED else tree.rows
+        rows += with_rank(parts, rank, mine)
     return _largest(rows, options.limit) if options.limit else rows
 
 
-def show_tree(options: Namespace, ranks: Ranks, notes: Sequence[str]) -> int:
+def show_tree(
+    options: Namespace, parts: Parts, trees: Mapping[int, Table], notes: Sequence[str]
+) -> int:
     """Print the tree, each level indented; in CSV, with the path.
 
     Raises:
@@ -59,26 +62,24 @@ def show_tree(options: Namespace, ranks: Ranks, notes: Sequence[str]) -> int:
     if options.sort is not None and _FIELDS.get(options.sort, options.sort) not in _SORTED:
         what = f"--sort {options.sort}: no such field of a tree"
         raise SettingsError(what, "", f"one of {', '.join(_SORTED)}")
-    shown = trees_of(options, ranks)
+    shown = trees_of(options, parts, trees)
     if options.format == "csv":
         flat = [{**row, "path": " > ".join(row["path"])} for row in shown]
-        return print_table(options, flat, columns_of(ranks, fields_of(TreeRow)))
-    trees = [trace.tree(options.by, options.depth) for trace in ranks.values()]
+        return print_table(options, flat, columns_of(parts, fields_of(TreeRow)))
     if options.limit is None and options.format == "table":
         shown = _largest(shown, TABLE_ROWS)
-    if left := sum(map(len, trees)) - len(shown):
+    if left := sum(len(tree.rows) for tree in trees.values()) - len(shown):
         more = f"… and {plural(left, 'more row')}, with smaller shares: --limit 0 shows all"
         notes = [more, *notes]
-    fields = columns_of(ranks, _COLUMNS)
-    unknown = frozenset().union(*(tree.unknown for tree in trees))
-    sums = Rows([row for tree in trees for row in tree], fields_of(TreeRow), unknown).total()
+    fields = columns_of(parts, _COLUMNS)
+    sums = total_of(trees.values())
     total = {field: sums[f"self_{field}"] for field in _WHOLE if f"self_{field}" in sums}
     return print_table(
         options,
         [{**row, "name": _indented(row, options.format)} for row in shown],
         fields,
-        total={fields[0]: "total", **sums, **total} if shown and not ranks.apart else None,
-        head=heading_of(ranks),
+        total={fields[0]: "total", **sums, **total} if shown and not parts.apart else None,
+        head=parts.heading,
         notes=notes,
     )
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from pytest_torchprof.core.cache_folder import cache_folder
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.history.document import UNREADABLE
@@ -87,17 +87,6 @@ class Series(Frozen, frozen=True):
     better: str
     low: float
     high: float
-
-
-def cache_folder() -> Path:
-    """The user's cache folder: XDG's, or that of the system."""
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "torchprof"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "torchprof" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "torchprof"
-    return Path.home() / ".cache" / "torchprof"
 
 
 def asked(store: Store, question: Callable[[Index], T]) -> T:

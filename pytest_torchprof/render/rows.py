@@ -42,7 +42,7 @@ class Rows(list[R], Generic[R]):
         return {
             field: None
             if field.removeprefix("self_") in self.unknown
-            else _sum(getattr(row, field) for row in self)
+            else sum_of(getattr(row, field) for row in self)
             for field in adds_up
             if field in self.fields
         }
@@ -60,7 +60,8 @@ def fields_of(row: type) -> list[str]:
     return [field.name for field in dataclasses.fields(row)]
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def sum_of(values: Iterable[float | None]) -> float | None:
+    """The sum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from pytest_torchprof.trace.ranks import rank_in_name, rank_of, short_names
+from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.ranks import rank_in_name, rank_of, short_texts
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-
-#: A trace, and its name in a message.
-_Named: TypeAlias = "tuple[str, Events]"
 
 #: Ranks of one job are recorded together; their hosts' clocks differ by less than this.
 _APART_NS = 60 * 10**9
 
 
+class JobFacts(Frozen, frozen=True):
+    """What one trace says about its job.
+
+    ``source`` is empty if it is not from a file. ``start_ns`` and ``end_ns`` are since the epoch if
+    the trace has its base; None without events.
+    """
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    distributed: bool
+    start_ns: int | None
+    end_ns: int | None
+
+
+#: A trace, and its name in a message.
+_Named: TypeAlias = tuple[str, JobFacts]
+
+
+def job_facts(trace: Events) -> JobFacts:
+    """What this trace says about its job."""
+    info = trace.metadata.get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    own = rank_of(trace.metadata)
+    start, end = _span(trace) if len(trace) else (None, None)
+    return JobFacts(
+        trace.source,
+        rank_in_name(Path(trace.source)) if own is None else own,
+        size if type(size) is int and size > 0 else None,
+        isinstance(info, dict) and bool(info),
+        start,
+        end,
+    )
+
+
 def several_jobs(traces: Sequence[Events]) -> str:
+    """Why these are not the ranks of one job; empty if they may be. See `not_one_job`."""
+    return not_one_job([job_facts(trace) for trace in traces])
+
+
+def not_one_job(traces: Sequence[JobFacts]) -> str:
     """Why these are not the ranks of one job; empty if they may be.
 
     In one job, each rank occurs once. All ranks are recorded at one time, and have the same number
@@ -32,31 +69,16 @@ def several_jobs(traces: Sequence[Events]) -> str:
     return next(filter(None, (check(named) for check in _CHECKS)), "")
 
 
-def _names(traces: Sequence[Events]) -> list[str]:
-    names = short_names([Path(trace.source) for trace in traces])
+def _names(traces: Sequence[JobFacts]) -> list[str]:
+    names = short_texts([trace.source for trace in traces])
     return [name if trace.source else "a trace" for name, trace in zip(names, traces, strict=True)]
-
-
-def _rank(trace: Events) -> int | None:
-    own = rank_of(trace.metadata)
-    return rank_in_name(Path(trace.source)) if own is None else own
-
-
-def _info(trace: Events) -> dict[str, Any]:
-    info = trace.metadata.get("distributedInfo")
-    return info if isinstance(info, dict) else {}
-
-
-def _world(trace: Events) -> int | None:
-    size = _info(trace).get("world_size")
-    return size if type(size) is int and size > 0 else None
 
 
 def _twice(traces: Sequence[_Named]) -> str:
     by_rank: dict[int, list[str]] = {}
     for name, trace in traces:
-        if (rank := _rank(trace)) is not None:
-            by_rank.setdefault(rank, []).append(name)
+        if trace.rank is not None:
+            by_rank.setdefault(trace.rank, []).append(name)
     for rank, (first, *others) in sorted(by_rank.items()):
         if others[1:]:
             return f"{first}, {others[0]} and {len(others) - 1} more all claim rank {rank}"
@@ -66,8 +88,9 @@ def _twice(traces: Sequence[_Named]) -> str:
 
 
 def _sizes(traces: Sequence[_Named]) -> str:
-    known = [(size, name) for name, trace in traces if (size := _world(trace)) is not None]
-    for (size, name), (other, second) in combinations(known, 2):
+    known = [(size, name) for name, trace in traces if (size := trace.world_size) is not None]
+    for other, second in known:
+        size, name = known[0]
         if size != other:
             return f"{name} belongs to a job of size {size}, {second} to one of size {other}"
     if known and known[0][0] < len(traces):
@@ -77,18 +100,23 @@ def _sizes(traces: Sequence[_Named]) -> str:
 
 
 def _mixed(traces: Sequence[_Named]) -> str:
-    ranked = [name for name, trace in traces if _info(trace)]
-    alone = [name for name, trace in traces if _rank(trace) is None]
+    ranked = [name for name, trace in traces if trace.distributed]
+    alone = [name for name, trace in traces if trace.rank is None]
     if ranked and alone:
         return f"{ranked[0]} belongs to a distributed job, {alone[0]} does not"
     return ""
 
 
 def _times(traces: Sequence[_Named]) -> str:
-    spans = sorted((*_span(trace), name) for name, trace in traces if len(trace))
-    ranked = all(_rank(trace) is not None for _, trace in traces)
+    spans = sorted(
+        (trace.start_ns, trace.end_ns, name)
+        for name, trace in traces
+        if trace.start_ns is not None and trace.end_ns is not None
+    )
+    ranked = all(trace.rank is not None for _, trace in traces)
     allowed = _APART_NS if ranked else 0
-    until, last = None, ""
+    until: int | None = None
+    last = ""
     for start, end, name in spans:
         if until is not None and start - until > allowed:
             return f"{name} begins {_lasting(start - until)} after {last} ends"

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from pytest_torchprof.core.errors import OtherJsonError, TraceError
+from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.trace.read import peek, read_trace
 from pytest_torchprof.trace.stream import WANTED
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 #: What tells the rank of a trace: its ``distributedInfo``, a name, or the order of the files.
 RankSource: TypeAlias = Literal["metadata", "file name", "folder name", "order"]
 
-_NAMES = (".json", ".json.gz")
+#: How the names of traces end.
+TRACE_NAMES = (".json", ".json.gz")
 #: In the names of files and of their folders; if both occur, the first of these counts.
 _RANK = [re.compile(rf"{word}[-_ ]?(\d{{1,6}})", re.IGNORECASE) for word in ("rank", "worker")]
 _DIGITS = re.compile(r"(\d+)")
@@ -50,8 +50,8 @@ class LeftOut(NamedTuple):
     not, such as a configuration.
     """
 
-    path: Path
-    error: TraceError
+    source: str
+    error: TorchprofError
     maybe_rank: bool
 
 
@@ -107,26 +107,24 @@ def read_job(
             if file.named:
                 raise
             foreign = isinstance(error, OtherJsonError) and _rank_in(file.path.name) is None
-            left_out.append(LeftOut(file.path, error, not foreign))
+            left_out.append(LeftOut(str(file.path), error, not foreign))
             continue
         own = rank_of(trace.metadata)
         found.append(_Found(file.path, claim if own is None else own, trace))
     if not found:
-        raise _nothing(paths, [file.error for file in left_out])
-    numbered = _numbered(found)
-    chosen = [(n, trace) for n, trace in numbered if rank in {None, n} and trace is not None]
-    if not chosen:
-        known = ", ".join(str(number) for number, _ in numbered)
-        raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
-    twins = [f.path for f in found if rank is not None and f.claim == rank]
-    if twins[1:]:
-        number, first = chosen[0]
-        notes = tuple(
-            f"skipped: {name} is rank {rank} too, from another job or step"
-            for path, name in zip(twins, short_names(twins), strict=True)
-            if path != Path(first.source)
-        )
-        chosen[0] = number, replace(first, warnings=(*first.warnings, *notes))
+        raise nothing_found(paths, [file.error for file in left_out])
+    chosen = []
+    for one in chosen_ranks(
+        [str(f.path) for f in found],
+        [f.claim for f in found],
+        [f.trace is not None for f in found],
+        rank,
+    ):
+        events = found[one.at].trace
+        assert events is not None  # noqa: S101 - only those that were read are chosen
+        if one.notes:
+            events = replace(events, warnings=(*events.warnings, *one.notes))
+        chosen.append((one.number, events))
     return Job(chosen, tuple(left_out))
 
 
@@ -136,8 +134,18 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     >>> short_names([Path("a/0.json"), Path("b/0.json"), Path("b/1.json")])
     ['a/0.json', 'b/0.json', '1.json']
     """
-    times = Counter(path.name for path in paths)
-    return [path.name if times[path.name] == 1 else str(path) for path in paths]
+    return short_texts([str(path) for path in paths])
+
+
+def short_texts(sources: Sequence[str]) -> list[str]:
+    """The same for files or URLs as texts.
+
+    >>> short_texts(["s3://a/0.json", "s3://b/0.json", "1.json"])
+    ['s3://a/0.json', 's3://b/0.json', '1.json']
+    """
+    names = [PurePath(source).name for source in sources]
+    times = Counter(names)
+    return [n if times[n] == 1 else s for n, s in zip(names, sources, strict=True)]
 
 
 def rank_of(metadata: Mapping[str, Any]) -> int | None:
@@ -154,24 +162,24 @@ def _files(paths: Sequence[Path]) -> list[_File]:
     files: dict[Path, _File] = {}
     for path in paths:
         try:
-            inside = sorted(path.iterdir(), key=_naturally) if path.is_dir() else None
+            inside = sorted(path.iterdir(), key=natural_key) if path.is_dir() else None
             if inside is None:
                 entry = _File(path, named=True, size=path.stat().st_size)
                 known = files.get(where := path.resolve(), entry)
                 files[where] = replace(known, named=True)
                 continue
             for file in inside:
-                if file.name.lower().endswith(_NAMES) and file.is_file():
+                if file.name.lower().endswith(TRACE_NAMES) and file.is_file():
                     entry = _File(file, named=False, size=file.stat().st_size)
                     files.setdefault(file.resolve(), entry)
         except (OSError, ValueError) as error:
             raise TraceError(f"{path}: cannot be read", system_message(error), WANTED) from error
     if not files:
-        raise _nothing(paths, [])
+        raise nothing_found(paths, [])
     return list(files.values())
 
 
-def _naturally(path: Path) -> list[tuple[int, str]]:
+def natural_key(path: PurePath) -> list[tuple[int, str]]:
     """Sort key that puts rank10 after rank9."""
     parts = _DIGITS.split(path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
@@ -209,28 +217,69 @@ def _rank_in(name: str) -> int | None:
     return None
 
 
-def _numbered(found: Sequence[_Found]) -> list[tuple[int, Events | None]]:
-    """A distinct number for each, ascending."""
-    taken: dict[int, Path] = {}
-    for path, claim, _ in found:
+class Numbered(NamedTuple):
+    """The number of a trace, its place in the given order, and warnings on the number."""
+
+    number: int
+    at: int
+    notes: tuple[str, ...]
+
+
+def chosen_ranks(
+    sources: Sequence[str],
+    claims: Sequence[int | None],
+    are_read: Sequence[bool],
+    rank: int | None,
+) -> list[Numbered]:
+    """The traces that were read by ascending number, or the one with the number ``rank``.
+
+    Raises:
+        TraceError: there is no such rank.
+    """
+    numbered = numbers(sources, claims)
+    chosen = [one for one in numbered if rank in {None, one.number} and are_read[one.at]]
+    if not chosen:
+        known = ", ".join(str(one.number) for one in numbered)
+        raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
+    twins = [at for at, claim in enumerate(claims) if rank is not None and claim == rank]
+    if twins[1:]:
+        names = short_texts([sources[at] for at in twins])
+        notes = tuple(
+            f"skipped: {name} is rank {rank} too, from another job or step"
+            for at, name in zip(twins, names, strict=True)
+            if at != chosen[0].at
+        )
+        chosen[0] = chosen[0]._replace(notes=(*chosen[0].notes, *notes))
+    return chosen
+
+
+def numbers(sources: Sequence[str], claims: Sequence[int | None]) -> list[Numbered]:
+    """A distinct number for each trace, ascending: the rank that it claims, else the next free one.
+
+    >>> [(one.number, one.at) for one in numbers(["a", "b", "c"], [1, None, 1])]
+    [(0, 1), (1, 0), (2, 2)]
+    """
+    taken: dict[int, int] = {}
+    for at, claim in enumerate(claims):
         if claim is not None:
-            taken.setdefault(claim, path)
-    paths = [path for path, _, _ in found]
-    names = dict(zip(paths, short_names(paths), strict=True))
+            taken.setdefault(claim, at)
+    names = short_texts(sources)
+    free = (number for number in count() if number not in taken)
     numbered = []
-    for path, claim, given in found:
-        number, trace = claim, given
-        if number is None or taken[number] is not path:
-            number = next(n for n in count() if n not in taken)
-            taken[number] = path
-            if claim is not None and trace is not None:
-                note = f"it claims rank {claim} like {names[taken[claim]]}: its number is {number}"
-                trace = replace(trace, warnings=(*trace.warnings, note))
-        numbered.append((number, trace))
-    return sorted(numbered, key=itemgetter(0))
+    for at, claim in enumerate(claims):
+        if claim is not None and taken[claim] == at:
+            numbered.append(Numbered(claim, at, ()))
+            continue
+        number = next(free)
+        notes: tuple[str, ...] = ()
+        if claim is not None:
+            notes = (f"it claims rank {claim} like {names[taken[claim]]}: its number is {number}",)
+        numbered.append(Numbered(number, at, notes))
+    return sorted(numbered)
 
 
-def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError:
+def nothing_found(paths: Sequence[Path], skipped: Sequence[TorchprofError]) -> TraceError:
+    """The error for names without any trace; ``skipped``: why their files are none."""
     found = "no file ends in .json or .json.gz"
     if skipped:
         found = f"none of {len(skipped)}; the first: {skipped[0]}"

@@ -81,6 +81,11 @@ _STEP_NAME = argument(
     "repeats over most of the time)",
 )
 
+_MERGE = argument(
+    "--merge",
+    action="store_true",
+    help="add the traces up: a row for each name over all traces, with its least and most in one",
+)
 #: Of commands that print a table of many traces.
 _FLEET = (
     argument(
@@ -111,7 +116,7 @@ COMMANDS = (
         "commands.summary:run_summary",
         "TRACE…",
         "where the time goes, and every metric of a trace",
-        (_TRACES, _STEP, _STEP_NAME, _TABLE_FORMAT, _RANK, *_FLEET),
+        (_TRACES, _STEP, _STEP_NAME, _TABLE_FORMAT, _RANK, _MERGE, *_FLEET),
     ),
     Command(
         "steps",
@@ -134,6 +139,7 @@ COMMANDS = (
             _LIMIT,
             _TABLE_FORMAT,
             _RANK,
+            _MERGE,
             *_FLEET,
         ),
     ),
@@ -157,6 +163,7 @@ COMMANDS = (
             _LIMIT,
             _TABLE_FORMAT,
             _RANK,
+            _MERGE,
             *_FLEET,
         ),
     ),
@@ -182,6 +189,7 @@ COMMANDS = (
             _PEAKS,
             _TABLE_FORMAT,
             _RANK,
+            _MERGE,
             *_FLEET,
         ),
     ),
@@ -216,6 +224,7 @@ COMMANDS = (
             _LIMIT,
             _LINT_FORMAT,
             _RANK,
+            _MERGE,
             *_FLEET,
         ),
     ),
@@ -317,6 +326,7 @@ COMMANDS = (
             _LIMIT,
             _TABLE_FORMAT,
             _RANK,
+            _MERGE,
             *_FLEET,
         ),
     ),

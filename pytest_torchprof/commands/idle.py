@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.gaps import device_gap, device_time_gap
+from pytest_torchprof.commands.merged import IDLE, show_merged
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.render.reason_texts import in_words
@@ -21,6 +22,10 @@ def run_idle(options: Namespace) -> int:
     """What the host did while the device was idle."""
     parts = ask(options, "commands.idle:idle_part", by=options.by)
     tables = parts.each("table")
+    if options.merge:
+        return parts.status(
+            show_merged(options, parts, IDLE, tables, order="time_ms", notes=parts.notes)
+        )
     return parts.status(show_tables(options, parts, tables, order="time_ms", notes=parts.notes))
 
 

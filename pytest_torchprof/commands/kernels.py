@@ -19,6 +19,7 @@ from pytest_torchprof.commands.inputs import (
     unlinked_note,
     unused_chips,
 )
+from pytest_torchprof.commands.merged import kernels_by, show_merged
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.commands.several import merge_lines
@@ -52,15 +53,16 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = tuple(replace(chip, peaks=dict(chip.peaks)) for chip in extra_chips(options))
     parts = ask(options, "commands.kernels:kernels_part", by=options.by, chips=chips)
-    return parts.status(
-        show_tables(
-            options,
-            parts,
-            parts.each("table"),
-            unknown={"operator": UNLINKED},
-            order="total_ms",
-            notes=parts.notes,
+    tables, unknown = parts.each("table"), {"operator": UNLINKED}
+    if options.merge:
+        how = kernels_by(options.by)
+        return parts.status(
+            show_merged(
+                options, parts, how, tables, order="total_ms", notes=parts.notes, unknown=unknown
+            )
         )
+    return parts.status(
+        show_tables(options, parts, tables, order="total_ms", notes=parts.notes, unknown=unknown)
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof import api
 from pytest_torchprof.commands.ci_formats import CI_FORMATS, print_for_ci
 from pytest_torchprof.commands.inputs import rule_book
+from pytest_torchprof.commands.merged import FINDINGS, added_fields, merged
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -39,11 +41,13 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Ranks
-    from pytest_torchprof.commands.parts import Body
+    from pytest_torchprof.commands.parts import Body, Parts
     from pytest_torchprof.commands.several import Several
     from pytest_torchprof.rules.engine.check import Checked
 
 
+#: Formats with all fields of a finding.
+_WHOLE = ("csv", "parquet")
 #: Columns of a finding in a Markdown table.
 _MARKDOWN = (
     *("rule", "count", "cost_ms", "share", "bytes"),
@@ -59,7 +63,9 @@ def run_lint(options: Namespace) -> int:
     found = ask(
         options, "commands.lint:lint_part", ignored=sorted(ignored), thresholds=options.thresholds
     )
-    rows = _by_cost(rows_of_each(found, found.each("findings")))
+    rows, added = _by_cost(rows_of_each(found, found.each("findings"))), tuple[str, ...]()
+    if options.merge:
+        rows, added = _merged(found), added_fields(FINDINGS, found)
     unchecked = _reasons(found, found.each("gaps"))
     errors = _reasons(found, found.each("errors"))
     wanted = len(book.keys() - ignored)
@@ -89,7 +95,8 @@ def run_lint(options: Namespace) -> int:
         write("\n".join(block for block in blocks if block))
     else:
         every = (*fields_of(Finding), "page", "share")
-        fields = columns_of(found, every if options.format == "csv" else _MARKDOWN)
+        shown_fields = every if options.format in _WHOLE else _MARKDOWN
+        fields = [*shown_fields, *added] if added else columns_of(found, shown_fields)
         notes = _notes(parts, worth, ignored, hidden, idle=idle)
         print_table(options, shown, fields, head=found.heading, notes=notes)
     return found.status(FAILED if options.fail and (rows or errors or blind) else OK)
@@ -102,6 +109,7 @@ def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     return part_of(
         trace,
         findings=_rows(trace, found),
+        span_ms=span_ns(trace.events) / 1e6,
         gaps={rule: in_words(why) for rule, why in found.gaps.items()},
         errors=dict(found.errors),
         unchecked=len(found.unchecked),
@@ -130,6 +138,13 @@ def _rows(trace: Trace, found: Checked) -> list[TableRow]:
     ]
 
 
+def _merged(found: Parts) -> list[TableRow]:
+    """Findings over all traces; shares are of the time of all."""
+    rows = merged(FINDINGS, found, found.each("findings"))
+    span_ms = math.fsum(found.each("span_ms").values())
+    return _by_cost([{**row, "share": _share(row["cost_ms"], span_ms)} for row in rows])
+
+
 def _by_cost(rows: list[TableRow]) -> list[TableRow]:
     return sorted(rows, key=lambda row: 1 if row["cost_ms"] is None else -row["cost_ms"])
 
@@ -144,7 +159,7 @@ def _worth(options: Namespace, rows: list[TableRow], memory: Collection[str]) ->
 
     JSON and CSV have all.
     """
-    if options.format in ("json", "csv"):
+    if options.format in ("json", *_WHOLE):
         return rows
     least = options.min_gain / 100
     return [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof.analysis.live_bytes import live_at_start
 from pytest_torchprof.analysis.memory_leaks import moments_of
 from pytest_torchprof.analysis.memory_timeline import MemoryPoint
+from pytest_torchprof.commands.merged import MEMORY, added_fields, merged_memory
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
     OK,
@@ -20,6 +21,7 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.commands.several import SHOWN
+from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render import row_formats
@@ -51,7 +53,13 @@ def run_memory(options: Namespace) -> int:
         usual = TABLE_ROWS if options.format == "table" else 0
         points = usual if options.limit is None else options.limit
     parts = ask(options, "commands.memory:memory_part", timeline=options.timeline, points=points)
-    rows = rows_of_each(parts, parts.each("rows"))
+    if options.merge and options.timeline:
+        raise SettingsError("--merge and --timeline", "moments of several traces do not match")
+    if options.merge:
+        flat_of_each = {rank: _flat(own) for rank, own in parts.each("rows").items()}
+        rows = merged_memory(parts, flat_of_each)
+    else:
+        rows = rows_of_each(parts, parts.each("rows"))
     if options.format == "json":
         return parts.status(_as_json(options, parts, rows))
     notes = parts.some_notes(0, 1)
@@ -59,19 +67,25 @@ def run_memory(options: Namespace) -> int:
         rows, fields = rows_of_each(parts, parts.each("timeline")), fields_of(MemoryPoint)
         notes += [_OF_MOMENTS] if rows else []
     else:
-        flat = [
-            {**{k: v for k, v in row.items() if k != "rows"}, **live}
-            for row in rows
-            for live in row["rows"] or [{}]
-        ]
         fields = ["device", "peak_bytes", "at_ms", "operator", "bytes", "count"]
-        rows, left = limited(options, flat)
+        rows, left = limited(options, rows if options.merge else _flat(rows))
         more = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
         notes = more + notes
     if rows:
         notes += _notes(parts)
-    print_table(options, rows, columns_of(parts, fields), head=parts.heading, notes=notes)
+    columns = [*fields, *added_fields(MEMORY, parts)] if options.merge else None
+    fields = columns or columns_of(parts, fields)
+    print_table(options, rows, fields, head=parts.heading, notes=notes)
     return parts.status(OK)
+
+
+def _flat(rows: Sequence[TableRow]) -> list[TableRow]:
+    """A row for each operator that had something live at the peak of a device."""
+    return [
+        {**{k: v for k, v in row.items() if k != "rows"}, **live}
+        for row in rows
+        for live in row["rows"] or [{}]
+    ]
 
 
 def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:

@@ -13,6 +13,7 @@ from pytest_torchprof.commands.inputs import (
     no_flops,
     ungrouped,
 )
+from pytest_torchprof.commands.merged import OPS, show_merged
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.commands.tree import show_tree, tree_note, trees_of
@@ -38,11 +39,17 @@ def run_ops(options: Namespace) -> int:
     extra = None
     if is_tree:
         trees = parts.each("tree")
-        if options.format in ("table", "markdown") or (options.format == "csv" and options.depth):
+        if not options.merge and (
+            options.format in ("table", "markdown") or (options.format == "csv" and options.depth)
+        ):
             show_tree(options, parts, trees, [note for note in notes if note])
             return parts.status(0)
         extra = {"tree": trees_of(options, parts, trees)}
     tables = parts.each("table")
+    if options.merge:
+        return parts.status(
+            show_merged(options, parts, OPS, tables, order="self_cpu_ms", notes=notes)
+        )
     return parts.status(
         show_tables(options, parts, tables, order="share", notes=notes, extra=extra)
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.analysis.breakdown import EXPOSED
 from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.commands.inputs import cpu_time_note, device_time_note, uncounted_note
+from pytest_torchprof.commands.merged import BREAKDOWN, METRICS, added_fields, merged
 from pytest_torchprof.commands.parts import ask, at_steps, part_of
 from pytest_torchprof.commands.printing import (
     OK,
@@ -25,6 +26,7 @@ from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.render.metric_rows import metric_rows
+from pytest_torchprof.render.rows import sum_of
 from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -54,11 +56,17 @@ def run_summary(options: Namespace) -> int:
         shown["breakdown"] = rows_of_each(parts, parts.each("breakdown"))
         shown["idle"] = rows_of_each(parts, parts.each("idle"))
         shown["notes"] = notes
+        if options.merge:
+            shown["rows"] = merged_metrics(parts)
+            shown["breakdown"] = merged_breakdown(parts)
+            del shown["idle"]
         if len(parts) > 1:
             each = {str(parts.value(rank)): _reported(values[rank]) for rank in parts}
             shown["by_trace" if parts.apart else "ranks"] = each
         write(row_formats.to_json(document("summary", parts, shown)))
         return parts.status(OK)
+    if options.merge:
+        return parts.status(_print_merged(options, parts, notes))
     rows = rows_of_each(parts, {rank: metric_rows(own).to_dicts() for rank, own in values.items()})
     if len(parts) > 1 and not parts.apart:
         rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
@@ -80,6 +88,47 @@ def run_summary(options: Namespace) -> int:
     times = _breakdown_text(options, parts)
     write(f"{times}\n{table_text(options, rows, fields, notes=notes)}")
     return parts.status(OK)
+
+
+def merged_metrics(parts: Parts) -> list[TableRow]:
+    """Each metric over all traces."""
+    each = {rank: metric_rows(own).to_dicts() for rank, own in parts.each("values").items()}
+    order = list(next(iter(parts.values()))["values"])
+    rows = merged(METRICS, parts, each)
+    for row in rows:
+        row["class"] = row.pop("klass")
+    return sorted(rows, key=lambda row: order.index(row["metric"]))
+
+
+def merged_breakdown(parts: Parts) -> list[TableRow]:
+    """Where the time of all devices goes."""
+    rows = merged(BREAKDOWN, parts, parts.each("breakdown"))
+    total = sum_of(row["time_ms"] for row in rows)
+    for row in rows:
+        known = total and row["time_ms"] is not None
+        row["share"] = row["time_ms"] / total if known else None
+    return sorted(rows, key=lambda row: -(row["time_ms"] or 0))
+
+
+def _print_merged(options: Namespace, parts: Parts, notes: list[str]) -> int:
+    rows = merged_metrics(parts)
+    fields = ("metric", "value", "unit", "class", "reason", *added_fields(METRICS, parts))
+    if options.format in ("csv", "parquet"):
+        return print_table(options, rows, fields)
+    unknown = [row["metric"] for row in rows if row["max_value"] is None]
+    notes += [f"not measured: {', '.join(unknown)}"] if unknown else []
+    rows = [row for row in rows if row["max_value"] is not None]
+    for row in rows:
+        for field in ("value", "min_value", "max_value"):
+            row[field] = format_quantity(row[field], row["unit"])
+    times = table_text(
+        options,
+        merged_breakdown(parts),
+        ("category", "time_ms", "share", "total_ms", "calls", *added_fields(BREAKDOWN, parts)),
+        head=parts.heading,
+    )
+    shown = [field for field in fields if field not in {"unit", "class", "reason"}]
+    return write(f"{times}\n{table_text(options, rows, shown, notes=notes)}")
 
 
 def summary_part(trace: Trace, settings: Mapping[str, Any]) -> Body:

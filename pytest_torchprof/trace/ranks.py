@@ -138,12 +138,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def short_texts(sources: Sequence[str]) -> list[str]:
-    """The same for files or URLs as texts.
+    """The same for files or URLs as texts; of a chain of URLs, the first one counts.
 
     >>> short_texts(["s3://a/0.json", "s3://b/0.json", "1.json"])
     ['s3://a/0.json', 's3://b/0.json', '1.json']
     """
-    names = [PurePath(source).name for source in sources]
+    names = [PurePath(source.partition("::")[0]).name for source in sources]
     times = Counter(names)
     return [n if times[n] == 1 else s for n, s in zip(names, sources, strict=True)]
 

@@ -37,12 +37,13 @@ def write(real: Path, target: Path, count: int) -> int:
     with target.open("w", encoding="utf-8") as file:
         file.write(f'{{\n{head}  "traceEvents": [')
         for number in range(repetitions):
-            file.write(",".join(_printed(events, number)) + "," * (number + 1 < repetitions))
+            file.write(",".join(printed(events, number)) + "," * (number + 1 < repetitions))
         file.write(f'\n  ],\n  "traceName": {json.dumps(name)}\n}}\n')
     return repetitions * len(events)
 
 
-def _printed(events: list[dict[str, Any]], number: int) -> Iterator[str]:
+def printed(events: list[dict[str, Any]], number: int) -> Iterator[str]:
+    """Each event of a repetition, as Kineto prints it."""
     start = min(event["ts"] for event in events)
     span = max(event["ts"] + event.get("dur", 0) for event in events) - start + 10
     step = 1 + max(_largest(event) for event in events)

@@ -98,7 +98,7 @@ def run_lint(options: Namespace) -> int:
         shown_fields = every if options.format in _WHOLE else _MARKDOWN
         fields = [*shown_fields, *added] if added else columns_of(found, shown_fields)
         notes = _notes(parts, worth, ignored, hidden, idle=idle)
-        print_table(options, shown, fields, head=found.heading, notes=notes)
+        print_table(options, shown, fields, head=found.heading, notes=notes, several=found)
     return found.status(FAILED if options.fail and (rows or errors or blind) else OK)
 
 

@@ -75,7 +75,7 @@ def run_memory(options: Namespace) -> int:
         notes += _notes(parts)
     columns = [*fields, *added_fields(MEMORY, parts)] if options.merge else None
     fields = columns or columns_of(parts, fields)
-    print_table(options, rows, fields, head=parts.heading, notes=notes)
+    print_table(options, rows, fields, head=parts.heading, notes=notes, several=parts)
     return parts.status(OK)
 
 

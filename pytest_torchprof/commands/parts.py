@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from pytest_torchprof.commands.inputs import described, warn
+from pytest_torchprof.commands.parquet import check_target
 from pytest_torchprof.commands.parsing import BAD_USAGE
-from pytest_torchprof.commands.several import Several, heading_of_several, merge_lines
+from pytest_torchprof.commands.several import SHOWN, Several, heading_of_several, merge_lines
 from pytest_torchprof.core.errors import SettingsError, TraceError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.core.structs import Frozen
@@ -26,6 +27,7 @@ from pytest_torchprof.core.units import plural
 from pytest_torchprof.fleet.cache import default_folder, remove_old
 from pytest_torchprof.fleet.mapping import Answer, Question, answer
 from pytest_torchprof.fleet.sources import find_sources, is_many
+from pytest_torchprof.render import escape
 from pytest_torchprof.trace.jobs import not_one_job
 from pytest_torchprof.trace.ranks import LeftOut, chosen_ranks, nothing_found, rank_in_name
 
@@ -76,9 +78,11 @@ class Parts(Several[Part]):
     """Parts by rank.
 
     ``unread_named``: a file that the user named could not be read, while others were.
+    ``is_fleet``: such files do not end the command.
     """
 
     unread_named: bool = False
+    is_fleet: bool = False
 
     def status(self, status: int) -> int:
         """The exit status: that of bad input if a named file could not be read."""
@@ -99,8 +103,13 @@ class Parts(Several[Part]):
 
     @property
     def heading(self) -> str:
-        """What was read: file, device, size."""
-        return heading_of_several(self, lambda part: part.body.described)
+        """What was read: file, device, size; of a fleet, what could not be read, too."""
+        lines = [heading_of_several(self, lambda part: part.body.described)]
+        left_out = self.left_out if self.is_fleet else ()
+        lines += [escape.line(f"not read: {file.error}") for file in left_out[:SHOWN]]
+        if (more := len(left_out) - SHOWN) > 0:
+            lines.append(f"… and {plural(more, 'more file')} not read")
+        return "\n".join(lines)
 
 
 def part_of(
@@ -136,6 +145,7 @@ def ask(options: Namespace, function: str, **settings: Any) -> Parts:
         TraceError: no trace; or, of files that are read in this process, a named one is none.
         SettingsError: the workers are not there; or the question does not fit the trace.
     """
+    check_target(options)
     for name in ("step", "step_name", "format"):
         settings.setdefault(name, getattr(options, name, None))
     is_fleet = options.jobs is not None or bool(options.dask) or is_many(options.traces)
@@ -151,7 +161,7 @@ def ask(options: Namespace, function: str, **settings: Any) -> Parts:
     if cache is not None:
         remove_old(cache)
     parts = _parts(options, sources, [one for one in answers if one is not None], is_fleet=is_fleet)
-    _report(parts)
+    _report(parts, is_merged=getattr(options, "merge", False))
     return parts
 
 
@@ -278,13 +288,14 @@ def _parts(
         jobs.append(replace(found.job, source=source.shown, rank=rank))
     parts.left_out = tuple(left_out)
     parts.apart = not_one_job(jobs)
+    parts.is_fleet = is_fleet
     parts.unread_named = is_fleet and any(
         one.error is not None and source.named for one, source in zip(answers, sources, strict=True)
     )
     return parts
 
 
-def _report(parts: Parts) -> None:
+def _report(parts: Parts, *, is_merged: bool) -> None:
     for part in parts.values():
         for warning in part.warnings:
             warn(f"{part.path}: {warning}")
@@ -293,6 +304,8 @@ def _report(parts: Parts) -> None:
     for file in parts.left_out:
         warn(f"left out: {file.error}")
     if parts.left_out and parts.unread_named:
-        warn(f"the table is of {plural(len(parts), 'trace')}, {len(parts.left_out)} were left out")
+        unread = plural(len(parts.left_out), "file")
+        warn(f"not read: {unread}; the table is of {plural(len(parts), 'trace')}")
     if parts.apart:
-        warn(f"not the ranks of one job: {parts.apart}; each stands alone, and there is no total")
+        then = "the sums are of all" if is_merged else "each stands alone, and there is no total"
+        warn(f"not the ranks of one job: {parts.apart}; {then}")

@@ -230,6 +230,7 @@ def show(
         total=total if rows else None,
         head=ranks.heading if head is None else head,
         notes=[*(lines if left else ()), *notes],
+        several=ranks,
     )
 
 
@@ -253,12 +254,14 @@ def document(command: str, ranks: Several[Any], parts: TableRow) -> dict[str, An
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
     warnings += [f"left out: {file.error}" for file in ranks.left_out]
+    unread = [{"trace": file.source, "reason": str(file.error)} for file in ranks.left_out]
     warnings += [f"not the ranks of one job: {ranks.apart}"] if ranks.apart else []
     return {
         "schema": f"torchprof-{command}/1",
         "traces": [str(trace.path) for trace in ranks.values()],
         **_selected(ranks),
         **parts,
+        **({"unread": unread} if unread else {}),
         "warnings": warnings,
     }
 
@@ -280,8 +283,17 @@ def print_table(
     head: str = "",
     notes: Sequence[str] = (),
     schema: str = "",
+    several: Several[Any] | None = None,
 ) -> int:
-    """Print rows in the requested format; return the status of success."""
+    """Print rows in the requested format; return the status of success.
+
+    ``several``: what they are of, where they may be written as Parquet.
+    """
+    if options.format == "parquet" and several is not None:
+        from pytest_torchprof.commands.parquet import write_parquet
+
+        write_parquet(options, several, rows, fields, f"torchprof-{options.command}/1")
+        return OK
     if options.format == "json":
         return write(row_formats.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
     if options.format == "csv":

@@ -68,13 +68,13 @@ def run_summary(options: Namespace) -> int:
     if options.merge:
         return parts.status(_print_merged(options, parts, notes))
     rows = rows_of_each(parts, {rank: metric_rows(own).to_dicts() for rank, own in values.items()})
-    if len(parts) > 1 and not parts.apart:
+    if len(parts) > 1 and not parts.apart and not parts.are_for_machines:
         rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
     for row in rows:
         row["class"] = row.pop("klass")
-    if options.format == "csv":
+    if options.format in ("csv", "parquet"):
         fields = columns_of(parts, ("metric", "value", "unit", "class", "reason"))
-        print_table(options, rows, fields)
+        print_table(options, rows, fields, several=parts)
         return parts.status(OK)
     if len(parts) > 1:  # repeating them for each rank adds nothing
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
@@ -114,7 +114,7 @@ def _print_merged(options: Namespace, parts: Parts, notes: list[str]) -> int:
     rows = merged_metrics(parts)
     fields = ("metric", "value", "unit", "class", "reason", *added_fields(METRICS, parts))
     if options.format in ("csv", "parquet"):
-        return print_table(options, rows, fields)
+        return print_table(options, rows, fields, several=parts)
     unknown = [row["metric"] for row in rows if row["max_value"] is None]
     notes += [f"not measured: {', '.join(unknown)}"] if unknown else []
     rows = [row for row in rows if row["max_value"] is not None]

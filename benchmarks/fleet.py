@@ -1,0 +1,177 @@
+"""``python -m benchmarks.fleet make|measure FOLDER``: the ranks of a large job, and what they cost.
+
+``make`` writes ranks of a job from a real trace: repetitions of it, and one of them with times that
+only this rank has. Files are gzip in several members, of which all ranks share most, so a thousand
+are written in minutes. ``measure`` compares worker processes with one process that reads the same
+files one after the other, in turn: time, CPU time, and the output, which must be equal to the last
+digit. It prints the largest memory of a worker against its largest file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import ROOT
+from benchmarks.repeated import CORPUS, printed
+
+NAME = "v100_dlrm_rank0.pt.trace.json.gz"
+
+
+def make(folder: Path, ranks: int, events: int, real: Path) -> int:
+    """Write so many ranks of about so many events each, and return the bytes of one rank's text."""
+    document = json.loads(gzip.decompress(real.read_bytes()))
+    original = [event for event in document.pop("traceEvents") if event["ph"] != "M"]
+    counted = sum(event["ph"] in "Xi" for event in original)  # arrows are not read
+    repetitions = max(1, -(-events // counted))
+    shared = [_member(_text(original, number)) for number in range(1, repetitions)]
+    tail = b'\n  ],\n  "traceName": "made"\n}\n'
+    size = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        document["distributedInfo"] = {
+            **document.get("distributedInfo", {}), "rank": rank, "world_size": ranks,
+        }  # fmt: skip
+        head = json.dumps(document)[:-1] + ', "traceEvents": ['
+        own = head.encode() + _text(_slower(original, rank), 0)
+        members = [_member(own), *(_COMMA + member for member in shared), _member(tail)]
+        (folder / f"rank{rank}.pt.trace.json.gz").write_bytes(b"".join(members))
+    for member in (*shared, _member(own), _member(tail)):
+        size += len(gzip.decompress(member)) + 1
+    return size
+
+
+def _text(events: list[dict[str, Any]], number: int) -> bytes:
+    return ",".join(printed(events, number)).encode()
+
+
+def _member(text: bytes) -> bytes:
+    packer = zlib.compressobj(6, wbits=31)
+    return packer.compress(text) + packer.flush()
+
+
+_COMMA = _member(b",")
+
+
+def _slower(events: list[dict[str, Any]], rank: int) -> list[dict[str, Any]]:
+    """Device work of this rank takes a little longer, each rank by another amount, in whole ns."""
+    return [
+        {**event, "dur": event["dur"] + (rank * 37 % 1009) / 1000}
+        if event.get("cat") in {"kernel", "Kernel"}
+        else event
+        for event in events
+    ]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One command from start to end."""
+
+    wall_s: float
+    cpu_s: float
+    digest: str
+
+
+def measure(folder: Path, command: Sequence[str], jobs: int, pairs: int) -> Iterator[str]:
+    """Lines on both sides, run in turn."""
+    both: list[tuple[Ran, Ran]] = []
+    for number in range(pairs):
+        sides = [
+            _run([*command, str(folder), "--no-cache", "--jobs", str(n)])
+            for n in ((1, jobs) if number % 2 else (jobs, 1))
+        ]
+        both.append((sides[0], sides[1]) if number % 2 else (sides[1], sides[0]))
+        one, many = both[-1]
+        yield (
+            f"one after the other {one.wall_s:.1f} s ({one.cpu_s:.1f} s of CPU), --jobs {jobs} "
+            f"{many.wall_s:.1f} s ({many.cpu_s:.1f}): {one.wall_s / many.wall_s:.2f} ×"
+        )
+    digests = {ran.digest for pair in both for ran in pair}
+    yield f"outputs: {'equal' if len(digests) == 1 else 'DIFFERENT'}"
+    middle = statistics.median(one.wall_s / many.wall_s for one, many in both)
+    yield f"median of {pairs}: {middle:.2f} × (goal ≥ {0.85 * jobs:.2g} ×)"
+
+
+def _run(arguments: Sequence[str]) -> Ran:
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_torchprof", *arguments],
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
+    after = os.times()
+    cpu = after.children_user - before.children_user + after.children_system
+    return Ran(
+        time.perf_counter() - start,
+        cpu - before.children_system,
+        hashlib.blake2b(done.stdout).hexdigest(),
+    )
+
+
+def memory(folder: Path, command: str) -> str:
+    """The most memory of a worker that reads the largest of these files, against its text."""
+    largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from pytest_torchprof.fleet.mapping import Question, answer\n"
+        "from pytest_torchprof.fleet.memory import peak_bytes\n"
+        "from pytest_torchprof.fleet.sources import find_sources\n"
+        "settings = dict(step=None, step_name=None, format='table', by='name', depth=None,\n"
+        "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"
+        f"question = Question('commands.{command}:{command}_part', settings)\n"
+        "empty = peak_bytes()\n"
+        "for source in find_sources(sys.argv[1:]): answer(question, source)\n"
+        "print(empty, peak_bytes())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(largest)], capture_output=True, check=True, text=True
+    )
+    empty, peak = map(int, found.stdout.split())
+    size = len(gzip.decompress(largest.read_bytes()))
+    return (
+        f"{command}: a worker's peak {peak / 2**20:.0f} MiB ({empty / 2**20:.0f} MiB before the "
+        f"trace), its text {size / 2**20:.0f} MiB: {peak / size:.2f} × (goal ≤ 2 ×)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make ranks, or measure them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
+    parser.add_argument("what", choices=("make", "measure", "memory"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--real", type=Path, default=CORPUS / NAME)
+    parser.add_argument("--command", default="ops --merge --format json --limit 0")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=3)
+    options = parser.parse_args(arguments)
+    if options.what == "make":
+        size = make(options.folder, options.ranks, options.events, options.real)
+        print(f"{options.ranks} ranks, each of {size / 2**20:.0f} MiB of text")
+    elif options.what == "memory":
+        for command in ("summary", "ops", "kernels", "lint", "memory", "idle"):
+            print(memory(options.folder, command), flush=True)
+    else:
+        for line in measure(options.folder, options.command.split(), options.jobs, options.pairs):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -106,8 +106,9 @@ def show_merged(
         for field in adds_up
         if field in first.fields and field in how.sums
     }
+    whole = total.get(order)
     for row in (*rows, total):
-        row["share"] = (row[order] or 0) / total[order] if total.get(order) else None
+        row["share"] = (row[order] or 0) / whole if whole else None
     fields = [*first.fields, *added_fields(how, parts)]
     if "share" not in fields:
         fields.insert(fields.index(order) + 1, "share")

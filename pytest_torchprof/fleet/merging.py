@@ -32,8 +32,9 @@ class Merging(NamedTuple):
         largest: the largest of all.
         weighted: rates; their mean, weighted by ``weight``.
         weight: a field of ``sums``.
-        names: names with their counts, which are added up; a single name counts ``count`` times.
-        count: a field of ``sums``.
+        names: names with their counts, which are added up; a single name counts
+            ``counted_by`` times.
+        counted_by: a field of ``sums``.
     """
 
     keys: tuple[str, ...]
@@ -43,7 +44,7 @@ class Merging(NamedTuple):
     weighted: tuple[str, ...] = ()
     weight: str = ""
     names: tuple[str, ...] = ()
-    count: str = "calls"
+    counted_by: str = "calls"
 
     @property
     def added(self) -> tuple[str, str, str]:
@@ -101,7 +102,7 @@ class _Merged:
         for field in how.largest:
             self.largest[field] = _largest(self.largest[field], row.get(field))
         for field in how.names:
-            for name, count in _named(row.get(field), row.get(how.count)):
+            for name, count in _named(row.get(field), row.get(how.counted_by)):
                 self.names[field][name] = self.names[field].get(name, 0) + count
         special = {*how.sums, *how.largest, *how.weighted, *how.names, "share"}
         self._keep({field: value for field, value in row.items() if field not in special})

@@ -1,0 +1,102 @@
+"""Rows of many traces as rows of all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchprof.core.counted_names import CountedNames
+from pytest_torchprof.fleet.merging import Merging, merged_rows, tree_merge
+
+TIMES = Merging(keys=("name",), spread="time_ms", sums=("time_ms", "calls"))
+NUMBERS = st.floats(-1e300, 1e300) | st.integers(-(2**60), 2**60)
+
+
+def row(name: str, **values: Any) -> dict[str, Any]:
+    return {"name": name, **values}
+
+
+def test_rows_of_one_name_are_added_up_with_the_least_and_the_most() -> None:
+    each = [
+        (0, [row("mm", time_ms=1.5, calls=2, op="a"), row("add", time_ms=1.0, calls=1, op="x")]),
+        (7, [row("mm", time_ms=0.5, calls=1, op="b"), row("mm", time_ms=2.0, calls=1, op="b")]),
+    ]
+    (add, mm) = merged_rows(TIMES, each)
+    assert (
+        {"name": "mm", "op": None, "time_ms": 4.0, "calls": 4, "traces": 2, "min_ms": 1.5,
+         "max_ms": 2.5},
+        7,
+    ) == mm  # fmt: skip
+    assert ("x", 1, 1.0, 1.0, 0) == (
+        add[0]["op"], add[0]["traces"], add[0]["min_ms"], add[0]["max_ms"], add[1],
+    )  # fmt: skip
+
+
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
+    each = [(0, [row("mm", time_ms=None, calls=1)]), (1, [row("mm", time_ms=1.0, calls=1)])]
+    ((merged, most),) = merged_rows(TIMES, each)
+    assert (None, 2, 1.0, 1) == (merged["time_ms"], merged["calls"], merged["max_ms"], most)
+    ((merged, most),) = merged_rows(TIMES, each[:1])
+    assert (None, None, -1) == (merged["min_ms"], merged["max_ms"], most)
+
+
+def test_rates_are_weighted_and_names_are_counted() -> None:
+    how = Merging(
+        ("k",), "ms", ("ms", "calls"), weighted=("rate",), weight="ms", names=("op",),
+    )  # fmt: skip
+    several = CountedNames([("mm", 3), ("add", 1)])
+    each = [
+        (0, [{"k": "a", "ms": 1.0, "calls": 4, "rate": 10.0, "op": several}]),
+        (1, [{"k": "a", "ms": 3.0, "calls": 2, "rate": 30.0, "op": "add"}]),
+    ]
+    ((merged, _),) = merged_rows(how, each)
+    assert (25.0, "add ×3, mm ×3") == (merged["rate"], merged["op"])
+    each[0][1][0]["rate"] = None
+    assert merged_rows(how, each)[0][0]["rate"] is None
+
+
+def test_peaks_are_the_largest() -> None:
+    how = Merging(("k",), "bytes", largest=("bytes",))
+    each = [(rank, [{"k": "a", "bytes": size}]) for rank, size in enumerate((4, 9, None, 9))]
+    assert [({"k": "a", "bytes": 9, "traces": 4, "min_bytes": 4, "max_bytes": 9}, 1)] == (
+        merged_rows(how, each)
+    )
+
+
+def test_no_trace_has_no_rows() -> None:
+    assert [] == merged_rows(TIMES, [])
+    assert tree_merge([], lambda one, _: one) is None
+
+
+@pytest.mark.thorough
+@given(st.lists(st.tuples(st.sampled_from("abc"), NUMBERS), max_size=20), st.randoms())
+def test_sums_are_exact_in_any_order(values: list[tuple[str, float]], random: Any) -> None:
+    each = [(at, [row(name, time_ms=v, calls=at)]) for at, (name, v) in enumerate(values)]
+    expected = {}
+    for name, _ in values:
+        own = [value for other, value in values if other == name]
+        whole = all(isinstance(value, int) for value in own)
+        expected[name] = sum(own) if whole else math.fsum(own)
+    found = merged_rows(TIMES, each)
+    assert expected == {one["name"]: one["time_ms"] for one, _ in found}
+    random.shuffle(each)
+    assert repr(found) == repr(merged_rows(TIMES, each))
+
+
+@pytest.mark.thorough
+@given(st.lists(st.integers(), max_size=40))
+def test_the_tree_keeps_the_order_and_is_low(parts: list[int]) -> None:
+    depth = {}
+
+    def both(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+        depth[one + other] = 1 + max(depth.get(one, 0), depth.get(other, 0))
+        return one + other
+
+    numbered = [(at,) for at, _ in enumerate(parts)]
+    whole = tree_merge(numbered, both) or ()
+    assert tuple(range(len(parts))) == whole
+    assert depth.get(whole, 0) <= 2 * max(len(parts), 1).bit_length()

@@ -114,7 +114,7 @@ def answer(question: Question, source: Source, progress: ReadProgress | None = N
 def _part(
     question: Question, source: Source, path: Path, progress: ReadProgress | None
 ) -> tuple[Part, bool]:
-    if question.cache is None:
+    if question.cache is None or not path.is_file():  # a pipe can only be read once
         return _made(question, source, path, progress), False
     cache = Cache(question.cache, question.key)
     try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,11 +43,19 @@ class _Sent(NamedTuple):
 def work(connection: Connection, question: Question) -> None:
     """Answer until the other side closes: the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
         connection.send(_READY)
         while True:
             source = connection.recv()
             connection.send(_Sent(_any_answer(question, source), peak_bytes()))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end us, and what we read may never come."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _any_answer(question: Question, source: Source) -> Answer:

@@ -57,9 +57,7 @@ def test_another_question_content_or_code_is_not_in_the_cache(
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\0" * 100], ids=["empty", "short", "other"])
-def test_a_damaged_entry_is_made_anew(
-    question: Question, tmp_path: Path, content: bytes
-) -> None:
+def test_a_damaged_entry_is_made_anew(question: Question, tmp_path: Path, content: bytes) -> None:
     (path,) = save_ranks(tmp_path, 1)
     first = asked(question, path)
     (entry,) = kept(question)

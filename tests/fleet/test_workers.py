@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.fleets import save_ranks
 
-from pytest_torchprof.fleet.mapping import Answer, Question, answer
+from pytest_torchprof.fleet.mapping import Question, answer
 from pytest_torchprof.fleet.sources import Source, find_sources
 from pytest_torchprof.fleet.workers import Workers
 
@@ -33,10 +34,11 @@ pytestmark = [
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Path]:
-    """A file that whoever reads it waits for: a named pipe, into which nobody writes."""
+    """A file whose reader waits for more: a named pipe."""
     path = tmp_path / "rank9.json"
     os.mkfifo(path)
     handle = os.open(path, os.O_RDWR)
+    os.write(handle, b"{")
     yield path
     os.close(handle)
 
@@ -65,28 +67,26 @@ def test_workers_answer_as_one_process_does(tmp_path: Path) -> None:
 def test_a_trace_that_ends_its_workers_is_a_row_with_the_reason(tmp_path: Path, pipe: Path) -> None:
     sources = sources_of(pipe, *save_ranks(tmp_path / "job", 2))
     workers = Workers(QUESTION, sources, 2)
-    found: dict[int, Answer] = {}
-    for at, one in _killing_what_reads(workers, 0):
-        found[at] = one
+    done = threading.Event()
+
+    def kill_what_reads_the_pipe() -> None:
+        while not done.wait(0.2):
+            for one in list(workers._workers):
+                if one.task == 0 and one.started:
+                    os.kill(one.process.pid or 0, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_what_reads_the_pipe)
+    killer.start()
+    try:
+        found = dict(workers.answers())
+    finally:
+        done.set()
+        killer.join()
     assert {0, 1, 2} == found.keys()
     assert str(found[0].error) == (
         f"{pipe}: its worker ended 2 times: killed by SIGKILL; it may need more memory"
     )
     assert [None, None] == [found[at].error for at in (1, 2)]
-
-
-def _killing_what_reads(workers: Workers, task: int) -> Iterator[tuple[int, Answer]]:
-    """The answers, while each worker is killed that has begun with this task."""
-    heard = workers._heard
-
-    def hear(worker: object) -> Iterator[tuple[int, Answer]]:
-        yield from heard(worker)  # type: ignore[arg-type]
-        for one in workers._workers:
-            if one.task == task and one.started and one.process.exitcode is None:
-                os.kill(one.process.pid or 0, signal.SIGKILL)
-
-    workers._heard = hear  # type: ignore[method-assign, assignment]
-    return workers.answers()
 
 
 def children_of(pid: int) -> list[int]:
@@ -121,8 +121,6 @@ def test_workers_end_with_a_parent_that_is_killed_and_the_next_run_goes_on(
     assert children
     parent.kill()
     parent.wait()
-    with pipe.open("r+b", buffering=0) as file:
-        file.write(b"no trace")  # ends the wait of the worker that reads it
     wait_until(lambda: not any(map(runs, children)))
     before = {path: path.stat().st_mtime_ns for path in parts.glob("*.part")}
     again = subprocess.run(

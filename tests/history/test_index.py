@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.histories import run, save
 
-from pytest_torchprof.history.document import OwnKind, RunRegion, RunTest
 from pytest_torchprof.core.cache_folder import cache_folder
+from pytest_torchprof.history.document import OwnKind, RunRegion, RunTest
 from pytest_torchprof.history.index import Index, Series, asked
 from pytest_torchprof.history.stores import Folder, Store, store_of
 

@@ -13,6 +13,45 @@ from pytest_torchprof.commands.ab_arguments import ab_command
 from pytest_torchprof.commands.distributed_arguments import distributed_commands
 from pytest_torchprof.commands.history_arguments import history_command
 from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
+from pytest_torchprof.commands.table_arguments import (
+    FLEET as _FLEET,
+)
+from pytest_torchprof.commands.table_arguments import (
+    FORMAT as _FORMAT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    LIMIT as _LIMIT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    LINT_FORMAT as _LINT_FORMAT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    MERGE as _MERGE,
+)
+from pytest_torchprof.commands.table_arguments import (
+    OUTPUT as _OUTPUT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    PEAKS as _PEAKS,
+)
+from pytest_torchprof.commands.table_arguments import (
+    RANK as _RANK,
+)
+from pytest_torchprof.commands.table_arguments import (
+    SORT as _SORT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    STEP as _STEP,
+)
+from pytest_torchprof.commands.table_arguments import (
+    STEP_NAME as _STEP_NAME,
+)
+from pytest_torchprof.commands.table_arguments import (
+    TABLE_FORMAT as _TABLE_FORMAT,
+)
+from pytest_torchprof.commands.table_arguments import (
+    TRACES as _TRACES,
+)
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.render import streams
 
@@ -20,95 +59,6 @@ OK, INTERRUPTED = 0, 130
 
 #: If set to anything, internal errors show their traceback.
 DEBUG = "TORCHPROF_DEBUG"
-
-_FORMATS = ("table", "json", "csv", "markdown")
-_PATHS = (
-    "a .json or .json.gz trace of torch.profiler, several, a folder (ranks of one job), a glob, or "
-    "a URL"
-)
-
-
-_TRACES = argument("traces", nargs="+", type=to.name, metavar="TRACE", help=_PATHS)
-_FORMAT = argument(
-    "--format", choices=_FORMATS, default="table", help="output format (default: table)"
-)
-_TABLE_FORMAT = argument(
-    "--format",
-    choices=(*_FORMATS, "parquet"),
-    default="table",
-    help="output format; parquet needs -o and pyarrow (default: table)",
-)
-_LINT_FORMAT = argument(
-    "--format",
-    choices=(*_FORMATS, "parquet", "github", "gitlab", "sarif"),
-    default="table",
-    help="output format: also annotations of GitHub Actions, GitLab's Code Quality report, or "
-    "SARIF 2.1.0 (default: table)",
-)
-_RANK = argument(
-    "--rank", type=to.count, metavar="N", help="with several ranks, read only this one"
-)
-_LIMIT = argument(
-    "--limit",
-    type=to.count,
-    metavar="N",
-    help="print at most N rows, 0 for all (default for tables: 30)",
-)
-_SORT = argument("--sort", metavar="FIELD", help="sort by this field, largest first")
-_PEAKS = argument(
-    "--device-peaks",
-    type=to.name,
-    metavar="FILE",
-    help="JSON file with a chip's peak rates",
-)
-
-_OUTPUT = argument(
-    *("-o", "--output"), type=to.output, metavar="FILE", required=True, help="file; - is stdout"
-)
-
-_STEP = argument(
-    "--step",
-    type=to.steps,
-    metavar="N|A:B",
-    help="only step N, or the steps from A to before B (B is not included; either may be missing), "
-    "by their own numbers",
-)
-_STEP_NAME = argument(
-    "--step-name",
-    type=to.name,
-    metavar="NAME",
-    help="the annotations that are the steps, by name or glob (default: ProfilerStep#N, else what "
-    "repeats over most of the time)",
-)
-
-_MERGE = argument(
-    "--merge",
-    action="store_true",
-    help="add the traces up: a row for each name over all traces, with its least and most in one",
-)
-#: Of commands that print a table of many traces.
-_FLEET = (
-    argument(
-        "--jobs",
-        type=to.count,
-        metavar="N",
-        help="read traces in up to N processes, fewer if memory is short; 0 for one a processor",
-    ),
-    argument(
-        "--dask",
-        type=to.name,
-        metavar="ADDRESS",
-        help="read them on the workers of this Dask scheduler, such as tcp://host:8786",
-    ),
-    argument(
-        "--no-cache",
-        action="store_true",
-        help="with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
-    ),
-    argument(
-        *("-o", "--output"), type=to.name, metavar="FILE", help="the file of --format parquet"
-    ),
-)
 
 COMMANDS = (
     Command(

@@ -14,43 +14,19 @@ from pytest_torchprof.commands.distributed_arguments import distributed_commands
 from pytest_torchprof.commands.history_arguments import history_command
 from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
 from pytest_torchprof.commands.table_arguments import (
-    FLEET as _FLEET,
-)
-from pytest_torchprof.commands.table_arguments import (
-    FORMAT as _FORMAT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    LIMIT as _LIMIT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    LINT_FORMAT as _LINT_FORMAT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    MERGE as _MERGE,
-)
-from pytest_torchprof.commands.table_arguments import (
-    OUTPUT as _OUTPUT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    PEAKS as _PEAKS,
-)
-from pytest_torchprof.commands.table_arguments import (
-    RANK as _RANK,
-)
-from pytest_torchprof.commands.table_arguments import (
-    SORT as _SORT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    STEP as _STEP,
-)
-from pytest_torchprof.commands.table_arguments import (
-    STEP_NAME as _STEP_NAME,
-)
-from pytest_torchprof.commands.table_arguments import (
-    TABLE_FORMAT as _TABLE_FORMAT,
-)
-from pytest_torchprof.commands.table_arguments import (
-    TRACES as _TRACES,
+    FLEET,
+    FORMAT,
+    LIMIT,
+    LINT_FORMAT,
+    MERGE,
+    OUTPUT,
+    PEAKS,
+    RANK,
+    SORT,
+    STEP,
+    STEP_NAME,
+    TABLE_FORMAT,
+    TRACES,
 )
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.render import streams
@@ -66,14 +42,14 @@ COMMANDS = (
         "commands.summary:run_summary",
         "TRACE…",
         "where the time goes, and every metric of a trace",
-        (_TRACES, _STEP, _STEP_NAME, _TABLE_FORMAT, _RANK, _MERGE, *_FLEET),
+        (TRACES, STEP, STEP_NAME, TABLE_FORMAT, RANK, MERGE, *FLEET),
     ),
     Command(
         "steps",
         "commands.steps:run_steps",
         "TRACE… [--step A:B]",
         "each step of a trace: time, device work, memory; outliers and drift",
-        (_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _TABLE_FORMAT, _RANK, *_FLEET),
+        (TRACES, STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK, *FLEET),
     ),
     Command(
         "idle",
@@ -81,16 +57,16 @@ COMMANDS = (
         "TRACE… [--by place|cause]",
         "what the host did while the device was idle",
         (
-            _TRACES,
+            TRACES,
             argument("--by", choices=("place", "cause"), default="place"),
-            _STEP,
-            _STEP_NAME,
-            _SORT,
-            _LIMIT,
-            _TABLE_FORMAT,
-            _RANK,
-            _MERGE,
-            *_FLEET,
+            STEP,
+            STEP_NAME,
+            SORT,
+            LIMIT,
+            TABLE_FORMAT,
+            RANK,
+            MERGE,
+            *FLEET,
         ),
     ),
     Command(
@@ -99,7 +75,7 @@ COMMANDS = (
         "TRACE… [--by name|shape|stack|module]",
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
-            _TRACES,
+            TRACES,
             argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
             argument(
                 "--depth",
@@ -107,14 +83,14 @@ COMMANDS = (
                 metavar="N",
                 help="with --by module or stack: at most N levels of the tree",
             ),
-            _STEP,
-            _STEP_NAME,
-            _SORT,
-            _LIMIT,
-            _TABLE_FORMAT,
-            _RANK,
-            _MERGE,
-            *_FLEET,
+            STEP,
+            STEP_NAME,
+            SORT,
+            LIMIT,
+            TABLE_FORMAT,
+            RANK,
+            MERGE,
+            *FLEET,
         ),
     ),
     Command(
@@ -123,7 +99,7 @@ COMMANDS = (
         "TRACE… [--by name|op|op,kernel,shape]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
-            _TRACES,
+            TRACES,
             argument(
                 "--by",
                 type=to.grouping,
@@ -132,15 +108,15 @@ COMMANDS = (
                 help="name or op, or several of op, kernel (the same as name) and shape; several "
                 "add the roofline, what to gain, and the launches (default: name)",
             ),
-            _STEP,
-            _STEP_NAME,
-            _SORT,
-            _LIMIT,
-            _PEAKS,
-            _TABLE_FORMAT,
-            _RANK,
-            _MERGE,
-            *_FLEET,
+            STEP,
+            STEP_NAME,
+            SORT,
+            LIMIT,
+            PEAKS,
+            TABLE_FORMAT,
+            RANK,
+            MERGE,
+            *FLEET,
         ),
     ),
     Command(
@@ -149,7 +125,7 @@ COMMANDS = (
         "TRACE… [--fail] [--format github|gitlab|sarif]",
         "anti-patterns, with place, count, cost and fix",
         (
-            _TRACES,
+            TRACES,
             argument(
                 "--fail",
                 action="store_true",
@@ -169,13 +145,13 @@ COMMANDS = (
                 default=0.1,
                 help="hide what would gain less than this share of the time (default: 0.1)",
             ),
-            _STEP,
-            _STEP_NAME,
-            _LIMIT,
-            _LINT_FORMAT,
-            _RANK,
-            _MERGE,
-            *_FLEET,
+            STEP,
+            STEP_NAME,
+            LIMIT,
+            LINT_FORMAT,
+            RANK,
+            MERGE,
+            *FLEET,
         ),
     ),
     Command(
@@ -185,7 +161,7 @@ COMMANDS = (
         "list the anti-pattern rules, or explain one",
         (
             argument("code", nargs="?", metavar="RULE", help="explain this rule, with examples"),
-            _FORMAT,
+            FORMAT,
         ),
     ),
     Command(
@@ -209,18 +185,18 @@ COMMANDS = (
                 metavar="FILE",
                 help="also write a page of HTML: metrics, operators and kernels by change",
             ),
-            _STEP,
-            _STEP_NAME,
+            STEP,
+            STEP_NAME,
             argument(
                 "--per-step",
                 action=argparse.BooleanOptionalAction,
                 help="compare the steps alone, and divide by their number (default: if the numbers "
                 "differ)",
             ),
-            _SORT,
-            _LIMIT,
-            _FORMAT,
-            _RANK,
+            SORT,
+            LIMIT,
+            FORMAT,
+            RANK,
         ),
     ),
     Command(
@@ -232,9 +208,9 @@ COMMANDS = (
             argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
             argument("target", type=to.beside, metavar="OUT",
                       help="the file to write; .gz compresses it"),
-            _PEAKS,
-            _FORMAT,
-            _RANK,
+            PEAKS,
+            FORMAT,
+            RANK,
         ),
     ),
     Command(
@@ -246,10 +222,10 @@ COMMANDS = (
             argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
             argument("target", type=to.beside, metavar="OUT", help="the file to write"),
             argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
-            _STEP,
-            _STEP_NAME,
-            _FORMAT,
-            _RANK,
+            STEP,
+            STEP_NAME,
+            FORMAT,
+            RANK,
         ),
     ),
     Command(
@@ -257,7 +233,7 @@ COMMANDS = (
         "commands.open:run_open",
         "TRACE",
         "show a trace in the Perfetto UI, to which the browser hands it",
-        (argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"), _RANK),
+        (argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"), RANK),
     ),
     Command(
         "memory",
@@ -265,22 +241,22 @@ COMMANDS = (
         "TRACE… [--timeline]",
         "peak memory, what was live at the peak by operator and category, and leaks between steps",
         (
-            _TRACES,
+            TRACES,
             argument(
                 "--timeline",
                 action="store_true",
                 help="the live memory over time, by category; --limit N gives N moments per device",
             ),
-            _STEP,
-            _STEP_NAME,
-            _LIMIT,
-            _TABLE_FORMAT,
-            _RANK,
-            _MERGE,
-            *_FLEET,
+            STEP,
+            STEP_NAME,
+            LIMIT,
+            TABLE_FORMAT,
+            RANK,
+            MERGE,
+            *FLEET,
         ),
     ),
-    *distributed_commands(_TRACES, _STEP, _STEP_NAME, _SORT, _LIMIT, _FORMAT, _RANK),
+    *distributed_commands(TRACES, STEP, STEP_NAME, SORT, LIMIT, FORMAT, RANK),
     Command(
         "report",
         "commands.report:run_report",
@@ -289,11 +265,11 @@ COMMANDS = (
         (
             argument("files", nargs="+", type=to.name, metavar="REPORT|TRACE",
                       help="files of --torchprof-json, traces, or folders of traces"),
-            _OUTPUT,
+            OUTPUT,
             argument("--assets", type=to.name, metavar="DIR", help="put styles and scripts into "
                       "this folder, for servers that allow them only as files (default: they are "
                       "in the page)"),
-            _PEAKS,
+            PEAKS,
         ),
     ),
     Command(
@@ -320,11 +296,11 @@ COMMANDS = (
         (
             argument("reports", nargs="+", type=to.name, metavar="REPORT",
                       help="files of --torchprof-json"),
-            _OUTPUT,
+            OUTPUT,
         ),
     ),
-    history_command(_LIMIT, _FORMAT),
-    ab_command(_LIMIT, _FORMAT),
+    history_command(LIMIT, FORMAT),
+    ab_command(LIMIT, FORMAT),
 )  # fmt: skip
 
 

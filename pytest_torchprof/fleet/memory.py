@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.fleet.sources import Source
 
 #: A worker's memory without a trace: Python, numpy, and our modules.
-BASE_BYTES = 96 * 2**20
+BASE_BYTES = 64 * 2**20
 #: Memory per byte of text until a worker has told its own, as ``python -m benchmarks fleet``
 #: measures it: all columns, and what a question derives from them.
 PER_BYTE = 2.0
@@ -48,6 +49,12 @@ def text_bytes(source: Source) -> int:
 
 def peak_bytes() -> int:
     """The most memory that this process has had; 0 where the system does not tell."""
+    with (
+        suppress(OSError, ValueError, StopIteration),
+        Path("/proc/self/status").open(encoding="ascii") as file,
+    ):
+        # What `resource` says includes the parent's at the time of the fork.
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     try:
         import resource
     except ImportError:  # Windows

@@ -126,12 +126,13 @@ def _run(arguments: Sequence[str]) -> Ran:
 def memory(folder: Path, command: str) -> str:
     """The most memory of a worker that reads the largest of these files, against its text."""
     largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    by = "place" if command == "idle" else "name"
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_torchprof.fleet.mapping import Question, answer\n"
         "from pytest_torchprof.fleet.memory import peak_bytes\n"
         "from pytest_torchprof.fleet.sources import find_sources\n"
-        "settings = dict(step=None, step_name=None, format='table', by='name', depth=None,\n"
+        f"settings = dict(step=None, step_name=None, format='table', by={by!r}, depth=None,\n"
         "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"
         f"question = Question('commands.{command}:{command}_part', settings)\n"
         "empty = peak_bytes()\n"

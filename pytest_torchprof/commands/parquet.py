@@ -25,6 +25,7 @@ _MAGIC = b"PAR1"
 #: Suffixes of fields with fractions. All other numbers are whole, unless a row has a fraction.
 _FRACTIONS = ("_ms", "_us", "_pct", "_per_s", "share", "value", "intensity", "waves", "tail")
 _WHOLE = ("bytes", "flops", "calls", "count", "gaps", "traces", "rank", "step", "modules")
+_TRUTHS = ("accepted",)
 _LARGEST = 2**63
 #: Of a file that could not be read, the only columns with a value.
 _UNREAD = ("trace", "reason")
@@ -73,7 +74,11 @@ def write_parquet(
     columns = [*fields, *(name for name in _UNREAD if name not in fields)]
     unread = [{"trace": f.source, "reason": str(f.error)} for f in several.left_out]
     all_rows = [*rows, *unread]
-    arrays = {name: _array(pyarrow, name, [row.get(name) for row in all_rows]) for name in columns}
+    # Of memory, it is a name.
+    whole = _WHOLE if options.command == "memory" else (*_WHOLE, "device")
+    arrays = {
+        name: _array(pyarrow, name, [row.get(name) for row in all_rows], whole) for name in columns
+    }
     table = pyarrow.table(arrays)
     facts = {"schema": schema, "traces": [str(one.path) for one in several.values()]}
     table = table.replace_schema_metadata({"torchprof": json.dumps(facts)})
@@ -85,10 +90,10 @@ def write_parquet(
         raise not_written(target, system_message(error)) from None
 
 
-def _array(pyarrow: Any, name: str, values: Sequence[Any]) -> Any:
+def _array(pyarrow: Any, name: str, values: Sequence[Any], whole: tuple[str, ...]) -> Any:
     """A column, of the same type in every file unless a value does not fit."""
     known = [value for value in values if value is not None]
-    kind = _kind(pyarrow, name, known)
+    kind = _kind(pyarrow, name, known, whole)
     if kind == pyarrow.string():
         values = [None if value is None else _text(value) for value in values]
     elif kind == pyarrow.float64():
@@ -96,16 +101,16 @@ def _array(pyarrow: Any, name: str, values: Sequence[Any]) -> Any:
     return pyarrow.array(values, type=kind)
 
 
-def _kind(pyarrow: Any, name: str, known: Sequence[Any]) -> Any:
+def _kind(pyarrow: Any, name: str, known: Sequence[Any], whole: tuple[str, ...]) -> Any:
     if any(not isinstance(value, int | float) for value in known):
         return pyarrow.string()
-    if known and all(isinstance(value, bool) for value in known):
+    if name in _TRUTHS:
         return pyarrow.bool_()
     if name.endswith(_FRACTIONS):
         return pyarrow.float64()
     if any(isinstance(value, float) or abs(value) >= _LARGEST for value in known):
         return pyarrow.float64()
-    return pyarrow.int64() if known or name.endswith(_WHOLE) else pyarrow.string()
+    return pyarrow.int64() if known or name.endswith(whole) else pyarrow.string()
 
 
 def _text(value: Any) -> str:

@@ -69,7 +69,8 @@ def _worker(address: str) -> subprocess.Popen[bytes]:
 def _wait_for_workers(address: str, count: int) -> None:
     import distributed
 
-    with distributed.Client(address, timeout=LONG_S, set_as_default=False) as client:
+    connect: Any = distributed.Client
+    with connect(address, timeout=LONG_S, set_as_default=False) as client:
         client.wait_for_workers(count, timeout=LONG_S)
 
 

@@ -90,13 +90,13 @@ def test_sums_are_exact_in_any_order(values: list[tuple[str, float]], random: An
 @pytest.mark.thorough
 @given(st.lists(st.integers(), max_size=40))
 def test_the_tree_keeps_the_order_and_is_low(parts: list[int]) -> None:
-    depth = {}
+    depth: dict[tuple[int, ...], int] = {}
 
     def both(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         depth[one + other] = 1 + max(depth.get(one, 0), depth.get(other, 0))
         return one + other
 
-    numbered = [(at,) for at, _ in enumerate(parts)]
+    numbered: list[tuple[int, ...]] = [(at,) for at, _ in enumerate(parts)]
     whole = tree_merge(numbered, both) or ()
     assert tuple(range(len(parts))) == whole
     assert depth.get(whole, 0) <= 2 * max(len(parts), 1).bit_length()

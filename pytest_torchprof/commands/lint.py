@@ -32,6 +32,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.rules.engine.costs import span_ns
+from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind
 
@@ -61,7 +62,11 @@ def run_lint(options: Namespace) -> int:
     ignored = codes(options.ignore, book)
     parse_thresholds(options.thresholds, book.values())  # report errors before a long read
     found = ask(
-        options, "commands.lint:lint_part", ignored=sorted(ignored), thresholds=options.thresholds
+        options,
+        "commands.lint:lint_part",
+        is_kept=book.keys() == RULES.keys(),  # the code of others is not in the cache's key
+        ignored=sorted(ignored),
+        thresholds=options.thresholds,
     )
     rows, added = _by_cost(rows_of_each(found, found.each("findings"))), tuple[str, ...]()
     if options.merge:

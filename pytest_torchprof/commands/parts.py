@@ -135,11 +135,12 @@ def at_steps(trace: Trace, settings: Mapping[str, Any]) -> Trace:
     return trace.step(step or ALL_STEPS, name or "")
 
 
-def ask(options: Namespace, function: str, **settings: Any) -> Parts:
+def ask(options: Namespace, function: str, *, is_kept: bool = True, **settings: Any) -> Parts:
     """Ask the command's question of each trace, and report what was wrong with them.
 
     ``function`` is ``module:function`` below the package: from a `Trace` and the settings, which
-    have ``step``, ``step_name``, and ``format`` beside these, it makes a `Body`.
+    have ``step``, ``step_name``, and ``format`` beside these, it makes a `Body`. ``is_kept``: the
+    settings and our code alone decide what it makes, so that it may come from the cache.
 
     Raises:
         TraceError: no trace; or, of files that are read in this process, a named one is none.
@@ -150,7 +151,7 @@ def ask(options: Namespace, function: str, **settings: Any) -> Parts:
         settings.setdefault(name, getattr(options, name, None))
     is_fleet = options.jobs is not None or bool(options.dask) or is_many(options.traces)
     sources = find_sources(options.traces)
-    cache = default_folder() if is_fleet and not options.no_cache else None
+    cache = default_folder() if is_kept and is_fleet and not options.no_cache else None
     question = Question(function, settings, options.rank, cache)
     answers: list[Answer | None] = [None] * len(sources)
     with _bar(sources) as progress, _answers(options, question, sources, progress) as found:

@@ -88,6 +88,9 @@ FLEET = (
         help="with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
     ),
     argument(
-        *("-o", "--output"), type=to.name, metavar="FILE", help="the file of --format parquet"
+        *("-o", "--output"),
+        type=to.output,
+        metavar="FILE",
+        help="the file of --format parquet; - is stdout",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -32,6 +33,7 @@ with _quick_imports():
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.fixture.handle import Torchprof
+    from pytest_torchprof.session.hooks import TorchprofSession
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -58,12 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; import everything else only when profiling is on."""
     markers.add_markers(config)
     if options.enabled(config):
-        from pytest_torchprof.core.uncollected import uncollected
-
-        with _quick_imports(), uncollected():
-            from pytest_torchprof.session.hooks import TorchprofSession
-
-        session = TorchprofSession(config, options.build_settings(config))
+        session = _session(config)
         config.pluginmanager.register(session, "torchprof-session")
         if session.settings.history is not None and not session.is_worker:
             from pytest_torchprof.session.run_history import RunHistory
@@ -71,6 +68,28 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
         options.refuse_idle(config)
+
+
+def _session(config: pytest.Config) -> TorchprofSession:
+    """The plugin object of a session, which may be one rank of a job."""
+    from pytest_torchprof.core.uncollected import uncollected
+
+    with _quick_imports(), uncollected():
+        from pytest_torchprof.session.hooks import TorchprofSession
+
+    if (room := sys.modules.get("pytest_torchprof.capture.children.child")) is not None:
+        room.step_aside()  # a measured test has started this session, which measures itself
+    settings = options.build_settings(config)
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or hasattr(config, "workerinput"):
+        return TorchprofSession(config, settings)
+    with _quick_imports():
+        from pytest_torchprof.session.job.ranks import world_of
+        from pytest_torchprof.session.job.session import JobSession, settings_of
+
+    world = world_of(os.environ)
+    if world is None:
+        return TorchprofSession(config, settings)
+    return JobSession(config, settings_of(world[0], settings), *world)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
 
 #: torch's own annotation of a DataLoader with workers.
+_GLOO = "gloo:"
 _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
@@ -58,6 +59,15 @@ def _finalized(trace: Events) -> bool:
         return False
     mine = trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
     return bool(np.isin(trace.thread[late], mine).any())
+
+
+def frees_unseen(trace: Events) -> bool:
+    """Whether gloo's threads worked, which free tensors: torch's profiler may not see those frees.
+
+    Measured on 20 runs of one step of DDP: the last use of a bucket or of a work's result is now
+    and then on such a thread, and its bytes then look live for ever.
+    """
+    return any(name.startswith(_GLOO) for name in trace.names)
 
 
 def uses_workers(trace: Events) -> bool:

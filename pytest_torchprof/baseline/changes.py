@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_torchprof.core.results import of_rules
 from pytest_torchprof.core.structs import Frozen
 
-OWN, REGIONS, UNSTABLE = "own", "regions", "unstable"
+OWN, REGIONS, UNSTABLE, RANKS = "own", "regions", "unstable", "ranks"
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
 #: Those of a region.
 OF_REGION = ("metrics", "operators", "kernels", "findings", "own", "times")
@@ -68,7 +68,7 @@ def same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
     sections = {
         section: entry[section]
-        for section in (*SECTIONS, OWN, UNSTABLE)
+        for section in (*SECTIONS, OWN, UNSTABLE, RANKS)
         if section != "times" and entry.get(section)
     }
     regions = {

@@ -50,6 +50,7 @@ class Sections(NumberSections):
     cpu_capability: str | None = None
     seed: int | None = None
     regions: dict[str, RegionSections] = {}
+    ranks: dict[str, dict[str, int | float]] = {}
 
 
 class _Document(msgspec.Struct):
@@ -204,6 +205,8 @@ def _numbers(sections: Sections) -> Iterator[int | float]:
             yield from counts.values()
         for ends in part.unstable.values():
             yield from ends
+    for metrics in sections.ranks.values():
+        yield from metrics.values()
     for times in (sections.times, *(region.times for region in sections.regions.values())):
         yield from _within(times)
 

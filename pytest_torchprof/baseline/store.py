@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from pytest_torchprof.baseline.changes import (
     OF_REGION,
     OWN,
+    RANKS,
     REGIONS,
     SECTIONS,
     UNSTABLE,
@@ -152,6 +153,7 @@ def entry_of(
         cpu_capability=found.get(_CPU),
         regions=regions,
         own=found.get(OWN, {}),
+        ranks=found.get(RANKS, {}),
         unstable=_ranges(found),
         seed=found.get(_SEED),
     )
@@ -268,7 +270,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
             done.changed[entry.test] += region_changes(
                 entry.test, old.get(REGIONS, {}), new.get(REGIONS, {})
             )
-        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE}
+        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE, RANKS}
         environments[key] = {
             **{k: v for k, v in (old or {}).items() if k not in gone},
             **new,
@@ -284,6 +286,8 @@ def _sections(baseline: Baseline) -> dict[str, Any]:
     new: dict[str, Any] = {section: dict(getattr(baseline, section)) for section in SECTIONS}
     if baseline.own:
         new[OWN] = dict(baseline.own)
+    if baseline.ranks:
+        new[RANKS] = {label: dict(one) for label, one in baseline.ranks.items()}
     if baseline.unstable:
         new[UNSTABLE] = _pairs(baseline.unstable)
     if baseline.regions:

@@ -1,6 +1,7 @@
-"""Detect work that child processes do for a test, which the profiler does not see.
+"""Detect work that child processes do for a test, which the profiler of its own does not see.
 
-Whether a child may have run torch is judged by what is known about it. A fork of this process has
+In a measured run they are asked to capture themselves: see `capture.children`. Of other ones,
+whether a child may have run torch is judged by what is known about it. A fork of this process has
 torch loaded. A program that was started must import torch first, which takes a while, and a running
 program can be inspected for what it has loaded. A DataLoader's workers are handled separately: see
 `analysis.work_elsewhere`.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.children.parent import ChildTrace, Handover
     from pytest_torchprof.capture.undo import Undo
 
 FORKED = because(Why.FORKED_WORK)
@@ -39,6 +41,8 @@ _HARMLESS = late(
 _TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
 _DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
 _COMPILER = "pt_compile_worker"
+#: Loaded where multiprocessing has used a server of forks.
+_SERVER = "multiprocessing.popen_forkserver"
 #: A program started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
 _UNNAMED = "a program of unknown name"
 
@@ -50,7 +54,7 @@ def watch_forks() -> None:
     """Notice forks from here on; once per process."""
     if not _FORKS_WATCHED and hasattr(os, "register_at_fork"):
         _FORKS_WATCHED.append(True)
-        os.register_at_fork(after_in_parent=_forked, after_in_child=_WATCHING.clear)
+        os.register_at_fork(before=_forks, after_in_parent=_forked, after_in_child=_in_fork)
 
 
 _FORKS_WATCHED: list[bool] = []
@@ -58,9 +62,32 @@ _FORKS_WATCHED: list[bool] = []
 _STARTS: set[CodeType] = set()
 
 
+def _forks() -> None:
+    known = _known(REAL.frame(1)) if _WATCHING or _captured() else ""
+    for children in _WATCHING:
+        children.before_fork(known)
+    for child in _captured():
+        child.before_fork(counts=known is None)
+
+
 def _forked() -> None:
     for children in _WATCHING:
         children.note_fork(_known(REAL.frame(1)))
+
+
+def _in_fork() -> None:
+    watching, captured = list(_WATCHING), list(_captured())
+    _WATCHING.clear()
+    for children in watching:
+        children.in_fork()
+    for child in captured:
+        child.in_fork()
+
+
+def _captured() -> Sequence[Any]:
+    """The capture of this process, if a measured test in another one has started it."""
+    room = sys.modules.get("pytest_torchprof.capture.children.child")
+    return () if room is None else room.HERE
 
 
 def _known(frame: FrameType | None) -> str | None:
@@ -68,7 +95,7 @@ def _known(frame: FrameType | None) -> str | None:
     for _ in range(8):
         if frame is None:
             return None
-        if frame.f_code in _STARTS:
+        if frame.f_code in _STARTS or frame.f_globals.get("__name__") == "subprocess":
             return ""
         process = frame.f_locals.get("process_obj")
         if process is not None:
@@ -81,14 +108,28 @@ def _known(frame: FrameType | None) -> str | None:
 class Children:
     """Child processes' work between `begin` and `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, handover: Callable[[], Handover] | None = None) -> None:
         #: Forks, and started programs, other than a DataLoader's workers.
         self.forks = 0
+        #: What those that have captured themselves have handed over, after `end`.
+        self.traces: tuple[ChildTrace, ...] = ()
+        self._make_handover = handover
+        self._handover: Handover | None = None
+        self._in_fork: Callable[[], None] = _nothing
         #: The names of programs started since `begin`.
         self.programs: list[str] = []
         self._ended_ns = 0
         self._alive: dict[int, int] = {}
         self._names: dict[int, str] = {}
+
+    def before_fork(self, known: str | None) -> None:
+        """Number a process that is about to be forked."""
+        if self._make_handover is not None:
+            self._in_fork = self._handed().fork() if known is None else _nothing
+
+    def in_fork(self) -> None:
+        """In a forked process: have it capture itself, if it is one to be measured."""
+        self._in_fork()
 
     def note_fork(self, known: str | None) -> None:
         """Note a fork: of a DataLoader's worker by its name, of a program by "", of others None."""
@@ -109,8 +150,19 @@ class Children:
         ):
             if hasattr(module := sys.modules.get(room), name):
                 replace(module, name, self._noting, undo)
+        if self._make_handover is not None and _SERVER in sys.modules:
+            self._handed().watch(replace, undo)
+
+    def _handed(self) -> Handover:
+        """What started processes hand over, from the first of them on."""
+        if self._handover is None:
+            assert self._make_handover is not None  # noqa: S101 - by callers
+            self._handover = self._make_handover()
+        return self._handover
 
     def _unwatch(self) -> None:
+        if self._handover is not None:
+            self._handover.close()
         with suppress(ValueError):  # in a forked child it is gone
             _WATCHING.remove(self)
 
@@ -121,6 +173,8 @@ class Children:
                 name = os.path.basename(os.fsdecode(path))  # noqa: PTH119
                 if (known := _known(REAL.frame(1))) != "":
                     self.programs.append(known or name)
+                if self._make_handover is not None and not _HARMLESS.search(known or name):
+                    args = self._handed().told(args, name)
             return original(*args, **options)
 
         _STARTS.add(start.__code__)
@@ -138,16 +192,27 @@ class Children:
         return _ended_ns() != self._ended_ns
 
     def end(self) -> Reason | None:
-        """Why this process did not do all the work; None if it (almost certainly) did."""
+        """Why not all work of other processes is known; None if it (almost certainly) is."""
+        found = self._handover.collect() if self._handover is not None else None
+        if found is not None:
+            self.traces = found.traces
+            if found.lost is not None:
+                return found.lost
+        ours = found.pids if found is not None else frozenset()
         ended, alive = _ended_ns() - self._ended_ns, _alive()
         # Children from before that were waited for in the meantime: their earlier work does not
         # count.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
+        ended -= found.cpu_ns if found is not None else 0
         used_ns = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
+        used_ns = {pid: ns for pid, ns in used_ns.items() if pid not in ours}
         worked = [pid for pid, ns in used_ns.items() if ns > _WORKED_NS]
-        if self.forks and (ended > 0 or worked):
+        if self.forks > (found.forks if found is not None else 0) and (ended > 0 or worked):
             return FORKED
         names = self.programs + [name for pid, name in self._names.items() if pid not in alive]
+        for name in found.programs if found is not None else ():
+            if name in names:
+                names.remove(name)
         for pid in worked:
             if _is_zombie(pid):  # it has ended too, and cannot be inspected
                 ended += used_ns[pid]
@@ -157,9 +222,14 @@ class Children:
         unknown = [name for name in names if not _HARMLESS.search(name)]
         if ended > _IMPORT_S * 1e9 and (unknown or not names):
             if not unknown:
-                return because(Why.UNNAMED_PROGRAM_WORK)
+                # What has captured itself, or would have with torch, is accounted for.
+                return None if ours else because(Why.UNNAMED_PROGRAM_WORK)
             return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
         return None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _ended_ns() -> int:

@@ -23,8 +23,8 @@ from pytest_torchprof.capture.machine import (
     synchronize,
 )
 from pytest_torchprof.capture.other_sessions import OTHERS
-from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.processes import Children
+from pytest_torchprof.capture.replacing import replace as replace_function
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
@@ -47,6 +47,7 @@ from pytest_torchprof.trace.known_names import REGION, region_mark
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.children.parent import ChildTrace, Handover
     from pytest_torchprof.capture.lines import LineTracer
     from pytest_torchprof.trace.events import Events
 
@@ -58,19 +59,6 @@ _COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
-
-
-def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
-    """Wrap a function as the test sees it; ``undo`` restores it, unless the test has."""
-    old = PATCH_GUARD.seen_by_test(where, name)
-    new = wrap(old)
-    PATCH_GUARD.show_test(where, name, new)
-
-    def back() -> None:
-        if PATCH_GUARD.seen_by_test(where, name) is new:
-            PATCH_GUARD.show_test(where, name, old)
-
-    undo.callback(back)
 
 
 def _called_by_compiler() -> bool:
@@ -87,6 +75,8 @@ class Capture:
     outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs; with one that does
     not measure, shapes and memory are not recorded. ``tensors``: the trace identifies tensors,
     which takes memory for each event. ``frozen``: other code of ours has frozen older objects.
+    ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
+    is one of those; tells by the arguments that start a thread whether it runs no operators.
     """
 
     #: The capture whose session runs; there is only one of ours.
@@ -102,6 +92,8 @@ class Capture:
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
+        handover: Callable[[], Handover] | None = None,
+        helpers: Callable[[tuple[Any, ...]], bool] | None = None,
     ) -> None:
         self._threads = threads
         self._first = first
@@ -123,7 +115,8 @@ class Capture:
         self._threads_at_work = Threads()
         self._started = StartedThreads()
         self._left = LeftThreads()
-        self._children = Children()
+        self._children = Children(handover)
+        self._helpers = helpers
         self._elsewhere: Reason | None = None
         self._began = 0
         #: Anomaly detection was on before the region.
@@ -151,9 +144,9 @@ class Capture:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
-            self._children.watch(_replace, undo)
-            self.packages.watch(_replace, undo)
-            self._compiled_calls.watch(_replace, undo)
+            self._children.watch(replace_function, undo)
+            self.packages.watch(replace_function, undo)
+            self._compiled_calls.watch(replace_function, undo)
             self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
@@ -209,7 +202,7 @@ class Capture:
         import torch
 
         for name in ("get_num_threads", "set_num_threads"):
-            _replace(torch, name, asked, undo)
+            replace_function(torch, name, asked, undo)
 
     def _set_collector(self, undo: Undo) -> None:
         """No collection within the block, and nothing from before it to be collected."""
@@ -228,7 +221,8 @@ class Capture:
 
         def recording(original: Callable[..., Any]) -> Callable[..., Any]:
             def start(*args: Any, **kwargs: Any) -> Any:
-                self.started_threads = True
+                if self._helpers is None or not self._helpers(args):
+                    self.started_threads = True
                 return original(*args, **kwargs)
 
             return start
@@ -239,7 +233,7 @@ class Capture:
             (_thread, "start_new_thread"),
         ):
             if hasattr(room, name):
-                _replace(room, name, recording, undo)
+                replace_function(room, name, recording, undo)
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A context that marks a region of this name; None in another thread, or after the end."""
@@ -254,15 +248,21 @@ class Capture:
         """End the measured region; the session continues, to see what a collection frees."""
         if REAL.getpid() != self._pid:
             return
-        self._end_lines()
+        self.end_lines()
         if self._in_region and self._running:
             self._spent_ns = REAL.clock() - self._began
             if self.started_threads:
                 self._started.look()
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
-            self.started_threads |= started
             self._elsewhere = self._children.end()
+            if self._helpers is not None:
+                # There is no other run, native threads are libraries', and its own children are
+                # accounted for by the process that it is of.
+                self.other_threads = False
+                self._elsewhere = because(Why.CHILD_USES_THREADS) if self.started_threads else None
+            else:
+                self.started_threads |= started
             if self._elsewhere is None and (self.other_threads or self.started_threads):
                 if not sees_threads():
                     self._elsewhere = OTHER_THREADS
@@ -273,7 +273,13 @@ class Capture:
                 self._elsewhere = THREAD_LEFT if self._left.at_work else None
         self._in_region = False
 
-    def _end_lines(self) -> None:
+    @property
+    def children(self) -> tuple[ChildTrace, ...]:
+        """What the processes that the block started have handed over, once the region is over."""
+        return self._children.traces
+
+    def end_lines(self) -> None:
+        """Mark no more lines."""
         if self._tracer is not None:
             self._tracer.stop()
 
@@ -372,7 +378,7 @@ class Capture:
             return
         self._running = False
         try:
-            self._end_lines()
+            self.end_lines()
             if self._in_region:
                 self._region.__exit__(None, None, None)
                 self._in_region = False

@@ -24,12 +24,15 @@ class Watchdog:
     """Calls ``on_exceed`` in the main thread once the process has grown by `LIMIT_BYTES`.
 
     Growth is measured from the process's previous peak, so memory of the test itself, which ran
-    without the profiler first, does not count. Does nothing without ``/proc``.
+    without the profiler first, does not count. Also once nobody waits for the capture: it is
+    ``over``. Does nothing without ``/proc``.
     """
 
-    def __init__(self, on_exceed: Callable[[], None]) -> None:
+    def __init__(
+        self, on_exceed: Callable[[], None], over: Callable[[], bool] = lambda: False
+    ) -> None:
         self._done = threading.Event()
-        self._on_exceed = on_exceed
+        self._on_exceed, self._over = on_exceed, over
         # A profiler session can only end on the thread that began it, so that thread makes the
         # call.
         self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)
@@ -59,7 +62,8 @@ class Watchdog:
     def _watch(self, limit: int) -> None:
         page = os.sysconf("SC_PAGE_SIZE")
         while not self._done.wait(_INTERVAL_S):
-            if int(_STATM.read_text("ascii").split()[1]) * page > limit:
+            grown = int(_STATM.read_text("ascii").split()[1]) * page > limit
+            if grown or self._over():
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
                 return
 

@@ -72,7 +72,8 @@ class Budget(Frozen, frozen=True):
     whose findings count, if not all. ``on``: the device, compute capability or device type where
     it is in force, if not everywhere. ``source``: where it stands, if not in a marker.
     ``unit``: that of the limits of a user's own metric, if they name one, canonical if it has a
-    scale (`core.units.SCALES`); empty for the metric's.
+    scale (`core.units.SCALES`); empty for the metric's. ``rank``: it limits one rank of the
+    test alone, or another process; ``each``: it limits each of them.
     """
 
     metric: str
@@ -86,6 +87,8 @@ class Budget(Frozen, frozen=True):
     on: str | None = None
     source: str = ""
     unit: str = ""
+    rank: str | None = None
+    each: bool = False
 
     @property
     def part(self) -> tuple[str, str] | None:
@@ -111,14 +114,30 @@ class Budget(Frozen, frozen=True):
     @property
     def scoped(self) -> bool:
         """Whether it limits only a part."""
-        return self.part is not None or bool(self.rules)
+        return self.part is not None or bool(self.rules) or self.rank is not None or self.each
 
     @property
     def label(self) -> str:
         """The metric with its scope, as reports name it: ``kernels[op=aten::mm]``."""
-        if self.part is not None:
-            return f"{self.metric}[{'='.join(self.part)}]"
+        parts = [] if self.part is None else ["=".join(self.part)]
+        parts += (
+            []
+            if self.rank is None
+            else [f"rank={self.rank}" if self.rank.isdecimal() else self.rank]
+        )
+        parts += ["each"] if self.each else []
+        if parts:
+            return f"{self.metric}[{','.join(parts)}]"
         return of_rules(self.metric, self.rules) if self.rules else self.metric
+
+
+def named_rank(rank: str) -> str:
+    """A rank, or another process of the test, in a sentence or a label.
+
+    >>> named_rank("0"), named_rank("process 1")
+    ('rank 0', 'process 1')
+    """
+    return f"rank {rank}" if rank.isdecimal() else rank
 
 
 def of_rules(metric: str, rules: Iterable[str]) -> str:
@@ -193,7 +212,8 @@ class Record(Sendable, frozen=True):
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
     ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
     over. ``strict``: it fails for ``--torchprof-strict`` alone. ``regions`` are those that the test
-    has named. ``message``: with which the plugin failed the test.
+    has named. ``message``: with which the plugin failed the test. ``ranks`` are the metrics of each
+    process, by rank or number, if there were several.
     """
 
     nodeid: str
@@ -207,6 +227,7 @@ class Record(Sendable, frozen=True):
     strict: bool = False
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
     message: str | None = None
+    ranks: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
 
 class Profile(Frozen, frozen=True):
@@ -216,6 +237,7 @@ class Profile(Frozen, frozen=True):
     allows; ``unchecked`` maps other rules to the reason; ``gated`` maps rules to the metric that
     is compared with the baseline in their place, if any. ``regions`` are the profiles of the test's
     named regions, each entered ``laps`` times. ``own`` are the metrics that the user has defined.
+    ``ranks`` are those of each process, by rank or number, if the test has started any.
     """
 
     metrics: Mapping[str, Value]
@@ -231,6 +253,7 @@ class Profile(Frozen, frozen=True):
     regions: Mapping[str, Profile] = field(default_factory=dict)
     laps: int | None = None
     own: Mapping[str, OwnMetric] = field(default_factory=dict)
+    ranks: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     @property
     def compared(self) -> dict[str, int]:
@@ -279,6 +302,7 @@ class Baseline(Frozen, frozen=True):
     values of metrics that the user has defined; their times are in ``times``. ``unstable`` are the
     ranges of metrics that vary. ``seed`` is the one that a test was accepted with, if it uses
     random generators. ``draws``, which is not stored: what it draws depends on the seed.
+    ``ranks`` are metrics of each process, by rank or number: they tell which changed the sum.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -293,3 +317,4 @@ class Baseline(Frozen, frozen=True):
     unstable: Mapping[str, Range] = field(default_factory=dict)
     seed: int | None = None
     draws: bool = False
+    ranks: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,3 +56,19 @@ class CallSites:
                 count[location, places[place].module] += calls_there
         found = [(location, module, calls) for (location, module), calls in count.items()]
         return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+
+
+def joined(
+    sites: Sequence[Callable[[str], Sequence[tuple[str, str | None, int]]]],
+) -> Callable[[str], list[tuple[str, str | None, int]]]:
+    """Call sites of several processes as one, with their calls added up."""
+
+    def where(name: str) -> list[tuple[str, str | None, int]]:
+        count: Counter[tuple[str, str | None]] = Counter()
+        for one in sites:
+            for location, module, calls in one(name):
+                count[location, module] += calls
+        found = [(location, module, calls) for (location, module), calls in count.items()]
+        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+
+    return where

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, Delta, deltas
-from pytest_torchprof.core.results import Baseline, Finding, MissingValue, Number, Profile, Verdict
+from pytest_torchprof.core.results import (
+    Baseline,
+    Finding,
+    MissingValue,
+    Number,
+    Profile,
+    Verdict,
+    named_rank,
+)
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
@@ -96,7 +104,8 @@ def failure_message(
     width = max((len(v.label) for v in bad), default=0)
     for verdict in bad[:_MOST_METRICS]:
         lines.append(f"  {verdict.label:<{width}}  {_numbers(verdict)}")
-        lines += [f"  {'':<{width}}  {line}" for line in _beside(verdict)]
+        beside = [*_beside(verdict), *_by_rank(verdict, profile, baseline)]
+        lines += [f"  {'':<{width}}  {line}" for line in beside]
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
     room = MAX_LINES - len(lines) - 4
@@ -233,6 +242,31 @@ def _beside(verdict: Verdict) -> list[str]:
         spread = format_spread(sample.spread)
         lines.append(f"{sample.n} rounds, {spread}: quartiles {low} and {high}, fastest {least}")
     return lines
+
+
+def _by_rank(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> list[str]:
+    """Which processes of the test changed the metric, or have how much of it."""
+    if not profile.ranks or verdict.region is not None or verdict.scope is not None:
+        return []
+    unit = metric_of(verdict).unit
+    before = {} if baseline is None else baseline.ranks
+    shown: list[str] = []
+    alike = 0
+    for label, metrics in profile.ranks.items():
+        value, accepted = metrics.get(verdict.metric), before.get(label, {}).get(verdict.metric)
+        if value is None or isinstance(value, MissingValue):
+            continue
+        if verdict.status == "over_budget" or accepted is None:
+            shown.append(f"{named_rank(label)} {format_quantity(value, unit)}")
+        elif value != accepted:
+            shown.append(f"{named_rank(label)} {' → '.join(format_pair(accepted, value, unit))}")
+        else:
+            alike += 1
+    shown += [f"gone: {named_rank(label)}" for label in before if label not in profile.ranks]
+    if len(shown) > _MOST_CAUSES:
+        shown[_MOST_CAUSES:] = [f"{len(shown) - _MOST_CAUSES} more"]
+    same = f"; {alike} unchanged" if alike and shown else ""
+    return [f"by process: {', '.join(shown)}{same}"] if shown else []
 
 
 def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:

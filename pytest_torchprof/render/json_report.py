@@ -11,9 +11,10 @@ import msgspec
 
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.files import is_other_file, replacing
-from pytest_torchprof.core.results import MissingValue, Number, Record, Verdict
+from pytest_torchprof.core.results import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,18 @@ def test_of(record: Record) -> dict[str, Any]:
         "trace": record.trace,
         **({} if record.message is None else {"message": record.message}),
         **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
+        **({"ranks": dict(map(_rank, record.ranks.items()))} if record.ranks else {}),
+    }
+
+
+def _rank(named: tuple[str, Mapping[str, Value]]) -> tuple[str, dict[str, Any]]:
+    """Metrics of one process, by name: value, unit, and why it is not known."""
+    name, values = named
+    return name, {
+        metric: {"value": None, "unit": METRICS[metric].unit, "reason": in_words(value.reason)}
+        if isinstance(value, MissingValue)
+        else {"value": value, "unit": METRICS[metric].unit}
+        for metric, value in values.items()
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_torchprof.core.reasons import Reason, Why
 from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
+from pytest_torchprof.render.process_texts import OF_PROCESSES
 
 HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 _KEEPS = "if an earlier run keeps the result, use warmup=0, rounds=0"
@@ -149,14 +150,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.WORKERS_PREFETCH: (
         "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
     ),
-    Why.FORKED_WORK: "a process that the test forked did work too, which is not recorded",
-    Why.PROGRAM_WORK: (
-        "another process did work for the test, and torch in it is not recorded: {programs:, }"
-    ),
-    Why.UNNAMED_PROGRAM_WORK: (
-        "another process did work for the test, and torch in it is not recorded: a program of"
-        " unknown name"
-    ),
+    **OF_PROCESSES,
     Why.THREADS_WORK: "other threads did work too, and this torch cannot profile them",
     Why.POOL_WORK: (
         "other threads did work too, which only another run can count: give the test a warm-up run"

@@ -43,6 +43,8 @@ def add_markers(config: pytest.Config) -> None:
 
 #: The prefixes of a metric's markers, and which limit of a budget each sets.
 _KINDS: Final = {"max_": "limit", "min_": "least"}
+#: Arguments that say of which processes of a test a limit is.
+_OF_PROCESSES: Final = ("rank", "each")
 #: The name in ``max_metric`` and ``min_metric``, whose first argument names the metric.
 _ANY: Final = "metric"
 
@@ -158,8 +160,10 @@ def limits_of_excluded(
 def _arguments_of(metric: Metric) -> tuple[str, ...]:
     """The named arguments of the metric's markers: scopes, if it has a value in parts; ``on``."""
     if not metric.scopable:
-        return ("region", "on") if metric.timed_by_region else ("on",)
-    return (*(one for one in SCOPES if one != "kernel" or "device" in metric.needs), "on")
+        ranks = _OF_PROCESSES if metric.of_region else ()
+        return (*(("region", "on") if metric.timed_by_region else ("on",)), *ranks)
+    scopes = (one for one in SCOPES if one != "kernel" or "device" in metric.needs)
+    return (*scopes, "on", *_OF_PROCESSES)
 
 
 def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Budget:
@@ -232,10 +236,40 @@ def _scope_of(name: str, kwargs: Mapping[str, object], known: Sequence[str]) -> 
     scopes = [f"{one}=" for one in kwargs if one in SCOPES]
     if scopes[1:]:
         raise SettingsError(f"{name} takes {' or '.join(scopes)}, not both")
+    if "rank" in kwargs and "each" in kwargs:
+        raise SettingsError(f"{name} takes rank= or each=, not both")
+    given: dict[str, Any] = dict(kwargs)
+    if "rank" in kwargs:
+        given["rank"] = _rank_of(name, kwargs["rank"])
+    if "each" in kwargs:
+        given["each"] = _flag_of(name, kwargs["each"])
     for scope, what in kwargs.items():
-        if not isinstance(what, str) or not what:
+        if scope not in _OF_PROCESSES and (not isinstance(what, str) or not what):
             raise SettingsError(f"{name}: {scope}= takes a name, got {what!r}")
-    return dict(kwargs)
+    return given
+
+
+def _rank_of(name: str, what: object) -> str:
+    """A rank as its label; an ini file has it as text.
+
+    Raises:
+        SettingsError: it is no rank.
+    """
+    text = str(what)
+    if isinstance(what, bool) or not (text.isascii() and text.isdecimal()):
+        raise SettingsError(f"{name}: rank= takes a rank, like rank=0, got {what!r}")
+    return str(int(text))
+
+
+def _flag_of(name: str, what: object) -> bool:
+    """True or False; an ini file has it as text.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    if str(what).lower() not in ("true", "false"):
+        raise SettingsError(f"{name}: each= takes True or False, got {what!r}")
+    return str(what).lower() == "true"
 
 
 def _check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:

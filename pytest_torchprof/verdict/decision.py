@@ -27,6 +27,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
+from pytest_torchprof.verdict.scopes import DID_NOT_RUN
 from pytest_torchprof.verdict.unstable import accepted_findings, outside, range_of, within
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
@@ -39,10 +40,8 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 
-#: Why a part of a test has no number: nothing of its name ran.
-_DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
-#: The same, or nothing was recorded there.
-_NOT_RUN = _DID_NOT_RUN | frozenset(
+#: Nothing of its name ran, or nothing was recorded there.
+_NOT_RUN = DID_NOT_RUN | frozenset(
     {
         Why.NOT_RECORDED_IN,
         Why.NO_SUCH_METRIC,
@@ -203,7 +202,7 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 def _scoped(metric: Metric, budget: Budget, value: Value) -> Verdict:
     if isinstance(value, MissingValue):
         verdict = _unmeasured(metric, value, None, budget)
-        if value.reason.why in _DID_NOT_RUN and (budget.least is not None or budget.limit == 0):
+        if value.reason.why in DID_NOT_RUN and (budget.least is not None or budget.limit == 0):
             # What did not run has reached nothing, and exceeded nothing.
             verdict = replace(verdict, status="ok" if budget.least is None else "over_budget")
         return replace(verdict, scope=budget)

@@ -33,6 +33,7 @@ from pytest_torchprof.verdict.decision import (
     new_findings,
     status_of,
 )
+from pytest_torchprof.verdict.metrics import stored_numbers
 from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
@@ -78,6 +79,7 @@ class Compared(Frozen, frozen=True):
         ours = self.measured
         return (
             ours.trace is measured.trace
+            and ours.processes is measured.processes
             and ours.recorded == measured.recorded
             and ours.region_gaps == measured.region_gaps
         )
@@ -132,7 +134,12 @@ class Judged(Frozen, frozen=True):
 def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Compared:
     """Compare each metric and each budget with the accepted values."""
     policy = _policy(measured, baseline, terms)
-    profile = profile_of(measured)
+    if measured.processes or any(one.each for one in measured.budgets):
+        from pytest_torchprof.verdict.processes import of_all
+
+        measured, profile = of_all(measured)
+    else:
+        profile = profile_of(measured)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     return Compared(measured, profile, baseline, policy, verdicts, regions)
@@ -312,6 +319,7 @@ def _accepts(
         unstable=ranges_of(profile, again, found.baseline),
         seed=measured.seed,
         draws=measured.draws,
+        ranks={label: stored_numbers(own) for label, own in profile.ranks.items()},
         regions={
             name: replace(
                 _numbers(region, found.regions[name]),

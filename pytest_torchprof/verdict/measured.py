@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.verdict.processes import Process
     from pytest_torchprof.verdict.recorded import Recordings
 
 
@@ -35,6 +36,8 @@ class Measured(Frozen, frozen=True):
     test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
     ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
     whether the numbers that it draws depend on it.
+    ``processes`` are those that it has beside its own, and ``rank`` is that of its own, if it is
+    one of a job. ``located_processes`` maps events of those others to lines.
     """
 
     checked: Checked
@@ -56,6 +59,9 @@ class Measured(Frozen, frozen=True):
     region_gaps: Mapping[str, Reason] = {}
     pairs_gap: Reason | None = None
     own: tuple[Metric, ...] = ()
+    processes: tuple[Process, ...] = ()
+    rank: str | None = None
+    located_processes: Mapping[str, Placing] = {}
     recorded: Recordings = msgspec.field(default_factory=dict)
     reseeded: Checked | None = None
     recorded_reseeded: Recordings = msgspec.field(default_factory=dict)

@@ -218,7 +218,7 @@ def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events],
 
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
-    peak = _memory("peak_bytes", on_device=False)(trace)
+    peak = _of_seen_frees("peak_bytes")(trace)
     from pytest_torchprof.analysis.work_elsewhere import uses_workers
 
     if uses_workers(trace):
@@ -226,6 +226,21 @@ def _host_peak(trace: Events) -> Value:
 
         return _unknown(because(Why.WORKERS_PREFETCH))
     return peak
+
+
+def _of_seen_frees(what: str) -> Callable[[Events], Value]:
+    """Extract a number of the host's memory, unless threads may have freed some of it unseen."""
+
+    def extract(trace: Events) -> Value:
+        from pytest_torchprof.analysis.work_elsewhere import frees_unseen
+
+        if trace.whole.once(frees_unseen):
+            from pytest_torchprof.core.reasons import Why, because
+
+            return _unknown(because(Why.FREED_BY_GLOO))
+        return _memory(what, on_device=False)(trace)
+
+    return extract
 
 
 def _findings(trace: Events) -> Value:
@@ -297,7 +312,7 @@ METRICS: Mapping[str, Metric] = {
         _row("allocated_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("allocated_bytes", on_device=True),
              "sum of device allocations", adds_up=True),
-        _row("leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
+        _row("leaked_cpu_bytes", "B", "exact", "memory", _of_seen_frees("leaked_bytes"),
              "allocated in the call phase and live after it, after gc"),
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
@@ -361,3 +376,12 @@ METRICS: Mapping[str, Metric] = {
              "anti-pattern matches", scopable=False),
     )
 }  # fmt: skip
+
+
+def stored_numbers(values: Mapping[str, Value]) -> dict[str, int | float]:
+    """Those values of metrics of the table that a baseline keeps and that were measured."""
+    return {
+        name: value
+        for name, value in values.items()
+        if METRICS[name].stored and isinstance(value, int | float)
+    }

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
+from pytest_torchprof.analysis.work_elsewhere import frees_unseen
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
@@ -43,6 +44,9 @@ _COLUMNS = (
     "leaked_cpu_bytes",
     "leaked_cuda_bytes",
 )
+
+#: Those that depend on when memory of the host is freed.
+_OF_FREES = frozenset({"peak_cpu_bytes", "leaked_cpu_bytes"})
 
 _counts_of = attrgetter(*_COLUMNS)
 
@@ -90,7 +94,7 @@ def values_of(
     return values | {metric.name: measure(metric, trace) for metric in own}
 
 
-def _within(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> Value:
+def value_within_part(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> Value:
     """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
     assert budget.part is not None  # noqa: S101 - by callers
     how, what = budget.part
@@ -153,21 +157,15 @@ def profile_of(measured: Measured) -> Profile:
                 MissingValue(not_in_region(budget, regions, own)) if value is None else value
             )
             continue
-        source = trace if budget.module is None else _with_modules(measured)
-        if isinstance(source, MissingValue):
-            scoped[budget.label] = source
+        if budget.rank is not None:  # of a test that starts no processes
+            scoped[budget.label] = MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
             continue
-        module = budget.module
-        unseen = module is not None and any(
-            is_of_name(module, name) for name in measured.unseen_modules
-        )
-        gap = _gap_of(budget, measured.region_gaps)
-        scoped[budget.label] = gap or _within(source, budget, metric, unseen=unseen)
+        scoped[budget.label] = value_of_part(measured, budget, metric)
     return Profile(
         metrics=values_of(measured.checked, allowed, measured.own)
         | values_in(recorded.get(None, {})),
         operators=operator_counts(trace),
-        kernels=_kernel_counts(trace),
+        kernels=kernel_counts(trace),
         found=found,
         unchecked=unchecked,
         gated={
@@ -181,6 +179,19 @@ def profile_of(measured: Measured) -> Profile:
         regions=regions,
         own=own,
     )
+
+
+def value_of_part(measured: Measured, budget: Budget, metric: Metric) -> Value:
+    """What a budget on a part limits, in the test's own process."""
+    source = measured.trace if budget.module is None else _with_modules(measured)
+    if isinstance(source, MissingValue):
+        return source
+    module = budget.module
+    unseen = module is not None and any(
+        is_of_name(module, name) for name in measured.unseen_modules
+    )
+    gap = _gap_of(budget, measured.region_gaps)
+    return gap or value_within_part(source, budget, metric, unseen=unseen)
 
 
 def _region(measured: Measured, name: str, laps: int | None) -> Profile:
@@ -200,7 +211,7 @@ def _region(measured: Measured, name: str, laps: int | None) -> Profile:
     return Profile(
         metrics=dict(values),
         operators=operator_counts(view),
-        kernels=_kernel_counts(view),
+        kernels=kernel_counts(view),
         found={rule: values.counts.get(rule, 0) for rule in found},
         samples=samples_in(recorded),
         laps=laps,
@@ -211,10 +222,12 @@ def _region(measured: Measured, name: str, laps: int | None) -> Profile:
 def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     """What is compared of each operator and annotation, without the marks of regions."""
     rows: dict[str, dict[str, int]] = {}
+    unseen = _OF_FREES if trace.whole.once(frees_unseen) else frozenset()
     for name, row in sorted(op_rows(trace, timed=False).items()):
         if name.startswith(REGION_MARK):
             continue
-        counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
+        counts = dict(zip(_COLUMNS, _counts_of(row), strict=True))
+        counts = {c: v for c, v in counts.items() if v and c not in unseen}
         known = rows.setdefault(shown_operator(name), counts)
         if known is not counts:
             for column, count in counts.items():
@@ -222,5 +235,6 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     return rows
 
 
-def _kernel_counts(trace: Events) -> dict[str, int]:
+def kernel_counts(trace: Events) -> dict[str, int]:
+    """How often each kernel ran."""
     return {name: calls for name, (calls, _) in sorted(kernel_totals(trace).items())}

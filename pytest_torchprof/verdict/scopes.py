@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: How a scope is called in a sentence.
 _WORDS = {"op": "operator", "kernel": "kernel", "module": "module", "region": "region"}
 _MOST_SHOWN = 3
+#: Why a part of a test has no number: nothing of its name ran.
+DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
 
 
 def did_not_run(trace: Events, how: str, what: str) -> Reason:

@@ -14,7 +14,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Record, RegionRecord
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
-from pytest_torchprof.places.roots import CallSites, Roots
+from pytest_torchprof.places.roots import CallSites, Roots, joined
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.judging.accept_offer import Offer
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Finding, Profile
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.render.call_sites import Where
     from pytest_torchprof.session.judging.kept_traces import Export
     from pytest_torchprof.session.judging.subject import Subject
     from pytest_torchprof.session.plan import Plan
@@ -156,9 +157,12 @@ class Judge:
     def _message(
         self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
     ) -> str:
-        accept, where = self._settings.accept, None
+        accept = self._settings.accept
+        where: Where | None = None
         if measured.located is not None:
             where = CallSites(measured.trace, measured.located, self._roots, shown_operator)
+            if measured.located_processes:
+                where = joined([where, *self._sites_of_processes(measured)])
         gap = measured.lines_gap or (None if where else _ONLY_RUN)
         assert verdict.profile is not None  # noqa: S101 - it was measured
         return failure_message(
@@ -171,6 +175,14 @@ class Judge:
             where=where,
             lines_gap=gap if not accept and compared.has_places else None,
         )
+
+    def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
+        located = measured.located_processes
+        return [
+            CallSites(one.checked.trace, located[one.label], self._roots, shown_operator)
+            for one in measured.processes
+            if one.label in located
+        ]
 
     def load(self, path: Path) -> dict[str, Any] | None:
         """The decoded baseline file, read once; an error is raised again on each call."""
@@ -204,6 +216,14 @@ def _located(
 def _findings(measured: Measured, placing: Placing) -> dict[str | None, tuple[Finding, ...]]:
     checked, trace = measured.checked, measured.trace
     found: dict[str | None, tuple[Finding, ...]] = {None: checked.findings(placing)}
+    if any(one.checked.matches for one in measured.processes):
+        from pytest_torchprof.verdict.processes import merged_findings
+
+        located = measured.located_processes
+        theirs = (
+            one.checked.findings(located.get(one.label, by_operator)) for one in measured.processes
+        )
+        found[None] = merged_findings([found[None], *theirs])
     if checked.matches:
         for name in named_regions(trace):
             found[name] = checked.within(view_of(trace, name).selection).findings(placing)
@@ -239,4 +259,5 @@ def _record(
             )
             for name, region in regions.items()
         },
+        ranks=profile.ranks if profile is not None else {},
     )

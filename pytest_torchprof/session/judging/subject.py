@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest import StashKey  # noqa: PT013 - the name alone is needed
+
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape
 from pytest_torchprof.session.options import OPTIONS
@@ -34,6 +36,9 @@ def name_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[2] or item.nodeid
 
 
+#: What a session is started through, if it is a rank of a job.
+LAUNCHER: StashKey[tuple[str, ...]] = StashKey()
+
 #: Options that change which file or which numbers an accept writes.
 _REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads", "seed"})
 
@@ -42,7 +47,8 @@ def command_for(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts this test's values, to paste into the user's shell."""
     # If another plugin owns --accept, it does not switch on profiling.
     ours = hasattr(config.option, "torchprof_accept")
-    words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
+    words = [*config.stash.get(LAUNCHER, ()), "pytest"]
+    words += ["--accept"] if ours else ["--torchprof", "--accept"]
     given = {
         option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
     }

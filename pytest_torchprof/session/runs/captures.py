@@ -16,11 +16,14 @@ from pytest_torchprof.places.located import Located, lines_with_events
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from pytest_torchprof.session.plan import RunKind
+    from pytest_torchprof.capture.children.parent import ChildTrace
+    from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.processes import Process
 
 _STARTS_THREADS = because(Why.STARTS_THREADS)
 _NO_THREADS = because(Why.THREADS_NOT_PROFILED)
@@ -33,6 +36,9 @@ class Captures:
         #: The trace that counts.
         self.trace: Events | None = None
         self._file: IO[bytes] | None = None
+        #: The traces of processes that the run of the trace that counts has started.
+        self.children: tuple[ChildTrace, ...] = ()
+        self._processes: tuple[tuple[ChildTrace, ...], tuple[Process, ...]] | None = None
         #: A trace of one thread, from a run in which several threads worked.
         self._one_thread: Captured | None = None
         self._profiled = 0
@@ -50,6 +56,8 @@ class Captures:
         #: The source lines, or why they are missing or incomplete.
         self.located: Located | None = None
         self.lines_gap: Reason | None = None
+        #: The same of processes that the test has started, by label.
+        self.located_processes: Mapping[str, Located] = {}
         #: Lines in which nothing runs, if only a run that does not mark them locates the others.
         self.plain_lines: frozenset[str] | None = None
 
@@ -76,7 +84,7 @@ class Captures:
             # One that compiles does what no later run of the same seed does.
             self.reseeded = None if brought.compiled else brought.trace
         else:
-            brought.file.close()
+            _close(brought)
             if brought.kind == "modules":
                 self.no_modules(brought.gap)
                 self.modules = None if brought.gap else brought.trace
@@ -84,6 +92,23 @@ class Captures:
             else:
                 self._locate(brought)
         return None
+
+    def processes(self, plan: Plan) -> tuple[Process, ...]:
+        """The processes of the test beside its own, and what the rules find there, found once."""
+        if not self.children:
+            return ()
+        if self._processes is None or self._processes[0] is not self.children:
+            from pytest_torchprof.session.runs.started import processes_of
+
+            self._processes = (
+                self.children,
+                processes_of(self.children, plan.rules, plan.thresholds),
+            )
+        return self._processes[1]
+
+    def join(self, others: tuple[ChildTrace, ...]) -> None:
+        """Take the traces of the other ranks of a job."""
+        self.children = (*self.children, *others)
 
     def tell_module_calls(self) -> None:
         """Exchange the trace for one that tells calls of modules, by the run that marked them."""
@@ -116,6 +141,9 @@ class Captures:
     def forget(self) -> None:
         """Release memory and files."""
         files = [self._file, self._one_thread.file if self._one_thread is not None else None]
+        files += [one.file for one in self.children]
+        self.children, self._processes = (), None
+        self.located_processes = {}
         self.trace = self.modules = self._one_thread = self._file = self.located = None
         self.reseeded = None
         for file in files:
@@ -137,7 +165,7 @@ class Captures:
             if brought.started_threads:
                 self._file = brought.file
                 return _NO_THREADS
-        self.trace, self._file, self.kind = brought.trace, brought.file, "profile"
+        self._use(brought, "profile")
         alone = brought.first and not self.compiled_late
         return _STARTS_THREADS if alone and brought.started_threads else None
 
@@ -152,8 +180,8 @@ class Captures:
         fewer = _operators(brought.trace) <= _operators(other.trace)
         if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
-        self.trace, self._file, self.kind = brought.trace, brought.file, brought.kind
-        other.file.close()
+        self._use(brought)
+        _close(other)
 
     def _locate(self, brought: Captured) -> None:
         """Locate by the run's markers, or note which lines another run need not mark.
@@ -176,16 +204,31 @@ class Captures:
             self.no_lines(because(Why.TOO_MANY_LINES, most=MOST_MARKS))
         else:
             self.located = Located(brought.trace, lines, modules)
+        if brought.children:
+            from pytest_torchprof.session.runs.started import located_by_label
+
+            self.located_processes = located_by_label(brought.children)
 
     def _exchange(self, brought: Captured) -> None:
         """Replace the trace by one that identifies tensors."""
         assert self.trace is not None  # noqa: S101 - this run was asked for because of it
         if _operators(brought.trace) != _operators(self.trace) or _is_partial(self.trace):
-            brought.file.close()  # the test does something different each time
+            _close(brought)  # the test does something different each time
             return
         if self._file is not None:
             self._file.close()
-        self.trace, self._file, self.kind = brought.trace, brought.file, brought.kind
+        for one in self.children:
+            one.file.close()
+        self._use(brought)
+
+    def _use(self, brought: Captured, kind: RunKind | None = None) -> None:
+        self.trace, self._file, self.children = brought.trace, brought.file, brought.children
+        self.kind = kind or brought.kind
+
+
+def _close(unused: Captured) -> None:
+    for file in (unused.file, *(one.file for one in unused.children)):
+        file.close()
 
 
 def _is_partial(trace: Events) -> bool:

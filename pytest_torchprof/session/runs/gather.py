@@ -17,6 +17,7 @@ from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.runs.captures import Captures
 from pytest_torchprof.session.runs.fixture_requests import Asked
+from pytest_torchprof.session.runs.of_processes import OfProcesses
 from pytest_torchprof.session.runs.recordings import RunRecordings
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.seeds import Seeds
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.facts import Facts
 
 
-class Gatherer:
+class Gatherer(OfProcesses):
     """Takes the result of each run of one test, and decides which runs are still needed.
 
     ``folder`` is where the profiler may write, None for the system's temporary folder.
@@ -81,6 +82,7 @@ class Gatherer:
         self.recordings = RunRecordings()
         self._captures = Captures()
         self._checked: Checked | None = None
+        self._rank: str | None = None
         self._values: tuple[Checked, dict[str, Value]] | None = None
         self.longest_ns = 0
         if machine.accelerator is not None:
@@ -226,7 +228,14 @@ class Gatherer:
         """Every metric of the trace, computed once, and what the test has recorded so far."""
         checked = self.checked
         if self._values is None or self._values[0] is not checked:
-            values = values_of(checked, self.plan.allowed, self.plan.metrics)
+            allowed = self.plan.allowed
+            values = values_of(checked, allowed, self.plan.metrics)
+            if self.processes:
+                from pytest_torchprof.verdict.processes import combined
+
+                theirs = [(one.label, values_of(one.checked, allowed)) for one in self.processes]
+                own = {one.name: one.own for one in self.plan.metrics if one.own is not None}
+                values = combined(values, theirs, own)
             self._values = checked, values
         return self._values[1] | values_in(self.recordings.taken().get(None, {}))
 
@@ -237,7 +246,7 @@ class Gatherer:
             self.plan.allowed,
             name,
             lap,
-            self.asked.region_gaps.get(name),
+            self._region_gaps.get(name),
             self.plan.metrics,
             self.recordings.taken().get(name, {}),
         )
@@ -276,7 +285,7 @@ class Gatherer:
                 *self.asked.unchecked,
                 *(label for label, compared in self.asked.early.items() if compared),
             ),
-            region_gaps=self.asked.region_gaps,
+            region_gaps=self._region_gaps,
             pairs_gap=self.asked.pairs_gap,
             own=plan.metrics,
             recorded=self.recordings.taken(),
@@ -284,6 +293,7 @@ class Gatherer:
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
             seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
             draws=self.seeds.decide,
+            **self.of_processes,
         )
 
     @property
@@ -344,7 +354,8 @@ class Gatherer:
             yield "lines"
             if self.plain_lines is not None and self.reason is None:
                 yield "lines"
-        if self._has_trace and self.plan.checks_stable and "profile" in kinds and self.runs > 0:
+        stable = self.plan.checks_stable and self.runs > 0 and not self._captures.children
+        if self._has_trace and stable and "profile" in kinds:
             yield "reseeded"
 
     @property

@@ -20,6 +20,7 @@ from pytest_torchprof.session.runs.run_result import Captured, NoModules, Timed
 from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.children.parent import Handover
     from pytest_torchprof.session.plan import RunKind
     from pytest_torchprof.session.runs.gather import Gatherer
 
@@ -108,6 +109,7 @@ class Run:
                 watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
                 frozen=self.gatherer.frozen,
+                handover=self._handover if self._tells_children else None,
                 # A test that may read its numbers at once, or runs only once, gets them all now.
                 tensors=self._like == "tensors" or self.first or self.gatherer.asked.own_region,
             )
@@ -156,7 +158,18 @@ class Run:
             doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
             unseen=tracer.unseen if tracer is not None else frozenset(),
+            children=capture.children,
         )
+
+    @property
+    def _tells_children(self) -> bool:
+        """Whether processes that the test starts capture themselves; never in the first run."""
+        return not self.first and self.kind in ("profile", "threads", "tensors", "lines")
+
+    def _handover(self) -> Handover:
+        from pytest_torchprof.capture.children.parent import Handover
+
+        return Handover(lambda: self.gatherer.job(locates=self.kind == "lines"))
 
     def _forget(self, *last: Callable[[], None]) -> None:
         """Close everything that is open, even if closing one fails."""

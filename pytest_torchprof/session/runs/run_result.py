@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.children.parent import ChildTrace
     from pytest_torchprof.capture.stopwatch import Round
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.session.plan import RunKind
@@ -30,6 +31,7 @@ class Captured(Frozen, frozen=True):
     work. ``marks`` are the lines and the modules of the run's markers, by number, and ``gap`` says
     why they are missing or incomplete. ``doubted`` are the numbers of lines that were not marked
     each time they ran, and ``unseen`` the classes of modules that may have run without a marker.
+    ``children`` are the traces of processes that it started; the receiver closes their files, too.
     """
 
     kind: RunKind
@@ -43,6 +45,7 @@ class Captured(Frozen, frozen=True):
     doubted: frozenset[int] = frozenset()
     gap: Reason | None = None
     unseen: frozenset[str] = frozenset()
+    children: tuple[ChildTrace, ...] = ()
 
 
 class NoModules(Frozen, frozen=True):

@@ -90,12 +90,12 @@ def _captured() -> Sequence[Any]:
     return () if room is None else room.HERE
 
 
-def _known(frame: FrameType | None) -> str | None:
+def _known(frame: FrameType | None, *, forks: bool = True) -> str | None:
     """The name of a DataLoader's worker; empty for a program, which is recorded as such."""
     for _ in range(8):
         if frame is None:
             return None
-        if frame.f_code in _STARTS or frame.f_globals.get("__name__") == "subprocess":
+        if frame.f_code in _STARTS or (forks and frame.f_globals.get("__name__") == "subprocess"):
             return ""
         process = frame.f_locals.get("process_obj")
         if process is not None:
@@ -171,7 +171,7 @@ class Children:
             with suppress(Exception):  # the original reports what cannot be started
                 path = args[0] if isinstance(args[0], (str, bytes, os.PathLike)) else args[0][0]
                 name = os.path.basename(os.fsdecode(path))  # noqa: PTH119
-                if (known := _known(REAL.frame(1))) != "":
+                if (known := _known(REAL.frame(1), forks=False)) != "":
                     self.programs.append(known or name)
                 if self._make_handover is not None and not _HARMLESS.search(known or name):
                     args = self._handed().told(args, name)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.core.results import Budget, Number
+    from pytest_torchprof.verdict.allowances import Allowance
     from pytest_torchprof.verdict.metric import Metric
 
 
@@ -25,7 +26,7 @@ def add_markers(config: pytest.Config) -> None:
     lines = [
         f"torchprof({arguments}, enabled=True): settings of this test, when profiled",
         "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",
-        "allow_antipatterns(*rules, reason): accept findings of these rules",
+        "allow_antipatterns(*rules, reason, op=None, module=None, line=None): accept findings",
     ]
     for metric in METRICS.values():
         names = "".join(f", {name}=None" for name in _arguments_of(metric))
@@ -295,13 +296,9 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
             forbidden |= _rules_of(mark, item.config)
             any_rule |= not mark.args
         elif mark.name == "allow_antipatterns":
-            _check_arguments(mark.name, mark.kwargs, ("reason",))
-            reason = mark.kwargs.get("reason")
-            if not mark.args or not isinstance(reason, str) or not reason.strip():
-                raise SettingsError(
-                    'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
-                )
-            allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
+            reason = _reason_of(mark)
+            if _PLACES.isdisjoint(mark.kwargs):
+                allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
     reasons: dict[str, str | None] = {}
     for allowed, forbidden in places.values():  # closest first
         reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
@@ -310,6 +307,54 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
     if named:
         budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
     return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
+
+
+#: Where ``allow_antipatterns`` may allow findings, if not in the whole test.
+_PLACES: Final = frozenset({"op", "module", "line"})
+
+
+def _reason_of(mark: pytest.Mark) -> str:
+    """The reason of an allowance.
+
+    Raises:
+        SettingsError: it has no rules or no reason, or a place that is none.
+    """
+    _check_arguments(mark.name, mark.kwargs, ("reason", *sorted(_PLACES)))
+    reason = mark.kwargs.get("reason")
+    if not mark.args or not isinstance(reason, str) or not reason.strip():
+        raise SettingsError(
+            'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
+        )
+    for name in sorted(_PLACES & mark.kwargs.keys()):
+        value = mark.kwargs[name]
+        if not isinstance(value, str) or not value.strip():
+            raise SettingsError(f"allow_antipatterns: {name}={value!r} is no name; give a text")
+    return reason
+
+
+def allowances_of(item: pytest.Item) -> tuple[Allowance, ...]:
+    """What ``allow_antipatterns`` allows at one place only.
+
+    Raises:
+        SettingsError: as `antipatterns_of`.
+    """
+    marks = [
+        mark
+        for mark in item.iter_markers("allow_antipatterns")
+        if not _PLACES.isdisjoint(mark.kwargs)
+    ]
+    if not marks:
+        return ()
+    from pytest_torchprof.verdict.allowances import Allowance
+
+    return tuple(
+        Allowance(
+            tuple(sorted(_rules_of(mark, item.config))),
+            _reason_of(mark),
+            **{name: mark.kwargs[name] for name in _PLACES & mark.kwargs.keys()},
+        )
+        for mark in marks
+    )
 
 
 def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF
+from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _CHANGED = frozenset({"new", "regressed", "improved"})
 
 #: Metrics that operators or rules account for, so that they have source lines.
-_HAS_PLACES = {*COLUMN_OF, "findings"}
+_HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings"}
 
 
 class Terms(Frozen, frozen=True):
@@ -80,6 +80,7 @@ class Compared(Frozen, frozen=True):
             ours.trace is measured.trace
             and ours.recorded == measured.recorded
             and ours.region_gaps == measured.region_gaps
+            and (not ours.allowances or ours.located is measured.located)
         )
 
     @property

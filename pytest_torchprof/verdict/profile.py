@@ -81,7 +81,7 @@ def values_of(
     checked: Checked, allowed: Collection[str], own: Iterable[Metric] = ()
 ) -> dict[str, Value]:
     """Every metric of the trace, the user's ``own``, too; findings without ``allowed`` rules'."""
-    found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
+    found = sum(n for rule, n in checked.total.items() if rule not in allowed)
     why = checked.unsettled
     # An unchecked rule may have more findings, so no limit is certain to hold.
     value = found if why is None else MissingValue(why, found or None)
@@ -163,9 +163,13 @@ def profile_of(measured: Measured) -> Profile:
         )
         gap = _gap_of(budget, measured.region_gaps)
         scoped[budget.label] = gap or _within(source, budget, metric, unseen=unseen)
+    values = values_of(measured.checked, allowed, measured.own)
+    if measured.allowances:
+        from pytest_torchprof.verdict.allowances import without_allowed
+
+        values, found = without_allowed(measured, values, found)
     return Profile(
-        metrics=values_of(measured.checked, allowed, measured.own)
-        | values_in(recorded.get(None, {})),
+        metrics=values | values_in(recorded.get(None, {})),
         operators=operator_counts(trace),
         kernels=_kernel_counts(trace),
         found=found,
@@ -219,6 +223,10 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
         if known is not counts:
             for column, count in counts.items():
                 known[column] = known.get(column, 0) + count
+    if trace.facts.asked:
+        from pytest_torchprof.verdict.estimates import add_to_operators
+
+        add_to_operators(rows, trace)
     return rows
 
 

@@ -21,6 +21,7 @@ from pytest_torchprof.session.runs.recordings import RunRecordings
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.seeds import Seeds
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
+from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.facts import Facts
 
 
 class Gatherer:
@@ -279,6 +279,7 @@ class Gatherer:
             region_gaps=self.asked.region_gaps,
             pairs_gap=self.asked.pairs_gap,
             own=plan.metrics,
+            allowances=plan.allowances,
             recorded=self.recordings.taken(),
             reseeded=self._reseeded,
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
@@ -385,4 +386,6 @@ class Gatherer:
     def facts(self) -> Facts:
         """What to write to the trace's metadata."""
         now = facts_now(self._machine, self._compiled_so_far(), self._compilation)
-        return self.rounds.facts() | now
+        known = self.rounds.facts() | now
+        plan = self.plan
+        return known | Facts(asked=plan.asked, chip=plan.chip) if plan.asked else known

@@ -134,7 +134,6 @@ class Why(Enum):
     COMPILED_FOR_HOST = "compiled_for_host"
     NO_CHIP = "no_chip"
     UNKNOWN_CHIP = "unknown_chip"
-    NOT_ASKED_FOR = "not_asked_for"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"

@@ -200,7 +200,6 @@ SENTENCES: Mapping[Why, str] = {
     Why.COMPILED_FOR_HOST: "was compiled for the CPU, and for a device becomes other kernels",
     Why.NO_CHIP: "no chip to estimate for (--torchprof-device=CHIP names one)",
     Why.UNKNOWN_CHIP: "no chip {name} is known (docs/devices.md lists them)",
-    Why.NOT_ASKED_FOR: "an estimate, measured only if asked for (--torchprof-device, a budget)",
     # rules
     Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",

@@ -270,3 +270,26 @@ def test_a_place_must_be_a_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SAMPLER.format(where="line=6", limit=0))
     result = pytester.runpytest("--torchprof")
     assert "allow_antipatterns: line=6 is no name; give a text" in result.stderr.str()
+
+
+@pytest.mark.thorough
+def test_the_fixture_tells_what_it_is_asked(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def test_block(torchprof):
+            with torchprof:
+                torch.ones(3).sum()
+            assert (torchprof.stats.launches, torchprof.stats.host_reads) == (2, 0)
+
+        def test_region(torchprof):
+            with torchprof("sum"):
+                torch.ones(3).sum().item()
+            assert torchprof["sum"].launches == 2
+            assert torchprof["sum"].host_reads == 1
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 2} == ran.outcomes
+    assert {"new"} == set(ran.statuses.values())

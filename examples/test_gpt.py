@@ -59,6 +59,9 @@ def test_logits_do_not_depend_on_later_tokens(model: GPT, batch: tuple[Tensor, T
 
 @pytest.mark.max_flops("4 GFLOP")
 @pytest.mark.max_peak_cpu_bytes("8 MiB")
+@pytest.mark.max_estimated_cuda_bytes("8 MiB")
+@pytest.mark.max_launches(1700)
+@pytest.mark.max_host_reads(2)
 def test_training_overfits_one_batch(model: GPT, batch: tuple[Tensor, Tensor]) -> None:
     optimizer = make_adamw(model, lr=3e-3)
     losses = torch.stack([train_step(model, batch, optimizer) for _ in range(12)])

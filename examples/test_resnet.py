@@ -33,6 +33,8 @@ def images() -> Tensor:
 @pytest.mark.max_peak_cpu_bytes("2 MiB")
 @pytest.mark.max_kernels(150)
 @pytest.mark.max_syncs(0)
+@pytest.mark.max_launches(150)
+@pytest.mark.max_host_reads(1)
 def test_inference_is_repeatable(model: ResNet, images: Tensor, batch: int) -> None:
     images = images[:batch]
     with torch.inference_mode():

@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 
 from pytest_torchprof.commands import option_types as to
 from pytest_torchprof.commands.ab_arguments import ab_command
+from pytest_torchprof.commands.bound_arguments import bound_command
 from pytest_torchprof.commands.distributed_arguments import distributed_commands
 from pytest_torchprof.commands.history_arguments import history_command
 from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
@@ -299,6 +300,7 @@ COMMANDS = (
             OUTPUT,
         ),
     ),
+    bound_command(PEAKS, STEP, STEP_NAME, SORT, LIMIT, FORMAT, RANK),
     history_command(LIMIT, FORMAT),
     ab_command(LIMIT, FORMAT),
 )  # fmt: skip

@@ -71,6 +71,12 @@ def _moved(trace: Events) -> Moved:
     return Moved(total, reason_of(parts, total, "B") if parts else None)
 
 
+def counted_bytes(trace: Events) -> Ints:
+    """Compulsory bytes of each selected operator that counts; -1 elsewhere."""
+    bytes_, counted = trace.once(_counted)
+    return np.where(counted.counts, bytes_, -1)
+
+
 def moved_by_operator(trace: Events) -> dict[str, int]:
     """Compulsory bytes of the selected operators that count, in bytes, by name."""
     bytes_, counted = trace.once(_counted)

@@ -44,6 +44,15 @@ COLUMN_OF = {
 }
 
 
+#: The same for estimates of a device's work, which operators have only in tests that ask for them.
+ESTIMATE_COLUMN_OF = {
+    "host_reads": "host_reads",
+    "launches": "launches",
+    "bound_ms": "bound_ns",
+    "estimated_cuda_bytes": "peak_cpu_bytes",
+}
+
+
 def change_of(before: float, now: float) -> ChangeKind:
     """How a count of something changed, in the words of reports.
 

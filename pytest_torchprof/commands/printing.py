@@ -242,6 +242,7 @@ def _rest(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
             part = whole - sum(row[field] or 0 for row in shown)
             what = "the device time" if _has_device(rows) else "the self CPU time"
             what = "the idle time" if "gaps" in rows[0] else what
+            what = "the bound" if "bound_ms" in rows[0] else what
             return f" ({row_formats.cell('share', part / whole)} of {what})" if whole else ""
     return ""
 

@@ -142,6 +142,11 @@ class Why(Enum):
     ODD_ARGUMENTS = "odd_arguments"
     # bytes that are not counted
     NO_BYTES = "no_bytes"
+    # a device's work, estimated
+    NO_LAUNCHES = "no_launches"
+    COMPILED_FOR_HOST = "compiled_for_host"
+    NO_CHIP = "no_chip"
+    UNKNOWN_CHIP = "unknown_chip"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"

@@ -26,6 +26,10 @@ _RUNTIME: Final = int(Kind.RUNTIME)
 _FEW = 20
 
 
+#: Between the operators of a path.
+PATH_SEPARATOR: Final = " > "
+
+
 class Place(Frozen, frozen=True):
     """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
     in (from the user's function in, where it is known), ``module`` the path of the innermost
@@ -171,7 +175,9 @@ def by_operator(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[l
     path, chain = nesting.paths(parent, depth, label)
     used, index = np.unique(path[position[rows]], return_inverse=True)
     shown = trace.shown_names[0]
-    places = [Place(path=" > ".join(joined(p, chain, shown)) or None) for p in used.tolist()]
+    places = [
+        Place(path=PATH_SEPARATOR.join(joined(p, chain, shown)) or None) for p in used.tolist()
+    ]
     places.append(Place())
     out = np.full(len(events), len(places) - 1, np.int64)
     out[known] = index[np.searchsorted(rows, events[known])]
@@ -190,7 +196,7 @@ def _one_by_one(trace: Events, events: Ints) -> tuple[list[Place], Ints]:
             if shown not in _HIDDEN and kind[row] != _RUNTIME:
                 words.append(shown)
             row = parent[row]  # noqa: PLW2901 - upwards
-        at.append(number.setdefault(" > ".join(words[::-1]) or None, len(number)))
+        at.append(number.setdefault(PATH_SEPARATOR.join(words[::-1]) or None, len(number)))
     return [Place(path=path) for path in number], np.array(at, np.int64)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF, Delta, deltas
+from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.results import (
     Baseline,
     Finding,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.causes import Cause, CauseKind
 
 MAX_LINES = 40
+_COLUMN_OF = {**COLUMN_OF, **ESTIMATE_COLUMN_OF}
 _MOST_METRICS = 12
 _MOST_CAUSES = 5
 
@@ -318,10 +319,12 @@ class _Operators:
                 before = baseline.regions.get(name, Baseline())
             prefix = "" if name is None else f"{name}: "
             for verdict in whole:
-                column = COLUMN_OF.get(verdict.metric)
+                column = _COLUMN_OF.get(verdict.metric)
                 if column is None or verdict.baseline is None:
                     continue
-                found = deltas(before.operators, now.operators, column)
+                found = deltas(
+                    _in_unit(before.operators, column), _in_unit(now.operators, column), column
+                )
                 title, unit = f"{prefix}{verdict.metric} by operator", metric_of(verdict).unit
                 lines += operator_block(title, found, unit, self._called)
             kernels = deltas(_counts(before.kernels), _counts(now.kernels), "calls")
@@ -333,7 +336,7 @@ class _Operators:
         """Without a baseline, the operators that account for most of it, in a region its own."""
         lines: list[str] = []
         for verdict in bad:
-            column, scope = COLUMN_OF.get(verdict.metric), verdict.scope
+            column, scope = _COLUMN_OF.get(verdict.metric), verdict.scope
             if column is None or verdict.is_below:
                 continue
             title, part = f"most {verdict.metric} by operator", profile
@@ -341,8 +344,8 @@ class _Operators:
                 if scope.region is None or scope.region not in profile.regions:
                     continue
                 title, part = f"{title}, {scope.region}", profile.regions[scope.region]
-            unit = metric_of(verdict).unit
-            lines += share_block(title, part.operators, column, unit, self._called)
+            rows = _in_unit(part.operators, column)
+            lines += share_block(title, rows, column, metric_of(verdict).unit, self._called)
         return lines
 
     def _called(self, name: str) -> str:
@@ -350,8 +353,14 @@ class _Operators:
         if self._where is None or name in self._shown_places:
             return ""
         self._shown_places.add(name)
-        text = called_from(self._where(name))
-        return f"  {text}" if text else ""
+        return f"  {text}" if (text := called_from(self._where(name))) else ""
+
+
+def _in_unit(operators: Mapping[str, Mapping[str, int]], column: str) -> Mapping[str, Any]:
+    """The column in the unit of its metric: whole nanoseconds are of one in ms."""
+    if not column.endswith("_ns"):
+        return operators
+    return {name: {column: row.get(column, 0) / 1e6} for name, row in operators.items()}
 
 
 def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -189,6 +189,11 @@ SENTENCES: Mapping[Why, str] = {
     Why.ODD_ARGUMENTS: "has arguments that its formula does not support in this trace",
     # bytes that are not counted
     Why.NO_BYTES: "moves an unknown number of bytes",
+    # a device's work, estimated
+    Why.NO_LAUNCHES: "starts an unknown number of kernels",
+    Why.COMPILED_FOR_HOST: "was compiled for the CPU, and for a device becomes other kernels",
+    Why.NO_CHIP: "no chip to estimate for (--torchprof-device=CHIP names one)",
+    Why.UNKNOWN_CHIP: "no chip {name} is known (docs/devices.md lists them)",
     # rules
     Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",

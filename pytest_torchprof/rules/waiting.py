@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
+#: What leads to each of these.
+_BY: Final = {
+    "aten::_local_scalar_dense": "item, float, bool, or if of a tensor",
+    "aten::where": "where of one argument",
+    "aten::nonzero": "a mask as an index, or where of one argument",
+    "aten::resolve_neg": "tolist or numpy",
+}
+_KEEP_THERE: Final = (
+    "keep the value on the device: sum it up there, or use where, masked_fill or a fixed shape; "
+    "or read it once, late"
+)
+
+
 def _has_accelerator(trace: Events) -> Reason | None:
     """An accelerator in the capture, even one without records: the waiting calls are visible."""
     return None if trace.once(waits_gap) is None else trace.once(absent_gap)
@@ -137,6 +150,84 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     if copies:
         return f"{operator or 'a copy'} reads back from the device: {waits}"
     return f"{operator}: {waits}" if operator else f"a call to synchronize: {waits}"
+
+
+@rule(
+    "host-read",
+    fix=_KEEP_THERE,
+    triggers=(
+        r"aten::(_local_scalar_dense|nonzero|where|masked_select|_unique2?|unique_dim|"
+        r"unique_consecutive|unique_dim_consecutive|equal|bincount|one_hot|resolve_neg)$"
+    ),
+    gated_by="host_reads",
+    on_request=True,
+)
+def host_read(trace: Events) -> Matches:
+    """The host asks for a value that would be on a device, and would wait for it there.
+
+    ## What it does
+
+    Counts operators that would make the host wait if their tensors were on a device, in a test
+    that ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`, `allclose`;
+    `tolist`, `numpy`, `print`; `nonzero`, with masks as indices and `where` of one argument;
+    `masked_select`, `unique`, `equal`, `bincount`, `repeat_interleave` without `output_size`, and
+    `one_hot` without a number of classes. The metric `host_reads` is the sum.
+
+    The rule is checked only in tests that ask for estimates of a device's work: with
+    `--torchprof-device`, a limit on `host_reads` or another such metric, or
+    `no_antipatterns("host-read")`. It is silent where the trace shows in which calls the host waits
+    for a device: there, `host-sync` knows better.
+
+    Not counted is what is on the host by design: what a `DataLoader` and its sampler do, seeds that
+    were just drawn, and the counters of steps that torch's optimizers keep there, except `LBFGS`,
+    which reads its losses. Other tensors that a program keeps on the CPU, such as indices of a
+    sampler or lengths of sequences, look like all others: allow them by operator, module or line,
+    `allow_antipatterns("host-read", line="sampler.py", reason="…")`. Not seen is `.cpu()` on its
+    own, which does nothing on the CPU; what then reads its values is.
+
+    ## Why it is slow
+
+    The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
+    and the device is idle until the host has launched more.
+
+    ## Example
+
+    ```python
+    for batch in batches:
+        loss = step(batch)
+        total += loss.item()
+        hard = losses[losses > 2]
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch in batches:
+        total += step(batch).detach()
+        hard = torch.where(losses > 2, losses, 0)  # as many as before
+    print(total.item())
+    ```
+    """
+    if trace.whole.once(waits_gap) is None:
+        return NO_MATCHES
+    from pytest_torchprof.analysis.host_reads import host_reads  # few tests ask for it
+    from pytest_torchprof.work.host_reads import READS
+
+    found = host_reads(trace)
+    if not len(found.event):
+        return NO_MATCHES
+    names = [trace.names[name] for name in trace.name[found.event].tolist()]
+    return Matches(
+        found.event,
+        [_read_by(name, getattr(READS.get(name), "what", "values")) for name in names],
+        count=found.count,
+        cost_ns=np.full(len(names), -1, np.int64),
+    )
+
+
+def _read_by(name: str, what: str) -> str:
+    by = _BY.get(name, name.removeprefix("aten::").strip("_"))
+    return f"on a device the host would wait for {what}: {by}"
 
 
 @rule(

@@ -25,7 +25,7 @@ def add_markers(config: pytest.Config) -> None:
     lines = [
         f"torchprof({arguments}, enabled=True): settings of this test, when profiled",
         "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",
-        "allow_antipatterns(*rules, reason): accept findings of these rules",
+        "allow_antipatterns(*rules, reason, op=None, module=None, line=None): accept findings",
     ]
     for metric in METRICS.values():
         names = "".join(f", {name}=None" for name in _arguments_of(metric))
@@ -232,7 +232,7 @@ def _scope_of(name: str, kwargs: Mapping[str, object], known: Sequence[str]) -> 
     Raises:
         SettingsError: an unknown argument, two scopes, or what is no name.
     """
-    _check_arguments(name, kwargs, known)
+    check_arguments(name, kwargs, known)
     scopes = [f"{one}=" for one in kwargs if one in SCOPES]
     if scopes[1:]:
         raise SettingsError(f"{name} takes {' or '.join(scopes)}, not both")
@@ -272,7 +272,7 @@ def _flag_of(name: str, what: object) -> bool:
     return str(what).lower() == "true"
 
 
-def _check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+def check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:
     for key in given:
         if key not in known:
             hint = near(key, known) if known else "It takes none."
@@ -290,7 +290,7 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
     for mark in item.iter_markers("torchprof"):
         if mark.args:
             raise SettingsError(f"the marker torchprof takes no positional argument: {mark.args}")
-        _check_arguments(mark.name, mark.kwargs, [*rows, "enabled"])
+        check_arguments(mark.name, mark.kwargs, [*rows, "enabled"])
         for key, value in mark.kwargs.items():
             if key in rows:
                 try:
@@ -307,49 +307,6 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
         if item.config.getoption(option.dest) is not None:
             values.pop(name, None)
     return values
-
-
-def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
-    """(limits of 0 set by ``no_antipatterns``; rule → reason, set by ``allow_antipatterns``).
-
-    Markers at all levels count. If one forbids by name what another allows, the closer one wins;
-    at the same level, the one that allows.
-
-    Raises:
-        SettingsError: an unknown rule, or an allowance without a reason.
-    """
-    from pytest_torchprof.core.results import Budget
-
-    any_rule, named = False, set[str]()
-    places: dict[int, tuple[dict[str, str], set[str]]] = {}
-    for node, mark in item.iter_markers_with_node():
-        allowed, forbidden = places.setdefault(id(node), ({}, set()))
-        if mark.name == "no_antipatterns":
-            _check_arguments(mark.name, mark.kwargs, ())
-            forbidden |= _rules_of(mark, item.config)
-            any_rule |= not mark.args
-        elif mark.name == "allow_antipatterns":
-            _check_arguments(mark.name, mark.kwargs, ("reason",))
-            reason = mark.kwargs.get("reason")
-            if not mark.args or not isinstance(reason, str) or not reason.strip():
-                raise SettingsError(
-                    'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
-                )
-            allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
-    reasons: dict[str, str | None] = {}
-    for allowed, forbidden in places.values():  # closest first
-        reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
-        named |= forbidden
-    budgets = [Budget("findings", 0)] if any_rule else []
-    if named:
-        budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
-    return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
-
-
-def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:
-    from pytest_torchprof.session.known_rules import check_rules
-
-    return check_rules(map(str, mark.args), config)
 
 
 def is_marked(item: pytest.Item) -> bool:

@@ -139,6 +139,12 @@ def _metric(text: str) -> str:
     return text
 
 
+def _chip(text: str) -> str:
+    from pytest_torchprof.work.devices.targets import chip_named
+
+    return chip_named(text).name
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
 
@@ -188,6 +194,7 @@ OPTIONS = (
     Option("ignore", "", _codes, "RULE,…", "anti-pattern rules to switch off"),
     Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
            "with units: pageable-copy.bytes=2 MiB"),
+    Option("device", None, _chip, "CHIP", "estimate what this chip would have to do, as in H200"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads in the profiled run; 1 makes "
            "counts the same on every machine"),
     Option("seed", "0", _seed, "N|keep", "seed of Python's, NumPy's, and torch's generators in "

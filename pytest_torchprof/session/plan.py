@@ -12,21 +12,25 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.known_metrics import metrics_of
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
-    antipatterns_of,
     budgets_of,
     is_marked,
     limits_of_excluded,
     overrides_of,
 )
 from pytest_torchprof.session.project_budgets import project_budgets_of
+from pytest_torchprof.session.rule_markers import allowances_of, antipatterns_of
+from pytest_torchprof.verdict.metrics import ON_REQUEST
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pytest
 
     from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.verdict.allowances import Allowance
     from pytest_torchprof.verdict.metric import Metric
 
 RunKind = Literal[
@@ -57,6 +61,8 @@ class Plan(Frozen, frozen=True):
     callables that the test compares get a run of their own. ``metrics`` are the user's own.
     ``seed`` is that of runs after the first, None to leave the generators alone; with
     ``checks_stable``, one more run has another.
+    ``asked`` are the metrics of a device's work to measure, on this ``chip``. ``allowances`` are
+    findings that markers allow in one place.
     """
 
     warmup: int
@@ -75,6 +81,9 @@ class Plan(Frozen, frozen=True):
     metrics: tuple[Metric, ...] = ()
     seed: int | None = None
     checks_stable: bool = False
+    asked: tuple[str, ...] = ()
+    allowances: tuple[Allowance, ...] = ()
+    chip: str | None = None
     #: Excluded from profiling, but with limits, which are then not checked.
     left_out: bool = False
 
@@ -147,12 +156,17 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         return None
     budgets += tuple(project_budgets_of(item, budgets))
     rules = rules_of(item.config, item).rules
+    asked = asked_for(budgets, s)
     base = Plan(
         s.warmup,
         s.rounds,
         s.threads,
         budgets,
-        rules=tuple(rule for rule in rules.values() if rule.code not in s.ignore),
+        rules=tuple(
+            rule
+            for rule in rules.values()
+            if rule.code not in s.ignore and ("host_reads" in asked or not rule.on_request)
+        ),
         thresholds=s.thresholds,
         allowed=allowed,
         ignored=s.ignore,
@@ -163,5 +177,25 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         metrics=tuple(metrics_of(item.config, item).values()),
         seed=s.seed,
         checks_stable=s.checks_stable,
+        asked=asked,
+        chip=s.device,
+        allowances=allowances_of(item),
     )
     return base.with_counts(**overrides)
+
+
+def asked_for(budgets: Iterable[Budget], settings: Settings) -> tuple[str, ...]:
+    """The metrics of a device's work that limits, columns or a chip ask for, in order.
+
+    A limit on the findings of a rule on such work asks for what the rule needs.
+    """
+    names = {*settings.columns, settings.sort, *(one.metric for one in budgets)}
+    names |= {"host_reads" for one in budgets for code in one.rules if _is_on_request(code)}
+    if settings.device is None and names.isdisjoint(ON_REQUEST):
+        return ()
+    return tuple(name for name in ON_REQUEST if settings.device is not None or name in names)
+
+
+def _is_on_request(code: str) -> bool:
+    rule = RULES.get(code)
+    return rule is not None and rule.on_request

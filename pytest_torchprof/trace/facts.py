@@ -188,6 +188,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         left_threads: those of them of which that was still true a moment later.
         allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
         anomaly_before: whether anomaly mode was on before the region.
+        asked: metrics of a device's work that the test asks for, and that are measured only then.
+        chip: the chip for which its work is estimated.
         load_per_processor: the load average of the last minute by the number of processors; above
             1, programs wait for each other.
     """
@@ -221,6 +223,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     left_threads: tuple[int, ...] | None = None
     allow_tf32: bool | None = None
     anomaly_before: bool | None = None
+    asked: tuple[str, ...] | None = None
+    chip: str | None = None
     load_per_processor: float | None = None
 
     def __or__(self, more: Facts) -> Facts:

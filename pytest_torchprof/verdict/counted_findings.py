@@ -85,15 +85,21 @@ def placed(
     """The findings with readable places; those that do not fail the test count as accepted."""
     more = new_findings(profile, baseline)
     allowed = measured.allowed
-    return tuple(
-        replace(
+
+    def placed_one(finding: Finding) -> Finding:
+        reason, here = allowed.get(finding.rule), None
+        if measured.allowances:
+            from pytest_torchprof.verdict.allowances import allowance_of
+
+            here = allowance_of(finding, measured.allowances)
+        return replace(
             finding,
             location=roots.relative(finding.location),
-            accepted=accept or finding.rule in allowed or finding.rule not in more,
-            reason=allowed.get(finding.rule),
+            accepted=accept or reason is not None or here is not None or finding.rule not in more,
+            reason=reason if here is None else here.reason,
         )
-        for finding in findings
-    )
+
+    return tuple(map(placed_one, findings))
 
 
 def offered(measured: Measured, profile: Profile, baseline: Baseline | None) -> dict[str, int]:

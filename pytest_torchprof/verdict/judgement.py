@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF
+from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
@@ -33,12 +33,11 @@ from pytest_torchprof.verdict.decision import (
     new_findings,
     status_of,
 )
-from pytest_torchprof.verdict.metrics import stored_numbers
 from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
-from pytest_torchprof.verdict.profile import profile_of
+from pytest_torchprof.verdict.profile import profile_of, stored_numbers
 from pytest_torchprof.verdict.unstable import ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 _CHANGED = frozenset({"new", "regressed", "improved"})
 
 #: Metrics that operators or rules account for, so that they have source lines.
-_HAS_PLACES = {*COLUMN_OF, "findings"}
+_HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings"}
 
 
 class Terms(Frozen, frozen=True):
@@ -82,6 +81,7 @@ class Compared(Frozen, frozen=True):
             and ours.processes is measured.processes
             and ours.recorded == measured.recorded
             and ours.region_gaps == measured.region_gaps
+            and (not ours.allowances or ours.located is measured.located)
         )
 
     @property

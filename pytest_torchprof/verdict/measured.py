@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.allowances import Allowance
     from pytest_torchprof.verdict.metric import Metric
     from pytest_torchprof.verdict.processes import Process
     from pytest_torchprof.verdict.recorded import Recordings
@@ -32,6 +33,7 @@ class Measured(Frozen, frozen=True):
     compares but that were not measured, and ``region_gaps`` why numbers of named regions are
     unknown; ``mismatch`` is a failed inline expectation, metric →
     expected text. ``pairs_gap`` says why callables that the test compares were not compared.
+    ``allowances`` are findings that markers allow in one place.
     ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
     test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
     ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
@@ -62,6 +64,7 @@ class Measured(Frozen, frozen=True):
     processes: tuple[Process, ...] = ()
     rank: str | None = None
     located_processes: Mapping[str, Placing] = {}
+    allowances: tuple[Allowance, ...] = ()
     recorded: Recordings = msgspec.field(default_factory=dict)
     reseeded: Checked | None = None
     recorded_reseeded: Recordings = msgspec.field(default_factory=dict)

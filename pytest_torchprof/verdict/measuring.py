@@ -12,7 +12,7 @@ from pytest_torchprof.verdict.bounds import at_least, of_whole
 from pytest_torchprof.verdict.needs import lacking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.trace.events import Events
@@ -41,6 +41,16 @@ def values_of(metrics: Iterable[Metric], trace: Events) -> dict[str, Value]:
         missing = lacks[needs]
         values[metric.name] = _present(metric, trace) if missing is None else missing
     return values
+
+
+def values_of_table(
+    trace: Events, table: Iterable[Metric], known: Mapping[str, Value]
+) -> dict[str, Value]:
+    """The same of a whole table, but for metrics that nobody asked for and those that are known."""
+    asked = trace.facts.asked or ()
+    wanted = [one for one in table if not one.on_request or one.name in asked]
+    found = values_of([one for one in wanted if one.name not in known], trace)
+    return {one.name: known[one.name] if one.name in known else found[one.name] for one in wanted}
 
 
 def _present(metric: Metric, trace: Events) -> Value:

@@ -30,21 +30,15 @@ def measure(metric: Metric, trace: Events) -> Value:
 
 def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
     """Every metric of the table on this trace; those ``known`` are taken as given."""
-    from pytest_torchprof.verdict.measuring import values_of
+    from pytest_torchprof.verdict.measuring import values_of_table
 
-    if not known:
-        return values_of(METRICS.values(), trace)
-    found = values_of([m for name, m in METRICS.items() if name not in known], trace)
-    return {name: known[name] if name in known else found[name] for name in METRICS}
+    return values_of_table(trace, METRICS.values(), known or {})
 
 
 def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> MissingValue:
     from pytest_torchprof.core.results import MissingValue
 
     return MissingValue(reason, at_hand, at_least)
-
-
-# -------------------------------------------------------------------- extractors
 
 
 def _of_rounds(name: str, *, whole: bool = False) -> Callable[[Events], Value]:
@@ -142,6 +136,18 @@ def _moved_bytes(trace: Events) -> Value:
     if found.gap is not None:
         return _unknown(found.gap, found.total or None, at_least=True)
     return found.total
+
+
+def _estimated(what: str) -> Callable[[Events], Value]:
+    """Extract an estimate of a device's work, which few tests ask for."""
+
+    def extract(trace: Events) -> Value:
+        from pytest_torchprof.verdict import estimates
+
+        value: Value = getattr(estimates, what)(trace)
+        return value
+
+    return extract
 
 
 def _no_durations() -> MissingValue:
@@ -252,7 +258,7 @@ def _findings(trace: Events) -> Value:
     checked = trace.whole.once(check_all)
     if trace.scope is not None:
         checked = checked.of_part(trace)
-    total = sum(checked.counts.values())
+    total = sum(checked.total.values())
     return _unknown(checked.unsettled, total or None) if checked.unsettled else total
 
 
@@ -372,16 +378,22 @@ METRICS: Mapping[str, Metric] = {
         _row("compile_ms", "ms", "time", "", _compile_work("ms"),
              "time that torch.compile spent compiling in the first run of the test",
              scopable=False, depends_on_order=True),
+        _row("host_reads", "1", "exact", "operators", _estimated("host_reads"),
+             "operators that would make the host wait, if their tensors were on a device",
+             adds_up=True, on_request=True),
+        _row("launches", "1", "exact", "shapes operators", _estimated("launches"),
+             "kernels that eager execution on a device would start at least",
+             adds_up=True, on_request=True),
+        _row("bound_ms", "ms", "near", "shapes operators", _estimated("bound_ms"),
+             "least time of the operators on the chip of --torchprof-device, a lower bound",
+             tolerance=0.01, on_request=True),
+        _row("estimated_cuda_bytes", "B", "near", "memory", _estimated("estimated_cuda_bytes"),
+             "peak of the same tensors on a device, in blocks of its caching allocator",
+             tolerance=0.01, largest=True, on_request=True),
         _row("findings", "1", "exact", "", _findings,
              "anti-pattern matches", scopable=False),
     )
 }  # fmt: skip
 
-
-def stored_numbers(values: Mapping[str, Value]) -> dict[str, int | float]:
-    """Those values of metrics of the table that a baseline keeps and that were measured."""
-    return {
-        name: value
-        for name, value in values.items()
-        if METRICS[name].stored and isinstance(value, int | float)
-    }
+#: Metrics that are measured only for tests that ask for them.
+ON_REQUEST = tuple(name for name, metric in METRICS.items() if metric.on_request)

@@ -85,7 +85,7 @@ def values_of(
     checked: Checked, allowed: Collection[str], own: Iterable[Metric] = ()
 ) -> dict[str, Value]:
     """Every metric of the trace, the user's ``own``, too; findings without ``allowed`` rules'."""
-    found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
+    found = sum(n for rule, n in checked.total.items() if rule not in allowed)
     why = checked.unsettled
     # An unchecked rule may have more findings, so no limit is certain to hold.
     value = found if why is None else MissingValue(why, found or None)
@@ -161,9 +161,13 @@ def profile_of(measured: Measured) -> Profile:
             scoped[budget.label] = MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
             continue
         scoped[budget.label] = value_of_part(measured, budget, metric)
+    values = values_of(measured.checked, allowed, measured.own)
+    if measured.allowances:
+        from pytest_torchprof.verdict.allowances import without_allowed
+
+        values, found = without_allowed(measured, values, found)
     return Profile(
-        metrics=values_of(measured.checked, allowed, measured.own)
-        | values_in(recorded.get(None, {})),
+        metrics=values | values_in(recorded.get(None, {})),
         operators=operator_counts(trace),
         kernels=kernel_counts(trace),
         found=found,
@@ -232,9 +236,22 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
         if known is not counts:
             for column, count in counts.items():
                 known[column] = known.get(column, 0) + count
+    if trace.facts.asked:
+        from pytest_torchprof.verdict.estimates import add_to_operators
+
+        add_to_operators(rows, trace)
     return rows
 
 
 def kernel_counts(trace: Events) -> dict[str, int]:
     """How often each kernel ran."""
     return {name: calls for name, (calls, _) in sorted(kernel_totals(trace).items())}
+
+
+def stored_numbers(values: Mapping[str, Value]) -> dict[str, int | float]:
+    """Those values of metrics of the table that a baseline keeps and that were measured."""
+    return {
+        name: value
+        for name, value in values.items()
+        if METRICS[name].stored and isinstance(value, int | float)
+    }

@@ -115,10 +115,12 @@ class RegionValues(Mapping[str, "Value"]):
         self._rows = {**METRICS, **{one.name: one for one in own}}
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self._rows, self._recorded)
+        asked = self._checked.trace.facts.asked or ()
+        rows = (name for name, row in self._rows.items() if not row.on_request or name in asked)
+        return chain(rows, self._recorded)
 
     def __len__(self) -> int:
-        return len(self._rows) + len(self._recorded)
+        return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Value:
         """The metric's value, or why there is none."""
@@ -155,4 +157,5 @@ class RegionValues(Mapping[str, "Value"]):
     def _findings(self) -> Value:
         if self._checked.unsettled is not None:
             return MissingValue(self._checked.unsettled)
-        return sum(count for rule, count in self.counts.items() if rule not in self._allowed)
+        total = self._checked.of_part(self._view(self._lap)).total
+        return sum(count for rule, count in total.items() if rule not in self._allowed)

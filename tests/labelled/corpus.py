@@ -22,6 +22,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
@@ -138,8 +139,18 @@ def trace_of(made: Any, folder: Path) -> Events:
         return captured(made, folder, tensors=True) if capture is None else capture(folder)
 
 
+def _requested(case: Case, trace: Events) -> Events:
+    """The trace as of a test that asks for what the example's own rule is about."""
+    rule = RULES.get(case.rule)
+    if rule is None or not rule.on_request:
+        return trace
+    facts = {**trace.metadata.get(FACTS_KEY, {}), "asked": ["host_reads"]}
+    return replace(trace, metadata={**trace.metadata, FACTS_KEY: facts})
+
+
 def asked(case: Case, trace: Events) -> Answer:
     """What all rules say to this trace of the example."""
+    trace = _requested(case, trace)
     return Answer(case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)}))
 
 

@@ -59,6 +59,8 @@ FROM_EVENTS = [
 ]
 #: From the allocator's totals, which a capture without device memory lacks.
 TOTALS = ["max_cuda_bytes", "max_reserved_cuda_bytes"]
+#: Of a device's work, for tests that ask for them.
+ESTIMATES = ["host_reads", "launches", "bound_ms", "estimated_cuda_bytes"]
 #: From torch's own records of the first run.
 COMPILED = [
     "graph_breaks",
@@ -91,13 +93,14 @@ def reasons(values: dict[str, Value]) -> dict[str, str]:
 
 
 def test_the_table_holds_every_metric_once() -> None:
-    assert sorted([*FROM_EVENTS, *TOTALS, *FROM_FACTS, "findings"]) == sorted(METRICS)
+    assert sorted([*FROM_EVENTS, *TOTALS, *ESTIMATES, *FROM_FACTS, "findings"]) == sorted(METRICS)
     assert all(name == metric.name and metric.help for name, metric in METRICS.items())
-    assert {m.klass for m in METRICS.values() if m.unit == "ms"} == {"time"}
+    assert {m.klass for m in METRICS.values() if m.unit == "ms" and not m.on_request} == {"time"}
     assert {m.name for m in METRICS.values() if m.tolerance} == {
-        *("instructions", "peak_cuda_bytes"),
+        *("instructions", "peak_cuda_bytes", "bound_ms", "estimated_cuda_bytes"),
         *TOTALS,
     }
+    assert {m.name for m in METRICS.values() if m.on_request} == {*ESTIMATES}
     assert {m.name for m in METRICS.values() if m.depends_on_order} == {*COMPILED}
     assert {m.name for m in METRICS.values() if not m.compared} == {
         *("compile_cache_hits", "compile_cache_misses"),
@@ -303,7 +306,7 @@ def test_facts_without_the_region_are_a_failed_capture() -> None:
         b.launch("k")
     values = measure_all(whole(b))
     assert set(reasons(values).values()) == {in_words(because(Why.NO_REGION))}
-    assert len(reasons(values)) == len(METRICS)
+    assert len(reasons(values)) == len(METRICS) - len(ESTIMATES)
 
 
 def test_facts_are_values_or_reasons() -> None:
@@ -449,7 +452,11 @@ def test_without_memory_events_there_are_no_bytes() -> None:
     with b.annotation(REGION):
         b.launch("k")
     trace = parse_trace(b.to_bytes("no_properties"))
-    wanted = {name for name, metric in METRICS.items() if "memory" in metric.needs}
+    wanted = {
+        name
+        for name, metric in METRICS.items()
+        if "memory" in metric.needs and not metric.on_request
+    }
     found = reasons(measure_all(trace))
     assert {k for k in found if "profile_memory" in found[k]} == wanted
     b.metadata(FACTS_KEY, {"accelerator": "GPU", "no_memory": "all threads were profiled"})

@@ -62,6 +62,12 @@ class Checked(Frozen, frozen=True):
         totals = {rule.code: _total(found) for rule, found in self.matches.items()}
         return {code: count for code, count in totals.items() if count}
 
+    @property
+    def total(self) -> dict[str, int]:
+        """The same for the rules that every test is checked by: what `findings` sums up."""
+        asked = {rule.code for rule in self.matches if rule.on_request}
+        return {code: count for code, count in self.counts.items() if code not in asked}
+
     def within(self, inside: Bools) -> Checked:
         """Only the matches of these events."""
         chosen = {
@@ -124,7 +130,7 @@ def check(
 
     ``thresholds``: rule → name → value, for values other than the default.
     """
-    wanted = _wanted(rules, ignore)
+    wanted = _wanted(trace, rules, ignore)
     if (gap := nothing_seen(trace)) is not None:
         return Checked(trace, {}, {rule.code: gap for rule in wanted})
     _protect(trace)
@@ -175,8 +181,17 @@ def _protect(trace: Events) -> None:
         column.setflags(write=False)
 
 
-def _wanted(rules: Iterable[Rule], ignore: Collection[str]) -> tuple[Rule, ...]:
-    return tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
+def _wanted(trace: Events, rules: Iterable[Rule], ignore: Collection[str]) -> tuple[Rule, ...]:
+    """The rules to check, without those that are ignored, or that the test does not ask for."""
+    wanted = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
+    return wanted if "host_reads" in (trace.facts.asked or ()) else _usual(wanted)
+
+
+@lru_cache(maxsize=100)
+def _usual(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Without those that only some tests ask for; the same object if there are none."""
+    usual = tuple(rule for rule in rules if not rule.on_request)
+    return rules if len(usual) == len(rules) else usual
 
 
 def _unsettled(

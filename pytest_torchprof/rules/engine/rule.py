@@ -152,6 +152,7 @@ class Rule(Frozen, frozen=True, eq=False):
             rule whose readiness depends on what ran earlier in the process.
         timed: its matches depend on time, so they are not compared with a baseline; a marker may
             still forbid them.
+        on_request: it is checked only in tests that ask for an estimate of a device's work.
         memory: its matches cost memory as well as time, so `torchprof lint` shows them even if
             they gain little time.
     """
@@ -167,6 +168,7 @@ class Rule(Frozen, frozen=True, eq=False):
     gated_by: str | None = None
     timed: bool = False
     memory: bool = False
+    on_request: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -207,6 +209,7 @@ def rule(
     gated_by: str | None = None,
     timed: bool = False,
     memory: bool = False,
+    on_request: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the decorated function; ``needs`` are words, thresholds keyword arguments.
@@ -231,6 +234,7 @@ def rule(
             gated_by,
             timed,
             memory,
+            on_request,
         )
 
     return make

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import attribute
 from pytest_torchprof.analysis.launches import followed
+from pytest_torchprof.analysis.passed_tensors import kinds_of, numbered, passed_bytes, repeats
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, named
 from pytest_torchprof.trace.tree import outermost, within, within_named
-from pytest_torchprof.work.operands import Operands
-from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise, read, written
+from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken
-    from pytest_torchprof.work.operands import Tensor
 
 #: torch's own elementwise kernels, on CUDA and ROCm.
 POINTWISE_KERNEL: Final = late(r"elementwise_kernel|fused_dropout_kernel")
 _INDEXES: Final = late(r"index_elementwise_kernel")
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 _COMPILED: Final = Names(r"Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction")
-_COPY: Final = "aten::copy_"
 _DROPOUT: Final = frozenset({"aten::native_dropout", "aten::native_dropout_backward"})
 _ADDS: Final = frozenset({"aten::add", "aten::add_"})
 
@@ -72,10 +69,12 @@ def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     at = _pairs(trace, event, call)
     calls, place = np.unique(call[np.concatenate([at, at + 1])], return_inverse=True)
     first, second = place[: len(at)], place[len(at) :]
-    kinds, kind = _kinds(trace, calls)
+    kinds, kind = kinds_of(trace, calls)
     pairs, pair = np.unique(kind[first] * len(kinds) + kind[second], return_inverse=True)
-    passed = [_passed(kinds[one // len(kinds)], kinds[one % len(kinds)]) for one in pairs.tolist()]
-    size = np.array(passed, np.int64)[pair]
+    size_of = [
+        passed_bytes(kinds[one // len(kinds)], kinds[one % len(kinds)]) for one in pairs.tolist()
+    ]
+    size = np.array(size_of, np.int64)[pair]
     linked = (size >= max(least_bytes, 1)) & followed(trace, event[at]).delays
     same, shared = _identified(trace, calls, first, second)
     kept = (
@@ -85,9 +84,9 @@ def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     )
     kept |= are_named(trace, calls[second], *REDUCTIONS)
     linked &= same
-    alike = _numbered([k.alike for k in kinds])[kind]
+    alike = numbered([k.alike for k in kinds])[kind]
     at, size, kept, first, second = (c[linked] for c in (at, size, kept, first, second))
-    linked = ~_repeat(at, alike[first], alike[second])
+    linked = ~repeats(at, alike[first], alike[second])
     at, size, kept = at[linked], size[linked], kept[linked]
 
     # Runs of pairs that follow on each other, each with one kernel more than pairs.
@@ -124,88 +123,6 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     at = np.flatnonzero(fine)
     inside = within_named(trace, call[at], _OPTIMIZER, _COMPILED)
     return at[~inside]
-
-
-# -------------------------------------------------------------------- what passes between two calls
-
-
-class _Kind(NamedTuple):
-    """What a call reads and writes; ``alike`` is equal for calls of the same arguments.
-
-    ``is_sum``: of two tensors of the result's shape, such as a residual.
-    """
-
-    out: Tensor | None
-    inputs: Sequence[Tensor]
-    shape: tuple[int, ...] | None
-    is_sum: bool
-    alike: Hashable
-
-
-def _kinds(trace: Events, calls: Ints) -> tuple[list[_Kind], Ints]:
-    """The distinct kinds of these calls, and the number of each one's."""
-    known: dict[tuple[str, bytes, bytes, bytes, bytes], int] = {}
-    kinds, number = list[_Kind](), list[int]()
-    for name, a in zip(trace.name[calls].tolist(), trace.operands(calls), strict=True):
-        raw = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        key = (trace.names[name], *raw)
-        if key not in known:
-            known[key] = len(kinds)
-            dims, types, strides, concrete = map(decode_part, raw)
-            kinds.append(_kind(key[0], Operands(dims, types, concrete, strides), key[:3]))
-        number.append(known[key])
-    return kinds, np.array(number, np.int64)
-
-
-def _kind(name: str, call: Operands, alike: Hashable) -> _Kind:
-    out: Tensor | None = None
-    try:
-        inputs = read(name, call)
-        if is_elementwise(name):
-            out = written(name, call)
-        if name == _COPY and out is not None and out.dtype == inputs[0].dtype:
-            out, inputs = None, []  # it changes the layout
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        out, inputs = None, []  # malformed, or not in this trace
-    if out is None:
-        return _Kind(None, inputs, None, is_sum=False, alike=alike)
-    is_sum = name in _ADDS and all(t.shape == out.shape for t in inputs) and len(inputs) > 1
-    return _Kind(out, inputs, out.shape, is_sum, alike)
-
-
-def _passed(first: _Kind, second: _Kind) -> int:
-    """The bytes that the second call reads of what the first one wrote; 0 for none.
-
-    Two calls in a row that are alike are rather made on one tensor after the other.
-    """
-    out = first.out
-    if out is None or first.alike == second.alike:
-        return 0
-    fits = any(t.shape == out.shape and t.dtype == out.dtype for t in second.inputs)
-    return out.bytes if fits else 0
-
-
-def _numbered(keys: Sequence[Hashable]) -> Ints:
-    """The same number for equal keys."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
-
-
-def _repeat(at: Ints, first: Ints, second: Ints) -> Bools:
-    """Which of these pairs end in a call like an earlier one of their chain: a loop has gone on to
-    the next tensor.
-    """
-    found = np.zeros(len(at), bool)
-    seen, last = set[int](), -2
-    for i, (place, a, b) in enumerate(
-        zip(at.tolist(), first.tolist(), second.tolist(), strict=True)
-    ):
-        if place != last + 1:
-            seen = {a}
-        found[i] = b in seen
-        seen = {b} if found[i] else seen | {b}
-        last = place
-    return found
 
 
 def _identified(trace: Events, calls: Ints, first: Ints, second: Ints) -> tuple[Bools, Bools]:

@@ -22,6 +22,7 @@ from pytest_torchprof.session.runs.recordings import RunRecordings
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.seeds import Seeds
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
+from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.facts import Facts
 
 
 class Gatherer(OfProcesses):
@@ -63,9 +63,7 @@ class Gatherer(OfProcesses):
         name: str = "",
         wants_unseeded: Callable[[Measured], bool] = lambda _: False,
     ) -> None:
-        self.folder = folder
-        self.own_files = own_files
-        self.frozen = frozen
+        self.folder, self.own_files, self.frozen = folder, own_files, frozen
         self._machine = machine
         self._wants_lines = wants_lines
         self._wants_unseeded = wants_unseeded
@@ -288,6 +286,7 @@ class Gatherer(OfProcesses):
             region_gaps=self._region_gaps,
             pairs_gap=self.asked.pairs_gap,
             own=plan.metrics,
+            allowances=plan.allowances,
             recorded=self.recordings.taken(),
             reseeded=self._reseeded,
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
@@ -396,4 +395,6 @@ class Gatherer(OfProcesses):
     def facts(self) -> Facts:
         """What to write to the trace's metadata."""
         now = facts_now(self._machine, self._compiled_so_far(), self._compilation)
-        return self.rounds.facts() | now
+        known = self.rounds.facts() | now
+        plan = self.plan
+        return known | Facts(asked=plan.asked, chip=plan.chip) if plan.asked else known

@@ -41,6 +41,37 @@ def check_target(on: str) -> None:
     )
 
 
+def chip_named(text: str) -> Device:
+    """The one device of the table with this name, or of which it is the beginning.
+
+    Of several with the same rates, the first in the table.
+
+    Raises:
+        SettingsError: there is none, with the near matches, or there are several.
+
+    >>> chip_named("H100 SXM").name, chip_named("v100-sxm2-32gb").name
+    ('H100 SXM', 'V100-SXM2-32GB')
+    """
+    found = _chips(text)
+    if not found:
+        from pytest_torchprof.work.devices.table import DEVICES
+
+        names = sorted({word for one in DEVICES for word in (one.name, *one.name.split()[:1])})
+        alike = get_close_matches(text, names, cutoff=0.5)
+        raise SettingsError(
+            f"no chip {text!r} is known",
+            "",
+            f"did you mean {' or '.join(alike)}?" if alike else "docs/devices.md lists the chips",
+        )
+    if (
+        len(found) > 1
+        and len({(*one.peaks.items(), one.bandwidth_bytes_per_s) for one in found}) > 1
+    ):
+        names = [one.name for one in found]
+        raise SettingsError(f"{text!r} is one of {', '.join(names)}", "", "name one of them")
+    return found[0]
+
+
 def is_on(
     on: str, device_type: str | None, device: str | None, capability: Callable[[], str | None]
 ) -> bool:

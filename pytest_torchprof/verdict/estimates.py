@@ -1,0 +1,93 @@
+"""Metrics of a device's work, estimated from operators that ran anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchprof.analysis.device_bound import bound
+from pytest_torchprof.analysis.estimated_launches import estimated_launches, units_of, unknown_parts
+from pytest_torchprof.analysis.estimated_memory import estimated_peak
+from pytest_torchprof.analysis.host_reads import host_reads as reads_of
+from pytest_torchprof.analysis.uncounted_parts import reason_of
+from pytest_torchprof.analysis.work_elsewhere import uses_workers
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import MissingValue, Value
+from pytest_torchprof.work.devices.table import DEVICES
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.work.devices.device import Device
+
+
+def host_reads(trace: Events) -> Value:
+    """Reads of the host; at least, if compiled code or unknown operators may have more."""
+    return _whole_or_part(trace, reads_of(trace).total)
+
+
+def launches(trace: Events) -> Value:
+    """Kernels that start at least; a lower bound of that, if some operators are unknown."""
+    return _whole_or_part(trace, estimated_launches(trace))
+
+
+def _whole_or_part(trace: Events, total: int) -> Value:
+    parts = unknown_parts(trace)
+    if not parts:
+        return total
+    return MissingValue(reason_of(parts, total, "1"), total or None, at_least=True)
+
+
+def bound_ms(trace: Events) -> Value:
+    """The least time on the chip that was asked for; it leaves out what is unknown."""
+    chip = chip_of(trace)
+    if isinstance(chip, Reason):
+        return MissingValue(chip)
+    parts = unknown_parts(trace)
+    if parts:
+        return MissingValue(reason_of(parts, 0, "ms"))
+    return bound(trace, chip).total_ms
+
+
+def chip_of(trace: Events) -> Device | Reason:
+    """The chip for which this trace's work is estimated, or why there is none."""
+    name = trace.facts.chip
+    if name is None:
+        return because(Why.NO_CHIP)
+    found = next((chip for chip in DEVICES if chip.name == name), None)
+    return because(Why.UNKNOWN_CHIP, name=name) if found is None else found
+
+
+def estimated_cuda_bytes(trace: Events) -> Value:
+    """The peak on a device, unless it depends on how far ahead a DataLoader's workers are."""
+    if uses_workers(trace):
+        return MissingValue(because(Why.WORKERS_PREFETCH))
+    return estimated_peak(trace)
+
+
+def add_to_operators(rows: dict[str, dict[str, int]], trace: Events) -> None:
+    """Add what each operator contributes to the estimates that were asked for, by name."""
+    asked = trace.facts.asked or ()
+    if "host_reads" in asked:
+        found = reads_of(trace)
+        _add(rows, trace, "host_reads", found.event, found.count)
+    if "launches" in asked:
+        units = units_of(trace)
+        mine = trace.selection[units.event]
+        _add(rows, trace, "launches", units.event[mine], units.launches[mine])
+    chip = chip_of(trace)
+    if "bound_ms" in asked and not isinstance(chip, Reason):
+        least = bound(trace, chip)
+        _add(rows, trace, "bound_ns", least.work.event, least.ns)
+
+
+def _add(
+    rows: dict[str, dict[str, int]], trace: Events, column: str, events: Ints, amounts: Any
+) -> None:
+    names, at = np.unique(trace.name[events], return_inverse=True)
+    sums = np.bincount(at, amounts, len(names))
+    for name, total in zip(names.tolist(), sums.tolist(), strict=True):
+        row = rows.get(trace.names[name])
+        if row is not None and total:
+            row[column] = round(total)

@@ -1,0 +1,140 @@
+"""The least time of operators on a chip, and what the caching allocator makes of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.live import captured
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.analysis.bound_rows import bound_rows
+from pytest_torchprof.analysis.device_bound import KERNEL_NS, LIMITS, bound
+from pytest_torchprof.analysis.elementwise_fusions import fusions
+from pytest_torchprof.analysis.estimated_memory import block_bytes, estimated_peak
+from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.work.devices.device import make_row
+
+#: 1 TFLOP/s and 1 GB/s.
+CHIP = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1, "tf32": 2, "bf16": 4})
+BF16 = ["c10::BFloat16"] * 2
+
+
+def test_an_operator_takes_the_greatest_of_three() -> None:
+    b = TraceBuilder()
+    for shape, types in (
+        ([[1000, 1000], [1000, 1000]], BF16),
+        ([[10**6], [10**6]], ["float"] * 2),
+        ([[1], [1]], ["float"] * 2),
+    ):
+        with b.op("aten::mm" if types == BF16 else "aten::add", shape, types):
+            pass
+    found = bound(parse_trace(b.to_bytes()), CHIP)
+    # 6 MB take longer than 2 GFLOP at 4 TFLOP/s.
+    assert [6e6, 12e6, KERNEL_NS] == found.ns.tolist()
+    assert ["memory", "memory", "launch"] == [LIMITS[i] for i in found.limit]
+    assert (6e6 + 12e6 + KERNEL_NS) / 1e6 == found.total_ms
+
+
+@pytest.mark.parametrize(("tf32", "rate"), [(None, 2e12), (True, 2e12), (False, 1e12)])
+def test_products_of_fp32_take_tf32_unless_it_is_off(tf32: bool | None, rate: float) -> None:
+    b = TraceBuilder()
+    if tf32 is not None:
+        b.metadata("torchprof", {"allow_tf32": tf32})
+    with b.annotation("torchprof::call"), b.op("aten::mm", [[4000, 4000]] * 2, ["float"] * 2):
+        pass
+    found = bound(parse_trace(b.to_bytes()), CHIP)
+    (index,) = found.work.flops.nonzero()[1]
+    peak = CHIP.peaks["tf32" if tf32 is not False else "fp32"]
+    assert rate == peak
+    assert 2 * 4000**3 == found.work.flops[0, index]
+
+
+def test_rows_say_what_is_unknown() -> None:
+    b = TraceBuilder()
+    with b.op("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []], ["float"] * 2):
+        pass
+    (row,) = bound_rows(parse_trace(b.to_bytes()), CHIP)
+    assert ("aten::convolution", 1, None, None) == (row.operator, row.calls, row.flops, row.bytes)
+    assert KERNEL_NS / 1e6 == row.bound_ms
+    assert ("launch", 1.0) == (row.limit, row.share)
+
+
+@pytest.mark.thorough
+@given(st.permutations(range(6)))
+def test_the_total_is_the_same_in_any_order(order: list[int]) -> None:
+    b = TraceBuilder()
+    for i in order:
+        with b.op("aten::add", [[10 ** (i + 1) + i], [1]], ["float"] * 2):
+            pass
+    total = bound(parse_trace(b.to_bytes()), CHIP).total_ms
+    assert total == bound(parse_trace(_sorted().to_bytes()), CHIP).total_ms
+
+
+def _sorted() -> TraceBuilder:
+    b = TraceBuilder()
+    for i in range(6):
+        with b.op("aten::add", [[10 ** (i + 1) + i], [1]], ["float"] * 2):
+            pass
+    return b
+
+
+# -------------------------------------------------------------------- fusing
+
+
+def test_what_passes_between_neighbors_need_not_be_moved(tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    size = 4 * 64 * 64
+    (found,) = fusions(captured(lambda: (x * 2).sigmoid().neg(), tmp_path))
+    assert ("mul", "sigmoid", "neg") == found.operators
+    assert (1, 6 * size, 2 * size, 2) == (
+        found.calls, found.bytes, found.fused_bytes, found.saved_launches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda x: (x * 2) @ x,
+        lambda x: (x + 1, torch.ones(3) * 2),
+        lambda x: (x.neg(), x.t().contiguous(), x.neg()),
+    ],
+)
+def test_others_are_no_chain(block: object, tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    assert [] == fusions(captured(lambda: block(x), tmp_path))  # type: ignore[operator]
+
+
+def test_a_backward_pass_keeps_what_it_reads(tmp_path: Path) -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def step() -> None:
+        (x * 2).sigmoid().sum().backward()  # type: ignore[no-untyped-call]
+
+    found = {one.operators: one for one in fusions(captured(step, tmp_path))}
+    size = 4 * 64 * 64
+    chain = found["mul", "sigmoid", "sum"]
+    assert 2 * size == chain.bytes - chain.fused_bytes
+
+
+# -------------------------------------------------------------------- memory
+
+
+@pytest.mark.thorough
+@given(st.lists(st.integers(0, 2**36), min_size=1, max_size=20))
+def test_blocks_are_no_smaller_and_hardly_larger(sizes: list[int]) -> None:
+    found = block_bytes(np.array(sizes, np.int64))
+    for size, block in zip(sizes, found.tolist(), strict=True):
+        assert size <= block
+        assert block % 512 == 0
+        assert block - size < 2**20 + 512
+
+
+def test_the_peak_counts_blocks(tmp_path: Path) -> None:
+    x = torch.randn(100)
+    trace = captured(lambda: x + x, tmp_path)
+    assert 512 == estimated_peak(trace)

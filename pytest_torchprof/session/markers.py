@@ -273,6 +273,11 @@ def _flag_of(name: str, what: object) -> bool:
 
 
 def check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Reject keyword arguments of a marker that it does not have.
+
+    Raises:
+        SettingsError: there is one; the message has the nearest name.
+    """
     for key in given:
         if key not in known:
             hint = near(key, known) if known else "It takes none."

@@ -115,7 +115,7 @@ def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> N
     for name in METRICS:
         assert f"@pytest.mark.max_{name}(limit" in out
         assert f"@pytest.mark.min_{name}(limit" in out
-    scopes = "op=None, module=None, region=None, on=None"
+    scopes = "op=None, module=None, region=None, on=None, rank=None, each=None"
     assert f"@pytest.mark.max_flops(limit, {scopes}): fail above this; floating" in out
     assert "@pytest.mark.min_kernels(limit, op=None, kernel=None, module=None, region" in out
     assert (
@@ -124,7 +124,8 @@ def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> N
     assert "@pytest.mark.max_instructions(limit, on=None): fail above this; user" in out
     assert "@pytest.mark.torchprof(warmup=N, rounds=N, min_time=S, enabled=True)" in out
     assert "@pytest.mark.no_antipatterns(*rules)" in out
-    assert "@pytest.mark.allow_antipatterns(*rules, reason)" in out
+    places = "op=None, module=None, line=None"
+    assert f"@pytest.mark.allow_antipatterns(*rules, reason, {places}): accept" in out
 
 
 @pytest.mark.one_in(5)

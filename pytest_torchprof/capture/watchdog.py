@@ -62,7 +62,7 @@ class Watchdog:
     def _watch(self, limit: int) -> None:
         page = os.sysconf("SC_PAGE_SIZE")
         while not self._done.wait(_INTERVAL_S):
-            grown = int(_STATM.read_text("ascii").split()[1]) * page > limit
+            grown = int(_STATM.read_bytes().split()[1]) * page > limit
             if grown or self._over():
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
                 return

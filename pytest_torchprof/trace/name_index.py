@@ -227,4 +227,9 @@ def communicates(trace: Events) -> bool:
 
 
 def _communicates(trace: Events) -> bool:
-    return any(map(COMMUNICATION.search, trace.names))
+    return any(map(_is_communication, trace.names))
+
+
+@lru_cache(maxsize=10_000)
+def _is_communication(name: str) -> bool:
+    return COMMUNICATION.search(name) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -57,3 +59,18 @@ def test_growth_calls_once_in_the_main_thread(monkeypatch: pytest.MonkeyPatch) -
         time.sleep(0.01)
     dog.stop()
     assert calls == [None]
+
+
+def test_watching_imports_nothing() -> None:
+    """A process that is forked meanwhile would wait for a module that nobody imports any more."""
+    code = (
+        "import resource, sys, time\n"
+        "from pytest_torchprof.capture.watchdog import Watchdog\n"
+        "dog, before = Watchdog(lambda: None), set(sys.modules)\n"
+        "dog.start()\n"
+        "time.sleep(0.1)\n"
+        "dog.stop()\n"
+        "print(sorted(set(sys.modules) - before))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"

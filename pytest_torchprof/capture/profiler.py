@@ -23,12 +23,12 @@ from pytest_torchprof.capture.machine import (
     synchronize,
 )
 from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.process_groups import add_facts, described_groups
 from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.replacing import replace as replace_function
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
-    add_metadata,
     begin_elsewhere,
     disable,
     empty,
@@ -42,7 +42,7 @@ from pytest_torchprof.capture.unpatched import REAL, no_collection
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.trace.facts import FACTS_KEY, Facts
+from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.known_names import REGION, region_mark
 from pytest_torchprof.trace.read import parse_trace
 
@@ -95,10 +95,8 @@ class Capture:
         handover: Callable[[], Handover] | None = None,
         helpers: Callable[[tuple[Any, ...]], bool] | None = None,
     ) -> None:
-        self._threads = threads
-        self._first = first
-        self._frozen = frozen
-        self._everywhere = everywhere
+        self._threads, self._first = threads, first
+        self._frozen, self._everywhere = frozen, everywhere
         self._tracer = tracer
         self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
@@ -125,6 +123,8 @@ class Capture:
         self._spent_ns: int | None = None
         #: A small trace as torch has written it, after `stop`; a large one is only in its file.
         self.text: bytes | None = None
+        #: The groups of torch.distributed at different times, described; None without one.
+        self.groups: set[str | None] = {described_groups()}
         self.packages = Packages()
         self._compiled_calls = CompiledCalls()
 
@@ -323,7 +323,7 @@ class Capture:
             self._halt()
             raise NotCapturedError(because(Why.PROFILER_ENDED))
         try:
-            add_metadata(self._profiler, FACTS_KEY, facts.stored())
+            add_facts(self._profiler, facts, self.groups)
         finally:
             self._halt()
         profiler = self._profiler

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from support.jobs import FLOPS, JOBS
+from support.jobs import COMM_BYTES, FLOPS, JOBS
 from support.sessions import accept, read_baseline, run
 
 import pytest_torchprof
@@ -302,6 +302,8 @@ def test_a_job_adds_up_to_what_is_counted_by_hand(
         label: metrics["flops"]["value"] for label, metrics in found.items()
     }
     assert ranks * each == ran.metric("flops", "test_it")["value"]
+    if (payload := COMM_BYTES.get(job)) is not None:
+        assert ranks * payload(ranks) == ran.metric("comm_bytes", "test_it")["value"]
 
 
 @pytest.mark.thorough

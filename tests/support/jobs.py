@@ -87,6 +87,11 @@ FLOPS: dict[str, Callable[[int], int]] = {
     "tensor_parallel": lambda ranks: 2 * PRODUCT // ranks,
     "pipeline": lambda ranks: PRODUCT,
 }
+#: Payload of each rank in bytes, as nccl-tests count it, of a number of ranks. DDP compares the
+#: number of parameters of all ranks, and broadcasts their sizes and strides (8 numbers) and them.
+COMM_BYTES: dict[str, Callable[[int], int]] = {
+    "ddp": lambda ranks: 8 * ranks + 8 * 8 + 2 * (2 * WIDTH * WIDTH * 4),
+}
 
 
 def rank_of_job(rank: int, job: str, ranks: int, file: str) -> None:

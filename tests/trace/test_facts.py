@@ -74,6 +74,8 @@ FACTS = Facts(
     left_threads=(8,),
     allow_tf32=False,
     anomaly_before=True,
+    asked=("launches",),
+    chip="H100 SXM",
     load_per_processor=0.5,
 )
 

@@ -23,6 +23,7 @@ from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import allows_tf32, kineto_quiet
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.process_groups import described_groups
 from pytest_torchprof.capture.processes import watch_forks
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.torch_sessions import disable
@@ -108,6 +109,7 @@ class Child:
         capture = Capture(threads=job.threads, helpers=is_helper, tracer=self._tracer)
         with muted(2, flush=False), kineto_quiet():
             capture.start()
+        capture.groups.discard(None)  # before its first group nothing communicates
         self._capture = capture
         OTHERS.tell(self.profiles_itself)
 
@@ -168,6 +170,8 @@ class Child:
             with suppress(Exception):
                 if group is not None and group is not room.GroupMember.NON_GROUP_MEMBER:
                     self._group = int(group.rank()), int(group.size())
+            if group is None and self._capture is not None:  # it is being destroyed
+                self._capture.groups.add(described_groups())
             return update(group)
 
         room._update_default_pg = noting

@@ -217,6 +217,7 @@ NAMES = {
     ),
     "numpy.lib._stride_tricks_impl": "broadcast_to _broadcast_to",
     "numpy.ma.core": "get_mask getmask is_masked",
+    "numpy.ma": "is_masked",
     "numpy.random": "Generator PCG64 get_state set_state",
     "torch": (
         "Generator Tensor _C add are_deterministic_algorithms_enabled autograd clamp cuda"
@@ -250,10 +251,15 @@ NAMES = {
     ),
     "torch.cuda": (
         "current_device device_count get_rng_state_all is_available is_initialized"
-        " max_memory_allocated reset_peak_memory_stats set_rng_state_all synchronize _is_compiled"
+        " manual_seed_all max_memory_allocated reset_peak_memory_stats set_rng_state_all"
+        " synchronize _is_compiled"
     ),
+    "torch.xpu": "get_rng_state_all is_initialized manual_seed_all set_rng_state_all",
     "torch.distributed": "is_available is_initialized get_rank get_world_size get_backend",
-    "torch.distributed.distributed_c10d": "_World.default_pg _WorldMeta.WORLD is_initialized",
+    "torch.distributed.distributed_c10d": (
+        "_World.default_pg _WorldMeta.WORLD is_initialized get_rank get_world_size get_backend"
+        " get_pg_count _get_all_pg_configs"
+    ),
     "coverage": "Coverage",
     "coverage.control": "Coverage.current",
     "torch._dynamo.utils": "get_compilation_metrics set_compilation_metrics_limit counters",

@@ -139,7 +139,7 @@ def trace_of(made: Any, folder: Path) -> Events:
         return captured(made, folder, tensors=True) if capture is None else capture(folder)
 
 
-def _requested(case: Case, trace: Events) -> Events:
+def requested(case: Case, trace: Events) -> Events:
     """The trace as of a test that asks for what the example's own rule is about."""
     rule = RULES.get(case.rule)
     if rule is None or not rule.on_request:
@@ -150,7 +150,7 @@ def _requested(case: Case, trace: Events) -> Events:
 
 def asked(case: Case, trace: Events) -> Answer:
     """What all rules say to this trace of the example."""
-    trace = _requested(case, trace)
+    trace = requested(case, trace)
     return Answer(case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)}))
 
 

@@ -64,7 +64,7 @@ def test_each_finding_of_a_live_positive_is_at_a_marked_line(code: str, tmp_path
         if not (lines := marked_lines(case)):
             problems.append(f"{case.name}: no line is marked {MARK}")
             continue
-        trace = corpus.trace_of(block, tmp_path)
+        trace = corpus.requested(case, corpus.trace_of(block, tmp_path))
         with quiet():
             placing = live.placing(block, trace, tmp_path)
         found = check(trace, [RULES[code]], thresholds={code: dict(case.thresholds)})

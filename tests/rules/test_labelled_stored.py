@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from labelled import corpus
+from labelled.corpus import Answer
 from support.recorded import record
 
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import read_trace
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of what torch.compile did, a live capture notes more than the events say.
 RECORDED = frozenset(rule.code for rule in RULES.values() if rule.gated_by is not None)
+#: What only a live test asks for.
+ON_REQUEST = frozenset(rule.code for rule in RULES.values() if rule.on_request)
 #: A stored trace is a part of what ran: gradients zeroed after its last backward pass count there,
 #: as the next pass may come after it.
 OPEN_ENDED = frozenset({"grad-not-none"})
@@ -36,13 +40,16 @@ def payloads(theme: str) -> list[tuple[Case, Any]]:
     return [(case, block) for case, block in made if is_compared(block)]
 
 
-def stored(case: Case, block: Any, **options: bool) -> corpus.Answer:
+def stored(case: Case, block: Any, **options: bool) -> Answer:
     """What the rules say where torch.profiler recorded the payload."""
     with tempfile.TemporaryDirectory() as folder:
-        return corpus.asked(case, read_trace(record(block, Path(folder), **options)))
+        trace = read_trace(record(block, Path(folder), **options))
+        return Answer(
+            case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)})
+        )
 
 
-def differing(case: Case, other: corpus.Answer) -> list[str]:
+def differing(case: Case, other: Answer) -> list[str]:
     """Rules that checked both and matched another number of times than in the live capture.
 
     Which tensor is which, a stored trace does not know, nor does a live test's first capture; its
@@ -53,7 +60,7 @@ def differing(case: Case, other: corpus.Answer) -> list[str]:
     full = corpus.evaluate(case).checked.counts
     live = corpus.without_tensors(corpus.evaluate(case))
     counts, others = live.counts, other.checked.counts
-    unchecked = {*live.unchecked, *other.checked.unchecked, *RECORDED}
+    unchecked = {*live.unchecked, *other.checked.unchecked, *RECORDED, *ON_REQUEST}
     return [
         f"{case.name}: {code} matches {others.get(code, 0)} times, {counts.get(code, 0)} live"
         for code in sorted({*counts, *others} - unchecked)
@@ -90,7 +97,7 @@ def silent_without_shapes(case: Case, block: Any) -> list[str]:
     bare = stored(case, block, shapes=False, stacks=False, memory=True)
     return [
         f"{case.name}: {code} is silent"
-        for code in corpus.evaluate(case).checked.counts
+        for code in corpus.evaluate(case).checked.counts.keys() - ON_REQUEST
         if "shapes" in RULES[code].needs and code not in bare.checked.unchecked
     ]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
 
@@ -206,11 +208,11 @@ def test_however_a_process_ends(name: str, pytester: pytest.Pytester, temporary:
 
 
 @pytest.fixture
-def temporary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for temporary files of the inner session alone."""
-    folder = pytester.mkdir("temporary")
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
+    with tempfile.TemporaryDirectory() as folder:  # short, as the name of a socket must be
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 def _left(temporary: Path) -> list[str]:

@@ -21,6 +21,8 @@ PROCESS_WIDE = {
     "capture/forking.py:_HELD": "Python calls hooks of forks by process",
     "capture/forking.py:_PROFILERS": "torch's profiler leaves threads in the process",
     "capture/inductor.py:_GRAPHS": "inductor keeps compiled graphs by process",
+    "capture/children/child.py:HERE": "a process has one capture from its start to its end",
+    "capture/startup/arming.py:_Armed.handed": "a process is told of its job once, by its parent",
     "capture/other_sessions.py:OTHERS": "torch has one profiler, whose functions are wrapped",
     "capture/priming.py:_DEVICE_RECORDS": "the first profiler session of a process is special",
     "capture/processes.py:_FORKS_WATCHED": "Python takes no hook of forks back",

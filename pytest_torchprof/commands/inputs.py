@@ -48,12 +48,12 @@ class Ranks(Several[Trace]):
 
 
 #: Reading a file of this size takes seconds, so stderr shows a progress bar.
-_BAR_FROM_BYTES = 200 * 2**20
+BAR_FROM_BYTES = 200 * 2**20
 
 
 def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
     """Read these files and folders, and report what was wrong with them."""
-    with _bar(paths) as progress:
+    with reading_bar(_bytes_of(paths)) as progress:
         job = read_job([Path(path) for path in paths], rank=rank, progress=progress)
     ranks = Ranks((number, Trace(events, Path(events.source))) for number, events in job.traces)
     ranks.left_out = job.left_out
@@ -83,12 +83,9 @@ def load_steps(options: Namespace, paths: Sequence[str]) -> Ranks:
 
 
 @contextmanager
-def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal, for large files."""
-    named = [Path(path) for path in paths]
-    files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    if size < _BAR_FROM_BYTES or not sys.stderr.isatty():
+def reading_bar(size: int) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal, for many or large files, of ``size`` bytes together."""
+    if size < BAR_FROM_BYTES or not sys.stderr.isatty():
         yield None
         return
     import tqdm
@@ -100,6 +97,12 @@ def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
             bar.update(done - bar.n)
 
         yield progress
+
+
+def _bytes_of(paths: Sequence[str]) -> int:
+    named = [Path(path) for path in paths]
+    files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def extra_chips(options: Namespace) -> tuple[Device, ...]:

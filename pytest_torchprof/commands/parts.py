@@ -9,14 +9,13 @@ them.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_torchprof.commands.inputs import described, warn
+from pytest_torchprof.commands.inputs import described, reading_bar, warn
 from pytest_torchprof.commands.parquet import check_target
 from pytest_torchprof.commands.parsing import BAD_USAGE
 from pytest_torchprof.commands.several import SHOWN, Several, heading_of_several, merge_lines
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.api import Trace
     from pytest_torchprof.fleet.sources import Source
     from pytest_torchprof.trace.stream import ReadProgress
-
-#: Reading files of this size takes seconds, so stderr shows a progress bar.
-BAR_FROM_BYTES = 200 * 2**20
 
 
 class Body(NamedTuple):
@@ -154,7 +150,8 @@ def ask(options: Namespace, function: str, *, is_kept: bool = True, **settings: 
     cache = default_folder() if is_kept and is_fleet and not options.no_cache else None
     question = Question(function, settings, options.rank, cache)
     answers: list[Answer | None] = [None] * len(sources)
-    with _bar(sources) as progress, _answers(options, question, sources, progress) as found:
+    size = sum(source.size for source in sources)
+    with reading_bar(size) as progress, _answers(options, question, sources, progress) as found:
         for at, one in found:
             if one.error is not None and not is_fleet and _ends(one, sources[at]):
                 raise one.error
@@ -237,24 +234,6 @@ def _processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextmanager
-def _bar(sources: Sequence[Source]) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal, for many or large files."""
-    size = sum(source.size for source in sources)
-    if size < BAR_FROM_BYTES or not sys.stderr.isatty():
-        yield None
-        return
-    import tqdm
-
-    with tqdm.tqdm(total=size, unit="B", unit_scale=True, leave=False, desc="reading") as bar:
-
-        def progress(done: int, whole: int) -> None:
-            bar.total = max(whole, done)
-            bar.update(done - bar.n)
-
-        yield progress
 
 
 def _parts(

@@ -710,10 +710,10 @@ def test_help_of_each_command_says_what_it_does(say: Say, command: str) -> None:
 def test_a_large_trace_on_a_terminal_has_a_progress_bar(
     say: Say, trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from pytest_torchprof.commands import parts
+    from pytest_torchprof.commands import inputs
 
     assert "" == say("summary", trace)[2]
-    monkeypatch.setattr(parts, "BAR_FROM_BYTES", 1)
+    monkeypatch.setattr(inputs, "BAR_FROM_BYTES", 1)
     assert "" == say("summary", trace)[2]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for path in (trace, tmp_path):

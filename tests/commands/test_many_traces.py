@@ -199,10 +199,10 @@ def test_a_bar_shows_how_much_is_read(
 ) -> None:
     import sys
 
-    from pytest_torchprof.commands import parts
+    from pytest_torchprof.commands import inputs
 
     save_ranks(Path("job"), 3)
-    monkeypatch.setattr(parts, "BAR_FROM_BYTES", 1)
+    monkeypatch.setattr(inputs, "BAR_FROM_BYTES", 1)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for words in (["--jobs", "2"], []):
         status, _, err = say("ops", "job", *words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +41,8 @@ def prime(*, whole: bool = False) -> None:
     Threads.settle()
     if profiler_active():
         return  # other code profiles the session; each test reports that
-    with muted(2), kineto_quiet():
+    with muted(2), kineto_quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 warns of every first session, also of this
         older = torch.ones(1)
         before = threads_now()
         profiler = new_session()

@@ -89,3 +89,29 @@ def test_a_profiler_that_is_made_otherwise_is_used_as_it_is(
     assert lean_profile() is torch.profiler.profile
     monkeypatch.delattr("torch.profiler._KinetoProfile")
     assert lean_profile() is torch.profiler.profile
+
+
+@pytest.mark.thorough
+def test_torch_may_warn_of_a_session_where_warnings_are_errors(
+    pytester: pytest.Pytester,
+) -> None:
+    """torch 2.11 warns whenever the first session of a process starts."""
+    pytester.makeconftest("""
+        import warnings
+        from torch.profiler import profiler
+
+        start = profiler._KinetoProfile.prepare_trace
+        warned = []
+
+        def prepare_trace(self):
+            start(self)
+            if not warned:
+                warned.append(True)
+                warnings.warn("Profiler clears events at the end of each cycle.")
+
+        profiler._KinetoProfile.prepare_trace = prepare_trace
+    """)
+    pytester.makepyfile("import torch\ndef test_it(): torch.ones(2) + 1")
+    ran = pytester.runpytest_subprocess("--torchprof", "-W", "error", *NO_OTHER_PLUGINS)
+    ran.stdout.fnmatch_lines(["torchprof: 1 test profiled in*: 1 new"])
+    assert ran.ret == 0

@@ -25,7 +25,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
-from pytest_torchprof.work.counting import dispatched
+from pytest_torchprof.work.counting import called_graphs, dispatched
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.movers import is_composed, may_move
 from pytest_torchprof.work.operands import Operands, UnknownOperandError
@@ -248,7 +248,7 @@ def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:
     """What inductor compiled to loops of its own, which are no operators."""
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
-    calls = trace.selection & trace.names_where(key_of)
+    calls = called_graphs(trace)
     if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
         calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
         calls[nesting.above(counts.nonzero()[0], trace.parent)] = False

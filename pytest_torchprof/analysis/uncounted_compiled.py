@@ -14,7 +14,13 @@ from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
-from pytest_torchprof.work.counting import counts_flops, graph_calls, graphs, work_parent
+from pytest_torchprof.work.counting import (
+    called_graphs,
+    counts_flops,
+    graph_calls,
+    graphs,
+    work_parent,
+)
 from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
     lost = trace.facts.lost_loops
-    calls = trace.selection & trace.names_where(key_of)
+    calls = called_graphs(trace)
     if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
         calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
         calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False

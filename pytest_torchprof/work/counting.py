@@ -99,11 +99,21 @@ def graph_calls(trace: Events) -> dict[str, Ints]:
         return {}
     names = enumerate(trace.names)
     called = {key: i for i, name in names if (key := key_of(name))}
+    calls = called_graphs(trace)
     return {
-        key: np.flatnonzero((trace.name == called[key]) & trace.selection)
+        key: np.flatnonzero((trace.name == called[key]) & calls)
         for key in graphs(trace)
         if key in called
     }
+
+
+def called_graphs(trace: Events) -> Bools:
+    """The selected calls of graphs that inductor compiled, each once.
+
+    The range of its kernels on the device has the same name.
+    """
+    named = trace.names_where(lambda name: key_of(name) is not None)
+    return trace.selection & named & ~trace.is_kind(Kind.GPU_ANNOTATION)
 
 
 @once_per_trace

@@ -17,6 +17,7 @@ from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
@@ -162,6 +163,17 @@ def test_loops_count_what_the_graph_has_and_the_trace_does_not_show(
     trace = called({"graphs": graphs, "lost_loops": []}, *inside)
     assert measure(METRICS["flops"], trace) == expected
     assert int(op_flops(trace).sum()) == expected
+
+
+def test_the_range_on_the_device_is_not_another_call_of_the_graph() -> None:
+    b = TraceBuilder("NVIDIA H100")
+    graphs = {"fabc": [240, 1, [], []]}
+    b.metadata(FACTS_KEY, {"torch": "2.11.0", "graphs": graphs, "lost_loops": []})
+    with b.annotation(REGION), b.annotation(CALL), b.op(*MM):
+        b.launch("gemm")
+    trace = parse_trace(b.to_bytes())
+    assert trace.is_kind(Kind.GPU_ANNOTATION).any()
+    assert measure(METRICS["flops"], trace) == 240
 
 
 @pytest.mark.parametrize(

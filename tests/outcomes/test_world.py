@@ -424,8 +424,9 @@ def test_children(pytester: pytest.Pytester) -> None:
     for seen in (reruns, only_run):
         assert 0 == seen.ret
         assert "new" == seen.statuses["test_fork"]
-        assert seen.metric("test_fork", "ops") is None  # the child has worked too
         assert 0 == seen.metric("test_subprocess", "ops")
+    assert 2 * 4 == reruns.metric("test_fork", "ops")  # the child has worked too
+    assert only_run.metric("test_fork", "ops") is None  # … and nobody knew that it would
     assert not sees_threads() or reruns.metric("test_loader", "ops")  # a queue has one
 
 

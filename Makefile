@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all test-mocks test-versions corpus demo demo-regression accept check docs format bench times times-table clean
+.PHONY: help test test-all test-mocks test-versions corpus record-gpu demo demo-regression accept check docs format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test-versions: .venv/.stamp  ## run the tests with other versions of torch and P
 corpus: .venv/.stamp  ## rules on labelled examples, FLOPs of a zoo of modules beside FlopCounterMode
 	@$(BIN)/python tools/labelled.py
 	@$(BIN)/python tools/zoo.py
+
+record-gpu: .venv/.stamp  ## on a machine with a GPU: record the traces of tests/data/gpu anew, in about a minute
+	@$(BIN)/python tools/record_gpu_traces.py tests/data/gpu
 
 demo: .venv/.stamp  ## profile the example tests
 	@$(BIN)/python -m pytest --torchprof examples

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--only", default="", metavar="NAME,…", help="record only these payloads")
-    parser.add_argument("--seconds", type=float, default=75, help="start no payload after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=75, help="start no payload after this time"
+    )
     parser.add_argument("--restate", action="store_true", help="only renew the answers by hand")
     parser.add_argument("--parts", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -87,6 +89,7 @@ class Recorder:
             "KINETO_LOG_LEVEL": "99",
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=self.parts),
+            "TORCHINDUCTOR_COMPILE_THREADS": "4",
             "TRITON_CACHE_DIR": tempfile.mkdtemp(dir=self.parts),
         }
         command = [
@@ -120,9 +123,16 @@ class Recorder:
                 return
             names, process = left, None
 
-    def beside_each_other(self, names: Sequence[str], patience_s: float) -> None:
-        """Record these in a process each, all at once."""
-        processes = {name: self.start([name]) for name in names}
+    def until_known(
+        self, names: Sequence[str], process: subprocess.Popen[bytes], patience_s: float
+    ) -> None:
+        """Wait until all of these are recorded, or the process ends, or it takes too long."""
+        until = time.time() + patience_s
+        while not all(map(self.has, names)) and process.poll() is None and time.time() < until:
+            time.sleep(0.1)
+
+    def finish(self, processes: Mapping[str, subprocess.Popen[bytes]], patience_s: float) -> None:
+        """Wait for processes that record one payload each, beside each other."""
         for name, process in processes.items():
             status = self._wait(process, [name], patience_s)
             if not self.has(name):
@@ -177,8 +187,8 @@ def gathered(names: Iterable[str], parts: Path, folder: Path) -> list[str]:
     for name, part in found.items():
         lines.append(f"{name}: {_outcome(part)}")
         for kind in ("live", "stored"):
-            for line in part.get("measured", {}).get(kind, {}).get("differences", ()):
-                lines.append(f"  {kind} {line}")
+            differ = part.get("measured", {}).get(kind, {}).get("differences", ())
+            lines += [f"  {kind} {line}" for line in differ]
         lines += [f"  doubt: {line}" for line in part.get("answers", {}).get("doubts", ())]
     return lines
 
@@ -234,8 +244,12 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
         from gpu_payloads import catalog  # imports torch, which takes seconds, beside that process
 
         chosen = given.only.split(",") if given.only else list(catalog.PAYLOADS)
-        recorder.follow(first, [n for n in chosen if n in catalog.PLAIN], HANGS_S)
-        recorder.beside_each_other([n for n in chosen if n in catalog.COMPILED], COMPILES_S)
+        plain = [name for name in chosen if name in catalog.PLAIN]
+        if first is not None:  # nothing runs beside what is timed
+            recorder.until_known(catalog.ALONE, first, COMPILES_S)
+        compiled = {n: recorder.start([n]) for n in chosen if n in catalog.COMPILED}
+        recorder.follow(first, plain, HANGS_S)
+        recorder.finish(compiled, COMPILES_S)
         lines = gathered(chosen, Path(temporary), given.folder)
     print("\n".join(lines))
     print(f"{len(chosen)} payloads in {time.perf_counter() - began:.1f} s")

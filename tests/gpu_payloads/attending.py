@@ -18,9 +18,7 @@ PAIRS = 4 * 16 * 1024 * 1024 * 64
 
 
 def _attention(device: str, backend: SDPBackend, dtype: torch.dtype = torch.bfloat16) -> Made:
-    q, k, v = (
-        torch.randn(SHAPE, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
-    )
+    q, k, v = (torch.randn(SHAPE, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     gradient = torch.ones(SHAPE, device=device, dtype=dtype)
 
     def block() -> None:

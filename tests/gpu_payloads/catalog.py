@@ -1,15 +1,16 @@
-"""All payloads by name, in the order in which they are recorded: those that compile come last."""
+"""All payloads by name, and which are recorded together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gpu_payloads import attending, graphs, memory, moving, products, training, waiting
-from gpu_payloads.payload import Payload
 
-#: Each in a process of its own, beside each other: compiling takes seconds.
-COMPILED: tuple[str, ...] = tuple(payload.name for payload in graphs.COMPILED)
+if TYPE_CHECKING:
+    from gpu_payloads.payload import Payload
 
+#: In this order they are recorded, but for those that take time into account, which come first.
 PAYLOADS: Mapping[str, Payload] = {
     payload.name: payload
     for file in (
@@ -19,5 +20,16 @@ PAYLOADS: Mapping[str, Payload] = {
     for payload in file
 }
 
-#: The others, in one process.
-PLAIN: tuple[str, ...] = tuple(name for name in PAYLOADS if name not in COMPILED)
+#: Each in a process of its own: compiling takes seconds.
+COMPILED: tuple[str, ...] = tuple(payload.name for payload in graphs.COMPILED)
+
+#: Nothing else shall run beside these.
+ALONE: tuple[str, ...] = tuple(
+    name for name, one in PAYLOADS.items() if one.timed or "launch-bound" in one.rules
+)
+
+#: In one process, in this order.
+PLAIN: tuple[str, ...] = (
+    *ALONE,
+    *(name for name in PAYLOADS if name not in COMPILED and name not in ALONE),
+)

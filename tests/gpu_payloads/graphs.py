@@ -90,8 +90,8 @@ def _layers(device: str) -> nn.Module:
 
 
 @COMPILED.add(
-    flops=3 * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, graphs=1, compiles=True,
-    h2d_copies=0, d2h_copies=0, warmups=3,
+    flops=3 * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, graphs=1,
+    compiles=True, h2d_copies=0, d2h_copies=0, warmups=3,
 )  # fmt: skip
 def compiled(device: str) -> Made:
     """Three layers and their activations, compiled by inductor."""
@@ -99,8 +99,8 @@ def compiled(device: str) -> Made:
 
 
 @COMPILED.add(
-    flops=3 * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, graphs=1, compiles=True,
-    h2d_copies=0, d2h_copies=0, warmups=5, anywhere=False,
+    flops=3 * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, graphs=1,
+    compiles=True, h2d_copies=0, d2h_copies=0, warmups=5, anywhere=False,
 )  # fmt: skip
 def compiled_with_less_overhead(device: str) -> Made:
     """The same with ``mode="reduce-overhead"``, which replays a CUDA graph."""
@@ -124,8 +124,8 @@ def compiled_with_a_break(device: str) -> Made:
 
 
 @COMPILED.add(
-    flops=(3 * 3 - 1) * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, compiles=True,
-    h2d_copies=0, d2h_copies=0, warmups=3, may="launch-bound",
+    flops=(3 * 3 - 1) * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0,
+    compiles=True, h2d_copies=0, d2h_copies=0, warmups=3, may="launch-bound",
 )  # fmt: skip
 def compiled_training(device: str) -> Made:
     """A training step of three compiled layers with a fused optimizer."""

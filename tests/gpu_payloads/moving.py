@@ -31,7 +31,9 @@ def three_additions(device: str) -> Made:
     yield block
 
 
-@PAYLOADS.add(kernels=0, syncs=1, h2d_copies=1, h2d_bytes=MIB, d2h_copies=0, rules={"pageable-copy": 1})
+@PAYLOADS.add(
+    kernels=0, syncs=1, h2d_copies=1, h2d_bytes=MIB, d2h_copies=0, rules={"pageable-copy": 1}
+)
 def pageable_to_device(device: str) -> Made:
     """1 MiB from pageable memory to the device."""
     x = torch.randn(MIB // 4)
@@ -149,7 +151,7 @@ def summed(device: str) -> Made:
     Source: aten/src/ATen/native/cuda/Reduce.cuh, ``gpu_reduce_kernel``.
     """
     x = torch.ones(16 * MIB, device=device)
-    yield lambda: x.sum()
+    yield x.sum
 
 
 @PAYLOADS.add(kernels=0, syncs=0, h2d_copies=0, d2h_copies=0, d2d_copies=0, memsets=0,

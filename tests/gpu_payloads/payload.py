@@ -15,7 +15,7 @@ class Run:
     """A block, and what is done before each of its runs, unmeasured."""
 
     block: Block
-    prepare: Block = lambda: None  # noqa: E731 - a field's default
+    prepare: Block = lambda: None
 
 
 Made: TypeAlias = Iterator[Block | Run]
@@ -103,7 +103,9 @@ class Payloads(list[Payload]):
                 {name.replace("__", "@", 1): count for name, count in counts.items()},
                 rules or {},
                 stored or {},
-                *(frozenset(names.split()) for names in (may, unknown, or_unknown)),
+                frozenset(may.split()),
+                frozenset(unknown.split()),
+                frozenset(or_unknown.split()),
                 anywhere=anywhere,
                 counter=counter,
                 timed=timed,

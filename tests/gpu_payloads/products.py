@@ -209,14 +209,12 @@ def _convolutions(device: str, *, bias: bool) -> Made:
     yield block
 
 
-@PAYLOADS.add(
-    flops=3 * (2 * 8 * 64 * 64 * 32 * 32 * 9), counter=True, syncs=0, may="small-grid"
-)
+@PAYLOADS.add(flops=3 * (2 * 8 * 64 * 64 * 32 * 32 * 9), counter=True, syncs=0, may="small-grid")
 def convolution_in_channels_last(device: str) -> Made:
     """One convolution of 3 × 3 in bf16 and channels last, forward and backward."""
-    layer = nn.Conv2d(64, 64, 3, padding=1, bias=False).to(
-        device, BF16, memory_format=torch.channels_last
-    )
+    layer = nn.Conv2d(64, 64, 3, padding=1, bias=False, device=device, dtype=BF16)
+    with torch.no_grad():
+        layer.weight.data = layer.weight.to(memory_format=torch.channels_last)
     x = torch.randn(8, 64, 32, 32, device=device, dtype=BF16)
     x = x.to(memory_format=torch.channels_last).requires_grad_()
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import support.live  # noqa: F401 - primes the profiler
 import torch
 from gpu_payloads import reading
 from gpu_payloads.scrubbing import own_names, scrubbed
-import support.live  # noqa: F401 - primes the profiler
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchprof.capture.compile_events import CompileCount
@@ -41,7 +41,6 @@ PEAKS: Mapping[str, float] = {
     "large_products_in_tf32": 494.7,
     "large_products_in_fp8": 1978.9,
 }
-
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,10 @@ def record(payload: Payload, device: str, folder: Path) -> Recorded:
 def _run(run: Run) -> None:
     run.prepare()
     run.block()
-    live_synchronize()
+    _synchronize()
 
 
-def live_synchronize() -> None:
+def _synchronize() -> None:
     """Wait for the device, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -247,7 +246,11 @@ def answers_of(
 
 def _rates(payload: str, name: str, rate: float) -> dict[str, dict[str, Any]]:
     """A rate, and if the peak of the chip is known, its share of that."""
-    band = {"low": (1 - RATE) * rate, "high": (1 + RATE) * rate, "source": "CUDA events"}
+    band: dict[str, Any] = {
+        "low": (1 - RATE) * rate,
+        "high": (1 + RATE) * rate,
+        "source": "CUDA events",
+    }
     found = {name: band}
     if (peak := PEAKS.get(payload)) is not None and _has_known_peaks():
         share = {which: 100 * band[which] / peak for which in ("low", "high")}

@@ -58,9 +58,7 @@ def step_in_a_loop(device: str) -> Made:
     yield from _step(device, foreach=False, fused=False)
 
 
-@PAYLOADS.add(
-    flops=STEP, counter=True, syncs=0, may="launch-bound", rules={"grad-not-none": 1}
-)
+@PAYLOADS.add(flops=STEP, counter=True, syncs=0, may="launch-bound", rules={"grad-not-none": 1})
 def gradients_filled_with_zeros(device: str) -> Made:
     """``zero_grad(set_to_none=False)``."""
     with tf32("high"):

@@ -34,7 +34,7 @@ def condition(device: str) -> Made:
 def nonzero(device: str) -> Made:
     """``nonzero`` reads the number of results."""
     x = torch.ones(1000, device=device)
-    yield lambda: x.nonzero()
+    yield x.nonzero
 
 
 @PAYLOADS.add(syncs=1, d2h_copies=1, h2d_copies=0, rules={"host-sync": 1})

@@ -1,0 +1,149 @@
+"""Traces recorded on a GPU: every answer that is known without our reader is what it says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gpu_payloads import reading
+from gpu_payloads.scrubbing import leftovers
+
+from pytest_torchprof.analysis.kernel_rows import kernel_rows
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
+from pytest_torchprof.trace.read import read_trace
+
+if TYPE_CHECKING:
+    from support.command_line import Say
+
+    from pytest_torchprof.trace.events import Events
+
+#: Another folder, to look at what was just recorded: TORCHPROF_GPU_TRACES.
+FOLDER = Path(
+    os.environ.get("TORCHPROF_GPU_TRACES") or Path(__file__).resolve().parents[1] / "data" / "gpu"
+)
+EXPECTED: dict[str, Any] = (
+    json.loads((FOLDER / "expected.json").read_text("utf-8"))
+    if (FOLDER / "expected.json").exists()
+    else {"traces": {}}
+)
+TRACES: dict[str, Any] = EXPECTED["traces"]
+
+pytestmark = pytest.mark.skipif(
+    not TRACES, reason="tests/data/gpu has no traces: record them by `make record-gpu` on a GPU"
+)
+each = pytest.mark.parametrize("name", TRACES)
+
+#: Of a trace, what each command prints; those that need two files, a report, or a browser are not.
+COMMANDS = (
+    ("summary",),
+    ("steps",),
+    ("idle",),
+    ("ops",),
+    ("ops", "--by", "shape"),
+    ("ops", "--by", "module"),
+    ("kernels",),
+    ("kernels", "--by", "op"),
+    ("kernels", "--by", "op,kernel,shape"),
+    ("lint",),
+    ("memory",),
+    ("memory", "--timeline"),
+    ("tree",),
+    ("bound", "--device", "H100"),
+    ("collectives",),
+)
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.json.gz"
+
+
+def trace_of(name: str) -> Events:
+    return read_trace(path_of(name))
+
+
+@each
+def test_the_reader_and_the_rules_say_what_others_know(name: str) -> None:
+    trace, row = trace_of(name), TRACES[name]
+    answers = row["answers"]
+    assert [] == reading.differences(answers, reading.read(trace, answers))
+    checked = check(trace, RULES.values())
+    assert {} == dict(checked.errors)
+    assert [] == reading.rule_differences(row["stored_rules"], row["may_match"], checked.counts)
+
+
+@pytest.mark.thorough
+@each
+def test_nothing_costs_more_than_the_whole_span(name: str) -> None:
+    trace = trace_of(name)
+    timed = trace.is_kind(*HOST_KINDS, *DEVICE_KINDS)
+    begin, end = trace.ts[timed].min(), (trace.ts + trace.dur)[timed].max()
+    costs = {one.rule: one.cost_ms for one in check(trace, RULES.values()).findings()}
+    assert {} == {rule: cost for rule, cost in costs.items() if cost and cost > (end - begin) / 1e6}
+
+
+@pytest.mark.thorough
+@each
+def test_no_kernel_is_faster_than_the_chip(name: str) -> None:
+    """From its cache it may read faster than from memory, but not compute faster."""
+    rows = kernel_rows(trace_of(name), by="op,kernel,shape")
+    over = [row for row in rows if row.compute_pct is not None and row.compute_pct > 100]
+    assert [] == over
+    if "self_cuda_ms" in TRACES[name]["answers"]:  # more data than the cache holds
+        assert [] == [row for row in rows if (row.bandwidth_pct or 0) > 100]
+
+
+@pytest.mark.thorough
+@each
+def test_nothing_is_left_of_the_machine(name: str) -> None:
+    assert [] == leftovers(gzip.decompress(path_of(name).read_bytes()).decode())
+
+
+@pytest.mark.thorough
+@each
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_command_reads_it(name: str, arguments: tuple[str, ...], say: Say) -> None:
+    command, *options = arguments
+    for form in ("table", "json"):
+        status, out, err = say(command, path_of(name), *options, "--format", form)
+        assert (0, "") == (status, err)
+        assert out
+
+
+@pytest.mark.thorough
+@each
+def test_it_can_be_augmented_and_shown(name: str, say: Say, tmp_path: Path) -> None:
+    for command, *options in (
+        ("augment", tmp_path / "augmented.json"),
+        ("stacks", tmp_path / "stacks.txt"),
+        ("report", "-o", tmp_path / "page.html"),
+    ):
+        assert 0 == say(command, path_of(name), *options)[0]
+
+
+def test_all_that_was_recorded_is_there_and_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in FOLDER.glob("*.json.gz")}
+    assert sizes.keys() == {f"{name}.json.gz" for name in TRACES}
+    assert max(sizes.values()) <= 150 * 1024
+    assert sum(sizes.values()) <= 3 * 2**20
+    assert {} == EXPECTED["failed"]
+
+
+@pytest.mark.skipif(
+    EXPECTED.get("machine", {}).get("device") == "cpu", reason="not recorded on a GPU"
+)
+def test_answers_by_hand_are_those_of_the_payloads() -> None:
+    """After a change there: ``tools/record_gpu_traces.py --restate tests/data/gpu``."""
+    from gpu_payloads import catalog, recording
+
+    for name, row in TRACES.items():
+        stated = recording.answers_of(catalog.PAYLOADS[name])
+        by_hand = {n: one for n, one in row["answers"].items() if one["source"] == "by hand"}
+        assert stated["answers"] == by_hand
+        assert stated["stored_rules"] == row["stored_rules"]
+        assert stated["may_match"] == row["may_match"]

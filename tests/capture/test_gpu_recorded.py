@@ -53,7 +53,7 @@ COMMANDS = (
     ("lint",),
     ("memory",),
     ("memory", "--timeline"),
-    ("tree",),
+    ("ops", "--by", "stack", "--depth", "2"),
     ("bound", "--device", "H100"),
     ("collectives",),
 )
@@ -80,11 +80,13 @@ def test_the_reader_and_the_rules_say_what_others_know(name: str) -> None:
 @pytest.mark.thorough
 @each
 def test_nothing_costs_more_than_the_whole_span(name: str) -> None:
+    """Compilations are another run's."""
     trace = trace_of(name)
     timed = trace.is_kind(*HOST_KINDS, *DEVICE_KINDS)
     begin, end = trace.ts[timed].min(), (trace.ts + trace.dur)[timed].max()
-    costs = {one.rule: one.cost_ms for one in check(trace, RULES.values()).findings()}
-    assert {} == {rule: cost for rule, cost in costs.items() if cost and cost > (end - begin) / 1e6}
+    rules = [rule for rule in RULES.values() if rule.gated_by is None]
+    costs = {one.rule: one.cost_ms or 0.0 for one in check(trace, rules).findings()}
+    assert sum(costs.values()) <= (end - begin) / 1e6, costs
 
 
 @pytest.mark.thorough
@@ -106,24 +108,23 @@ def test_nothing_is_left_of_the_machine(name: str) -> None:
 
 @pytest.mark.thorough
 @each
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_every_command_reads_it(name: str, arguments: tuple[str, ...], say: Say) -> None:
-    command, *options = arguments
-    for form in ("table", "json"):
-        status, out, err = say(command, path_of(name), *options, "--format", form)
-        assert (0, "") == (status, err)
-        assert out
-
-
-@pytest.mark.thorough
-@each
-def test_it_can_be_augmented_and_shown(name: str, say: Say, tmp_path: Path) -> None:
-    for command, *options in (
+def test_every_command_reads_it(name: str, say: Say, tmp_path: Path) -> None:
+    path = path_of(name)
+    for command, *options in COMMANDS:
+        for form in ("table", "json"):
+            status, out, err = say(command, path, *options, "--format", form)
+            if command == "steps" and status == 2:  # most have none
+                assert (1, "") == (err.count("\n"), out)
+                continue
+            assert (0, "") == (status, err)
+            assert out
+    for command, *where in (
         ("augment", tmp_path / "augmented.json"),
         ("stacks", tmp_path / "stacks.txt"),
         ("report", "-o", tmp_path / "page.html"),
     ):
-        assert 0 == say(command, path_of(name), *options)[0]
+        assert 0 == say(command, path, *where)[0]
+    assert 0 == say("diff", path, path, "--fail-over", "0")[0]
 
 
 def test_all_that_was_recorded_is_there_and_small() -> None:

@@ -53,8 +53,7 @@ COMMANDS = (
     ("lint",),
     ("memory",),
     ("memory", "--timeline"),
-    ("ops", "--by", "stack", "--depth", "2"),
-    ("bound", "--device", "H100"),
+    ("bound", "--device", "H100 SXM"),
     ("collectives",),
 )
 

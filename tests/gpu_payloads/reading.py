@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.kernel_rows import kernel_rows
 from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.kinds import Kind
@@ -16,7 +17,7 @@ from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
 
-#: A number, or the name of the reason for having none.
+#: A number, or the reason for having none, in words.
 Shown = int | float | str | None
 
 
@@ -54,7 +55,7 @@ def _of_operator(trace: Events, what: str, operator: str) -> float | None:
 def shown(value: object) -> Shown:
     """A value for JSON; one that is missing by its reason."""
     if isinstance(value, MissingValue):
-        return f"unknown: {value.reason.why.value}"
+        return f"unknown: {in_words(value.reason)}"
     return value if isinstance(value, int | float) else None
 
 
@@ -63,8 +64,8 @@ def rules_of(trace: Events) -> dict[str, Any]:
     checked = check(trace, RULES.values())
     return {
         "counts": checked.counts,
-        "unchecked": {code: reason.why.value for code, reason in checked.unchecked.items()},
-        "partly": {code: reason.why.value for code, reason in checked.partly.items()},
+        "unchecked": {code: in_words(reason) for code, reason in checked.unchecked.items()},
+        "partly": {code: in_words(reason) for code, reason in checked.partly.items()},
         "errors": dict(checked.errors),
         "costs_ms": {
             f"{one.rule} {number}": one.cost_ms for number, one in enumerate(checked.findings())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import platform
 import subprocess
@@ -80,6 +81,7 @@ class Allocator:
         self.answers = {"peak_cuda_bytes": peak, "allocated_cuda_bytes": made}
         if made or freed:
             self.answers["max_cuda_bytes"] = now["allocated_bytes.all.peak"]
+            self.answers["max_reserved_cuda_bytes"] = now["reserved_bytes.all.peak"]
 
     def end(self) -> None:
         """All garbage has been collected."""
@@ -120,6 +122,9 @@ class Clock:
 
 def record(payload: Payload, device: str, folder: Path) -> Recorded:
     """Run a payload, capture it, and store ``NAME.json.gz`` in the folder."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()  # blocks of others may be larger than asked for
     with payload.set_up(device) as run:
         before = CompileCount.now()
         _run(run)

@@ -123,7 +123,7 @@ def test_every_command_reads_it(name: str, say: Say, tmp_path: Path) -> None:
         ("report", "-o", tmp_path / "page.html"),
     ):
         assert 0 == say(command, path, *where)[0]
-    assert 0 == say("diff", path, path, "--fail-over", "0")[0]
+    assert 0 == say("diff", path, path)[0]
 
 
 def test_all_that_was_recorded_is_there_and_small() -> None:

@@ -87,3 +87,44 @@ def attention_by_hand(device: str) -> Made:
     """Scores, a softmax, and their product with the values."""
     q, k, v = (torch.randn(SHAPE, device=device, dtype=torch.bfloat16) for _ in range(3))
     yield lambda: torch.softmax(q @ k.transpose(-1, -2) / 8, dim=-1) @ v
+
+
+@PAYLOADS.add(anywhere=False, flops=4 * PAIRS, syncs=0, h2d_copies=0, d2h_copies=0)
+def attention_of_grouped_queries(device: str) -> Made:
+    """Four heads of keys and values for 16 of queries, forward, by the flash kernels."""
+    q = torch.randn(SHAPE, device=device, dtype=torch.bfloat16)
+    k, v = (torch.randn(4, 4, 1024, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def block() -> None:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    yield block
+
+
+@PAYLOADS.add(anywhere=False, flops=4 * PAIRS, counter=True, syncs=0)
+def attention_with_a_mask(device: str) -> Made:
+    """With a mask of numbers, forward, by the memory-efficient kernels."""
+    q, k, v = (torch.randn(SHAPE, device=device, dtype=torch.bfloat16) for _ in range(3))
+    mask = torch.zeros(1024, 1024, device=device, dtype=torch.bfloat16)
+
+    def block() -> None:
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
+            scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    yield block
+
+
+@PAYLOADS.add(anywhere=False, counter=True, syncs=0, h2d_copies=0, d2h_copies=0)
+def transformer_layer(device: str) -> Made:
+    """A layer of a transformer in bf16, forward and backward."""
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    model = layer.to(device, torch.bfloat16)
+    x = torch.randn(8, 128, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def block() -> None:
+        model(x).sum().backward()
+        model.zero_grad()
+        x.grad = None
+
+    yield block

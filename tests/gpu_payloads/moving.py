@@ -79,6 +79,26 @@ def to_pinned_host_without_waiting(device: str) -> Made:
     yield lambda: out.copy_(x, non_blocking=True)
 
 
+@PAYLOADS.add(kernels=0, syncs=0, d2h_copies=1, d2h_bytes=MIB, h2d_copies=0)
+def to_host_without_waiting(device: str) -> Made:
+    """1 MiB by ``.to("cpu", non_blocking=True)``, which makes a pinned tensor.
+
+    Source: aten/src/ATen/native/TensorConversions.cpp, ``_to_copy``.
+    """
+    x = torch.randn(MIB // 4, device=device)
+    yield lambda: x.to("cpu", non_blocking=True)
+
+
+@PAYLOADS.add(
+    kernels=1, d2h_copies=1, d2h_bytes=MIB, h2d_copies=0,
+    rules={"host-sync": 1, "pageable-copy": 1},
+)  # fmt: skip
+def to_pageable_host_in_vain(device: str) -> Made:
+    """``non_blocking`` does not help with pageable memory: the driver waits all the same."""
+    x, out = torch.randn(MIB // 4, device=device), torch.empty(MIB // 4)
+    yield lambda: out.copy_(x.add_(1), non_blocking=True)
+
+
 @PAYLOADS.add(kernels=0, syncs=0, d2d_copies=2, d2d_bytes=2 * MIB, h2d_copies=0, d2h_copies=0)
 def within_the_device(device: str) -> Made:
     """1 MiB by ``copy_``, and again by ``clone``."""

@@ -226,6 +226,24 @@ def convolution_in_channels_last(device: str) -> Made:
     yield block
 
 
+@PAYLOADS.add(
+    flops=2 * 8 * 64 * 32 * 32 * 9 + 2 * 8 * 64 * 16 * 16 * 32 * 2 * 2,
+    counter=True, syncs=0, may="layout-transpose small-grid",
+)  # fmt: skip
+def depthwise_and_transposed_convolutions(device: str) -> Made:
+    """A depthwise convolution of 3 × 3, and a transposed one of 2 × 2 with a stride of 2."""
+    depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False).to(device)
+    transposed = nn.ConvTranspose2d(64, 32, 2, stride=2, bias=False).to(device)
+    x, y = (torch.randn(8, 64, size, size, device=device) for size in (32, 16))
+
+    def block() -> None:
+        with torch.no_grad():
+            depthwise(x)
+            transposed(y)
+
+    yield block
+
+
 @PAYLOADS.add(flops=2 * 4 * 128 * (64 + 128) * 16 * 32, syncs=0, may="fp32-matmul small-grid")
 def recurrent_layer(device: str) -> Made:
     """An LSTM of 64 inputs and 128 hidden units over 32 steps of 16 samples, in cuDNN.

@@ -143,7 +143,11 @@ def test_answers_by_hand_are_those_of_the_payloads() -> None:
 
     for name, row in TRACES.items():
         stated = recording.answers_of(catalog.PAYLOADS[name])
-        by_hand = {n: one for n, one in row["answers"].items() if one["source"] == "by hand"}
+        by_hand = {
+            metric: {key: value for key, value in answer.items() if key != "agrees"}
+            for metric, answer in row["answers"].items()
+            if answer["source"] == "by hand"
+        }
         assert stated["answers"] == by_hand
         assert stated["stored_rules"] == row["stored_rules"]
         assert stated["may_match"] == row["may_match"]

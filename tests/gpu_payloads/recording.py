@@ -6,6 +6,7 @@ import gc
 import gzip
 import platform
 import subprocess
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,12 @@ class Clock:
 
 def record(payload: Payload, device: str, folder: Path) -> Recorded:
     """Run a payload, capture it, and store ``NAME.json.gz`` in the folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of payloads is not looked at
+        return _recorded(payload, device, folder)
+
+
+def _recorded(payload: Payload, device: str, folder: Path) -> Recorded:
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()  # blocks of others may be larger than asked for
@@ -231,10 +238,14 @@ def answers_of(
     if device != "cuda":
         stated = {name: count for name, count in stated.items() if name in ON_EVERY_DEVICE}
     for name, count in stated.items():
-        if name in answers and answers[name]["value"] != count:
-            source = answers[name]["source"]
-            doubts.append(f"{name}: {count} by hand, {answers[name]['value']} by {source}")
+        other = answers.get(name)
         answers[name] = {"value": count, "source": "by hand"}
+        if other is None:
+            continue
+        if other["value"] == count:
+            answers[name]["agrees"] = other["source"]
+        else:
+            doubts.append(f"{name}: {count} by hand, {other['value']} by {other['source']}")
     for name in payload.unknown if device == "cuda" else ():
         answers[name] = {"unknown": True, "source": "by hand"}
     for name in payload.or_unknown & answers.keys():

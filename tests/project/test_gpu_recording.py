@@ -64,6 +64,22 @@ def test_the_answers_on_a_device_are_by_hand_and_by_its_own_statistics() -> None
     assert ["peak_cuda_bytes: 5243392 by hand, 7 by torch.cuda.memory_stats"] == row["doubts"]
 
 
+def test_answers_by_hand_can_be_stated_anew(tmp_path: Path) -> None:
+    measured = {"value": 9, "source": "torch.cuda.memory_stats"}
+    row = recording.answers_of(
+        catalog.PAYLOADS["planted_leak"], "cuda", {"leaked_cuda_bytes": 2**20 + 512}
+    )
+    answers = row["answers"]
+    assert "torch.cuda.memory_stats" == answers["leaked_cuda_bytes"]["agrees"]
+    old = {"kernels": {"value": 7, "source": "by hand"}, "gone": {"value": 1, "source": "by hand"}}
+    before = {**answers, **old, "max_cuda_bytes": measured}
+    document = {"traces": {"planted_leak": {**row, "answers": before, "may_match": ["host-sync"]}}}
+    (tmp_path / "expected.json").write_text(json.dumps(document))
+    assert 0 == tool.main([str(tmp_path), "--restate"])
+    now = json.loads((tmp_path / "expected.json").read_text())["traces"]["planted_leak"]
+    assert {**row, "answers": {**answers, "max_cuda_bytes": measured}} == now
+
+
 def test_a_rate_is_that_of_cuda_events() -> None:
     payload = catalog.PAYLOADS["large_products_in_bf16"]
     answers = recording.answers_of(payload, "cuda", events_ms=10.0)["answers"]

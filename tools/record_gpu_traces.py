@@ -9,6 +9,7 @@ made so; ``--restate FOLDER`` only renews the answers by hand there.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -54,6 +55,8 @@ def record_each(names: Iterable[str], device: str, folder: Path, parts: Path, un
     import torch
     from gpu_payloads import catalog, recording
 
+    gc.collect()
+    gc.freeze()  # each capture collects garbage, which is faster without torch's own objects
     (parts / "machine.json").write_text(json.dumps(recording.machine(device)))
     for name in names:
         payload = catalog.PAYLOADS[name]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
-from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.errors import CaptureError, NotCapturedError
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.uncollected import uncollected
 
@@ -210,6 +211,9 @@ def real_torch() -> SimpleNamespace:
         matmul_precision=torch.get_float32_matmul_precision,
         synchronize=getattr(module, "synchronize", lambda: None),
         initialized=getattr(module, "is_initialized", lambda: True),
+        capturing=getattr(module, "is_current_stream_capturing", lambda: False),
+        devices=cache(getattr(module, "device_count", lambda: 1)),
+        in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,
@@ -245,10 +249,47 @@ def uses_accelerator() -> bool:
     return accelerator() is not None and bool(real_torch().initialized())
 
 
-def synchronize() -> None:
-    """Wait for the accelerator, if there is one."""
-    if uses_accelerator():
-        real_torch().synchronize()
+def synchronize() -> bool:
+    """Wait for the accelerator; return whether this process uses one and could wait for it.
+
+    It cannot while the current stream captures a graph: waiting would invalidate the capture.
+
+    Raises:
+        NotCapturedError: the accelerator reports an error of earlier work.
+    """
+    if not uses_accelerator():
+        return False
+    t = real_torch()
+    try:
+        if t.capturing():
+            return False
+        if t.devices() < 2:
+            t.synchronize()
+        else:
+            for number in filter(t.in_use, range(t.devices())):
+                t.synchronize(number)
+    except RuntimeError as error:
+        message = str(error).partition("\n")[0]
+        raise NotCapturedError(because(Why.DEVICE_ERROR, message=message)) from error
+    return True
+
+
+def unseen_allocator() -> Reason | None:
+    """Why torch's profiler does not see what is allocated on the device; None if it does.
+
+    Only the caching allocator reports to the profiler. Source: c10/cuda, where
+    CUDAMallocAsyncAllocator.cpp and ``uncached_delete`` call no `reportMemoryUsageToProfiler`.
+    """
+    import torch
+
+    if accelerator() != "cuda":
+        return None
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")()
+    cached = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)()
+    if backend == "native" and cached and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return None
+    name = backend if backend != "native" else "cudaMalloc"
+    return because(Why.ALLOCATOR_UNSEEN, name=name)
 
 
 def allows_tf32() -> bool | None:

@@ -318,7 +318,7 @@ class Capture:
             raise NotCapturedError(self.aside)
         facts |= self._own_facts()
         REAL.collect()
-        synchronize()
+        facts |= Facts(awaited=synchronize() or None)
         if not self._everywhere and not profiler_active():
             self._halt()
             raise NotCapturedError(because(Why.PROFILER_ENDED))

@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
     places = 3 if row.figure_unit == "×" else 2 if row.figure_unit else 0
 
     def shown(*values: float) -> str:

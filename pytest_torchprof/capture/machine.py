@@ -249,6 +249,14 @@ def uses_accelerator() -> bool:
     return accelerator() is not None and bool(real_torch().initialized())
 
 
+def captures_graph() -> bool:
+    """Whether the current stream captures a CUDA graph; no on a device that reports an error."""
+    try:
+        return uses_accelerator() and bool(real_torch().capturing())
+    except RuntimeError:
+        return False
+
+
 def synchronize() -> bool:
     """Wait for the accelerator; return whether this process uses one and could wait for it.
 
@@ -257,12 +265,10 @@ def synchronize() -> bool:
     Raises:
         NotCapturedError: the accelerator reports an error of earlier work.
     """
-    if not uses_accelerator():
+    if not uses_accelerator() or captures_graph():
         return False
     t = real_torch()
     try:
-        if t.capturing():
-            return False
         if t.devices() < 2:
             t.synchronize()
         else:

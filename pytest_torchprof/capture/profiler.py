@@ -35,6 +35,7 @@ from pytest_torchprof.capture.torch_sessions import (
     new_session,
     profiler_active,
     quiet,
+    require_free,
     sees_threads,
 )
 from pytest_torchprof.capture.undo import Undo
@@ -132,12 +133,11 @@ class Capture:
         """Begin the measured region.
 
         Raises:
-            CaptureError: another profiler session is active.
+            CaptureError: another profiler session is active, or a CUDA graph is captured.
         """
         if Capture.current is not None:
             Capture.current.abandon()  # left over from a capture that could not be ended
-        if profiler_active():
-            raise NotCapturedError(because(Why.OTHER_PROFILER))
+        require_free()
         synchronize()
         look_for_graphs()  # the collector will not see them later
         with Undo() as undo:

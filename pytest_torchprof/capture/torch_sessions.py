@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
-from pytest_torchprof.capture.machine import accelerator, real_torch
+from pytest_torchprof.capture.machine import accelerator, captures_graph, real_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.unpatched import REAL, is_silent, muted
+from pytest_torchprof.core.errors import NotCapturedError
 from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.reasons import Why, because
 
 #: Whether sessions write nothing to stderr, once known, so that they need no muting.
 _SILENT: list[bool] = []
@@ -60,6 +62,19 @@ def new_session(*, everywhere: bool = False, details: bool = True, tensors: bool
 def profiler_active() -> bool:
     """Whether any profiler session runs in this thread."""
     return bool(real_torch().active())
+
+
+def require_free() -> None:
+    """Check that a session of ours may begin here.
+
+    Raises:
+        NotCapturedError: another one is active, or the current stream captures a graph, which what
+            begins a session would invalidate.
+    """
+    if profiler_active():
+        raise NotCapturedError(because(Why.OTHER_PROFILER))
+    if captures_graph():
+        raise NotCapturedError(because(Why.GRAPH_CAPTURE))
 
 
 @cache

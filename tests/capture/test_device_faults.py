@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def broken(*_: int) -> None:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """A device that notes each wait for it."""
     made: Waits = []
     monkeypatch.setattr(machine, "uses_accelerator", lambda: True)
@@ -126,3 +126,14 @@ def test_only_the_caching_allocator_is_seen(
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", variable)
     found = unseen_allocator()
     assert expected == (found and dict(found.data)["name"])
+
+
+def test_no_session_begins_while_a_graph_is_captured(
+    waits: Waits, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
+) -> None:
+    monkeypatch.setattr(real_torch(), "capturing", lambda: True)
+    pytester.makepyfile(test_it="def test_it(): pass")
+    record = run(pytester, "--torchprof").tests["test_it"]
+    assert ("passed", "not_profiled") == (record["outcome"], record["status"])
+    assert "while a CUDA graph is captured" in record["reason"]
+    assert not waits

@@ -1,4 +1,4 @@
-"""On a real GPU: what the profiler did not record is never counted as 0, and no budget passes on it.
+"""On a real GPU: what the profiler did not record is never 0, and no budget passes on it.
 
 The launches of a test are known. Its kernels are either that many, or not measured with a reason.
 """
@@ -12,6 +12,7 @@ import pytest
 from support.cupti import CUPTI, needs_cupti
 from support.gpu import needs_gpu
 from support.outcomes import Session, same, session
+from support.seen import show
 
 pytestmark = [needs_gpu, pytest.mark.thorough]
 
@@ -116,7 +117,7 @@ def test_another_client_takes_cupti_over(pytester: pytest.Pytester, call: str) -
     """
     ran = same(pytester, source, subprocess=True)
     counts = {"test_before": 3, "test_it": 5, "test_afterwards": 4, "test_later": 6}
-    print(kernels_of(ran, counts))
+    show(kernels_of(ran, counts))
 
 
 @needs_cupti
@@ -132,10 +133,10 @@ def test_a_client_from_before_the_session(pytester: pytest.Pytester) -> None:
     def test_again(): launch(4)
     """
     ran = same(pytester, source, conftest=conftest, subprocess=True)
-    print(kernels_of(ran, {"test_it": 5, "test_again": 4}))
+    show(kernels_of(ran, {"test_it": 5, "test_again": 4}))
 
 
-# -------------------------------------------------------------------- other sessions of the profiler
+# -------------------------------------------------------------------- other profiler sessions
 
 
 def test_a_session_around_all_tests(pytester: pytest.Pytester) -> None:
@@ -181,7 +182,7 @@ def test_a_session_of_another_thread(pytester: pytest.Pytester) -> None:
     def test_again(profiled): launch(4)
     """
     ran = same(pytester, source, subprocess=True)
-    print(kernels_of(ran, {"test_it": 5, "test_again": 4}))
+    show(kernels_of(ran, {"test_it": 5, "test_again": 4}))
     after = _profiled(pytester, f"{HEAD}\n    def test_it(): launch(5)")
     assert honest(after, "test_it", 5) is None
 
@@ -247,10 +248,10 @@ def test_tests_that_profile_themselves(pytester: pytest.Pytester, args: tuple[st
         assert "not_profiled" == ran.records[test]["status"], ran.records[test]
     assert honest(ran, "test_afterwards", 4) is None
     counts = dict.fromkeys(("test_marks_for_nvtx", "test_ranges", "test_the_device_profiler"), 3)
-    print(kernels_of(ran, counts))
+    show(kernels_of(ran, counts))
 
 
-# -------------------------------------------------------------------- what the profiler comes too late for
+# -------------------------------------------------------------------- what begins before it
 
 
 GRAPH = f"""{HEAD}
@@ -268,7 +269,7 @@ GRAPH = f"""{HEAD}
 def test_graphs_from_before_the_first_session(pytester: pytest.Pytester) -> None:
     ran = same(pytester, GRAPH, subprocess=True)
     found = kernels_of(ran, {"test_replays": 15, "test_replays_again": 5, "test_other_work": 4})
-    print(found)
+    show(found)
     assert found["test_other_work"] is None
 
 
@@ -290,7 +291,7 @@ def test_variables_of_the_environment(
         monkeypatch.setenv(name, value)
     ran = same(pytester, GRAPH, subprocess=True)
     found = kernels_of(ran, {"test_replays": 15, "test_replays_again": 5, "test_other_work": 4})
-    print(found)
+    show(found)
 
 
 def test_no_device_is_visible(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +333,7 @@ def test_sessions_after_the_device_has_idled(pytester: pytest.Pytester) -> None:
     """
     ran = _profiled(pytester, source, "--torchprof-rounds=0", subprocess=True)
     found = kernels_of(ran, {f"test_it[{number}]": 10 for number in range(6)})
-    print(found)
+    show(found)
     assert {None} == {*found.values()}
 
 
@@ -350,7 +351,7 @@ def test_more_records_than_the_profiler_has_room_for(pytester: pytest.Pytester) 
     def test_afterwards(): launch(4)
     """
     ran = _profiled(pytester, source, "--torchprof-rounds=0", subprocess=True)
-    print(honest(ran, "test_it", 600_000))
+    show(honest(ran, "test_it", 600_000))
     assert honest(ran, "test_afterwards", 4) is None
 
 
@@ -379,7 +380,7 @@ def test_memory_of_other_allocators(
     ran = _profiled(pytester, source, subprocess=True)
     peak = ran.records["test_it"]["metrics"]["peak_cuda_bytes"]
     leaked = ran.records["test_leaks"]["metrics"]["leaked_cuda_bytes"]
-    print(peak, leaked)
+    show(peak, leaked)
     if "expandable" in value:
         assert [1 << 22] * 2 == [peak["value"], leaked["value"]]
         assert 1 == ran.ret

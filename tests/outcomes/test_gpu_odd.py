@@ -1,4 +1,4 @@
-"""On a real GPU: tests that do unusual things there end as without us, and their numbers are right."""
+"""On a real GPU: unusual tests end as without the plugin, and their numbers are right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.gpu import needs_gpu
 from support.outcomes import Session, same, session
+from support.seen import show
 
 pytestmark = [needs_gpu, pytest.mark.thorough]
 
@@ -124,7 +125,7 @@ STREAMS = f"""{HEAD}
 def test_streams_and_graphs(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     ran = same(pytester, STREAMS, *args, subprocess=True)
     assert 0 == ran.ret
-    print(ran.statuses)
+    show(ran.statuses)
     three = ("test_in_a_side_stream", "test_leaves_another_stream_current", "test_gives_it_back")
     counts(ran, "kernels", **dict.fromkeys((*three, "test_events"), 3))
     four = ("test_a_side_stream", "test_leaves_work_running")  # a fill, a sleep
@@ -135,7 +136,7 @@ def test_streams_and_graphs(pytester: pytest.Pytester, args: tuple[str, ...]) ->
     assert waited > 50
     if not args:
         assert ran.metric("test_a_slow_one_is_waited_for", "wall_ms") > waited / 2
-    print(values(ran, "kernels", *ran.records))
+    show(values(ran, "kernels", *ran.records))
 
 
 # -------------------------------------------------------------------- memory and errors
@@ -197,14 +198,16 @@ def test_memory(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     ran = same(pytester, MEMORY, *args, subprocess=True)
     called = [report["outcome"] for report in ran.reports if report["when"] == "call"]
     assert ["failed", *["passed"] * 10] == called
-    print(ran.statuses)
+    show(ran.statuses)
     assert "not_profiled" == ran.records["test_raises"]["status"]
     counts(ran, "kernels", test_catches=3, test_catches_at_the_fraction=3)
-    peaks = ("test_resets_the_peak", "test_empties_the_cache", "test_needs_what_it_had")
-    peaks = (*peaks, "test_records_its_history", "test_leaks", "test_a_pool")
+    peaks = [
+        *("test_resets_the_peak", "test_empties_the_cache", "test_needs_what_it_had"),
+        *("test_records_its_history", "test_leaks", "test_a_pool"),
+    ]
     counts(ran, "peak_cuda_bytes", **dict.fromkeys(peaks, 4 << 20))
     counts(ran, "leaked_cuda_bytes", **{**dict.fromkeys(peaks, 0), "test_leaks": 4 << 20})
-    print(values(ran, "peak_cuda_bytes", "test_without_a_cache"))
+    show(values(ran, "peak_cuda_bytes", "test_without_a_cache"))
 
 
 FATAL = f"""{HEAD}
@@ -227,7 +230,7 @@ def test_an_assertion_on_the_device(pytester: pytest.Pytester, wait: str) -> Non
     assert plain.ret == ours.ret
     assert not [line for line in ours.terminal if "internal error" in line]
     counts(ours, "kernels", test_before=3)
-    print(ours.statuses, values(ours, "kernels", *ours.records))
+    show(ours.statuses, values(ours, "kernels", *ours.records))
 
 
 # -------------------------------------------------------------------- settings
@@ -316,15 +319,17 @@ SETTINGS = f"""{HEAD}
 def test_settings(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     ran = same(pytester, SETTINGS, "-rA", *args, subprocess=True)
     assert 0 == ran.ret
-    print(ran.statuses)
-    three = ("test_forbids_syncs", "test_under_a_fixture_that_forbids_syncs")
-    three = (*three, "test_leaves_syncs_forbidden", "test_finds_them_forbidden")
-    counts(ran, "kernels", **dict.fromkeys((*three, "test_deterministic"), 3))
+    show(ran.statuses)
+    three = [
+        *("test_forbids_syncs", "test_under_a_fixture_that_forbids_syncs", "test_deterministic"),
+        *("test_leaves_syncs_forbidden", "test_finds_them_forbidden"),
+    ]
+    counts(ran, "kernels", **dict.fromkeys(three, 3))
     counts(ran, "flops", test_autocast=2 * 256**3)
     counts(ran, "h2d_bytes", test_copies=4 << 20)
     counts(ran, "d2h_bytes", test_copies=4 << 20)
     found = values(ran, "kernels", "test_in_a_thread", "test_in_a_thread_and_stream")
-    print(found)
+    show(found)
     assert all(value == 3 or isinstance(value, str) for value in found.values())
     if not args:
         assert {3} == {*found.values()}
@@ -362,7 +367,7 @@ COMPILED = f"""{HEAD}
 
 def test_compiled_code(pytester: pytest.Pytester) -> None:
     ran = same(pytester, COMPILED, "-pno:randomly", subprocess=True)
-    print(ran.statuses, values(ran, "kernels", *ran.records), values(ran, "flops", *ran.records))
+    show(ran.statuses, values(ran, "kernels", *ran.records), values(ran, "flops", *ran.records))
     if ran.ret:
         pytest.skip("inductor compiles nothing for the device here")
     counts(ran, "kernels", test_afterwards=3)
@@ -427,9 +432,7 @@ def test_processes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONPATH", _with(pytester.path))
     ran = same(pytester, PROCESSES, subprocess=True)
     assert 0 == ran.ret
-    print(
-        ran.statuses, values(ran, "kernels", *ran.records), values(ran, "h2d_bytes", *ran.records)
-    )
+    show(ran.statuses, values(ran, "kernels", *ran.records), values(ran, "h2d_bytes", *ran.records))
     counts(ran, "kernels", test_afterwards=3)
     counts(ran, "h2d_bytes", **{"test_loads[0]": 8 * 16 * 4})
 

@@ -87,19 +87,36 @@ def probe_machine(threads: int | None) -> Machine:
     Raises:
         CaptureError: torch is not installed or cannot be imported.
     """
+    torch = imported_torch()
+    device = accelerator()
+    if device is None:
+        return described(None, None, threads)
+    module = getattr(torch, device)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else device
+    return described(str(name), device, threads)
+
+
+def imported_torch() -> Any:
+    """The module.
+
+    Raises:
+        CaptureError: it is not installed or cannot be imported.
+    """
     try:
         with nullcontext() if "torch" in sys.modules else uncollected():
             import torch
     except ImportError as error:
         raise _no_torch(error) from error
+    return torch
+
+
+def described(name: str | None, device: str | None, threads: int | None) -> Machine:
+    """This machine with an accelerator of this name and type, or None."""
+    import torch
+
     if threads is None:
         threads = torch.get_num_threads()
-    device = accelerator()
-    if device is None:
-        return Machine(None, None, str(torch.__version__), threads, _host(), _cpu_capability())
-    module = getattr(torch, device)
-    name = module.get_device_name() if hasattr(module, "get_device_name") else device
-    return Machine(str(name), device, str(torch.__version__), threads, _host(), _cpu_capability())
+    return Machine(name, device, str(torch.__version__), threads, _host(), _cpu_capability())
 
 
 def _host() -> str:

@@ -274,27 +274,36 @@ def captures_graph() -> bool:
         return False
 
 
-def synchronize() -> bool:
+def await_device() -> bool:
     """Wait for the accelerator; return whether this process uses one and could wait for it.
 
     It cannot while the current stream captures a graph: waiting would invalidate the capture.
 
     Raises:
-        NotCapturedError: the accelerator reports an error of earlier work.
+        RuntimeError: the accelerator reports an error of earlier work.
     """
     if not uses_accelerator() or captures_graph():
         return False
     t = real_torch()
+    if t.devices() < 2:
+        t.synchronize()
+    else:
+        for number in filter(t.in_use, range(t.devices())):
+            t.synchronize(number)
+    return True
+
+
+def synchronize() -> bool:
+    """The same, where an error is not the test's business.
+
+    Raises:
+        NotCapturedError: the accelerator reports an error of earlier work.
+    """
     try:
-        if t.devices() < 2:
-            t.synchronize()
-        else:
-            for number in filter(t.in_use, range(t.devices())):
-                t.synchronize(number)
+        return await_device()
     except RuntimeError as error:
         message = str(error).partition("\n")[0]
         raise NotCapturedError(because(Why.DEVICE_ERROR, message=message)) from error
-    return True
 
 
 def unseen_allocator() -> Reason | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from pytest_torchprof.capture.early_machine import early_machine
+from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.machine import Machine, probe_machine
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ class KnownMachine:
     def machine(self) -> Machine:
         """The machine, as torch describes it; asked once, which initializes the device."""
         if self._machine is None:
+            before = threads_now()
             self._machine = probe_machine(self.settings.threads)
+            expect_threads(threads_now() - before)  # the driver's, which no test has started
         return self._machine
 
     def first_look(self) -> dict[str, Any]:

@@ -49,18 +49,21 @@ def test_small(number):
 _PACKAGE = """\
 import torch
 
-UNITS = {units}
+UNITS, MORE = {units}, {more}
 
-def work(a, b, out):
-    for _ in range(UNITS):
+def work(a, b, out, units):
+    for _ in range(units):
         torch.mm(a, b, out=out)
+
+def same(operands): work(*operands, UNITS)
+def more(operands): work(*operands, MORE)
 """
 #: Side of the square matrices of a product, dtype, and products in a call: 1 to 2 ms on an H100.
 _PRODUCTS = {"cuda": (2048, "bfloat16", 40), "cpu": (256, "float32", 10)}
 _AB_TESTS = """\
 import pytest
 import torch
-from payload import work
+import payload
 
 @pytest.fixture(scope="module")
 def operands():
@@ -68,9 +71,11 @@ def operands():
     make = lambda: torch.full(({size}, {size}), 0.01, dtype=torch.{dtype}, device="{device}")
     return make(), make(), make()
 
-@pytest.mark.parametrize("copy", range({copies}))
-def test_work(copy, operands):
-    work(*operands)
+@pytest.mark.parametrize("copy", range({same}))
+def test_same(copy, operands): payload.same(operands)
+
+@pytest.mark.parametrize("copy", range({more}))
+def test_more(copy, operands): payload.more(operands)
 """
 
 
@@ -79,13 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.on_device", description=__doc__)
     parser.add_argument("part", nargs="*", help=f"which: {', '.join(PARTS)} (default: all)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--pairs", type=int, default=12, help="of runs in profile and post")
+    parser.add_argument("--pairs", type=int, default=10, help="of runs in profile and post")
     parser.add_argument("--tests", type=int, default=200, help="in the suite")
-    parser.add_argument("--suites", type=int, default=2, help="pairs of suites")
+    parser.add_argument("--suites", type=int, default=1, help="pairs of suites")
     parser.add_argument("--same", type=int, default=100, help="comparisons of the same code")
-    parser.add_argument("--more", type=int, default=60, help="comparisons with more work")
+    parser.add_argument("--more", type=int, default=40, help="comparisons with more work")
     parser.add_argument("--extra", type=int, default=10, help="how much more work, in percent")
-    parser.add_argument("--min-time", type=float, default=0.1, help="as `torchprof ab` has it")
+    parser.add_argument("--min-time", type=float, default=0.15, help="as `torchprof ab` has it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args(arguments)
     if unknown := set(options.part) - PARTS.keys():
@@ -221,38 +226,38 @@ def suite(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _repository(device: str, copies: int, extra: int) -> Iterator[Path]:
+def _repository(options: argparse.Namespace) -> Iterator[Path]:
     """A repository with the tags A and B, which is checked out."""
-    size, dtype, units = _PRODUCTS[device]
-    tests = _AB_TESTS.format(size=size, dtype=dtype, device=device, copies=copies)
+    size, dtype, units = _PRODUCTS[options.device]
+    of_tests = {"same": options.same, "more": options.more, "device": options.device}
     with TemporaryDirectory(prefix="ab-device-") as name:
         folder = Path(name)
+        tests = _AB_TESTS.format(size=size, dtype=dtype, **of_tests)
         (folder / "test_work.py").write_text(tests, "utf-8")
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n", "utf-8")
         (folder / ".gitignore").write_text("__pycache__/\n", "utf-8")
         git(folder, "init", "-q")
-        for title, more in (("A", units), ("B", round(units * (100 + extra) / 100))):
-            text = f'"""{title}."""\n\n' + _PACKAGE.format(units=more)
+        for title, more in (("A", units), ("B", round(units * (100 + options.extra) / 100))):
+            text = f'"""{title}."""\n\n' + _PACKAGE.format(units=units, more=more)
             (folder / "payload.py").write_text(text, "utf-8")
             commit(folder, title)
             git(folder, "tag", title)
         yield folder
 
 
-def ab(options: argparse.Namespace) -> dict[str, Any]:
-    """Verdicts of the command: on the same code, and on more work."""
+def ab(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Verdicts of one run of the command: on tests of the same work, and of more work."""
     tallies: dict[tuple[int, str], Tally] = {}
-    kept: dict[str, Any] = {}
-    for extra, copies in ((0, options.same), (options.extra, options.more)):
-        if not copies:
-            continue
-        with _repository(options.device, copies, extra) as folder:
-            rows = compared(folder, options.min_time, "test_work.py", base="A")
-        kept[f"+{extra} %"] = rows
-        for row in rows:
-            tallies.setdefault((extra, "product"), Tally()).add(row)
+    with _repository(options) as folder:
+        rows = compared(folder, options.min_time, "test_work.py", base="A")
+    for row in rows:
+        extra = options.extra if "test_more" in row["name"] else 0
+        tallies.setdefault((extra, "product"), Tally()).add(row)
     print(tabulate(list(lines(tallies)), AB_HEADERS, tablefmt="github", disable_numparse=True))
-    return kept
+    for row in rows:
+        if row["verdict"] != ("slower" if "test_more" in row["name"] else "same"):
+            print(row)
+    return rows
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {

@@ -230,6 +230,7 @@ def real_torch() -> SimpleNamespace:
         initialized=getattr(module, "is_initialized", lambda: True),
         capturing=getattr(module, "is_current_stream_capturing", lambda: False),
         devices=cache(getattr(module, "device_count", lambda: 1)),
+        spin=getattr(module, "_sleep", None),
         in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,

@@ -29,6 +29,7 @@ from pytest_torchprof.capture.replacing import replace as replace_function
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
+    begin,
     begin_elsewhere,
     disable,
     empty,
@@ -78,6 +79,7 @@ class Capture:
     which takes memory for each event. ``frozen``: other code of ours has frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
     is one of those; tells by the arguments that start a thread whether it runs no operators.
+    ``idle_kernels`` are launched before the region.
     """
 
     #: The capture whose session runs; there is only one of ours.
@@ -95,6 +97,7 @@ class Capture:
         frozen: bool = False,
         handover: Callable[[], Handover] | None = None,
         helpers: Callable[[tuple[Any, ...]], bool] | None = None,
+        idle_kernels: int = 0,
     ) -> None:
         self._threads, self._first = threads, first
         self._frozen, self._everywhere = frozen, everywhere
@@ -115,7 +118,7 @@ class Capture:
         self._started = StartedThreads()
         self._left = LeftThreads()
         self._children = Children(handover)
-        self._helpers = helpers
+        self._helpers, self._idle_kernels = helpers, idle_kernels
         self._elsewhere: Reason | None = None
         self._began = 0
         #: Anomaly detection was on before the region.
@@ -150,15 +153,7 @@ class Capture:
             self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
-            OTHERS.ours_starts()
-            try:
-                with quiet():
-                    self._profiler.start()
-            except BaseException:
-                disable()
-                raise
-            finally:
-                OTHERS.ours_started()
+            begin(self._profiler, self._idle_kernels)
             self._running = True
             Capture.current = self
             self._undo = undo.pop_all()

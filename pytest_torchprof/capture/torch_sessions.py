@@ -7,7 +7,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
-from pytest_torchprof.capture.machine import accelerator, captures_graph, real_torch
+from pytest_torchprof.capture.machine import (
+    accelerator,
+    captures_graph,
+    real_torch,
+    uses_accelerator,
+)
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.unpatched import REAL, is_silent, muted
 from pytest_torchprof.core.errors import NotCapturedError
@@ -62,6 +67,24 @@ def new_session(*, everywhere: bool = False, details: bool = True, tensors: bool
 def profiler_active() -> bool:
     """Whether any profiler session runs in this thread."""
     return bool(real_torch().active())
+
+
+def begin(profiler: Any, idle_kernels: int = 0) -> None:
+    """Begin a session of ours with as many kernels that do nothing, and wait for them."""
+    OTHERS.ours_starts()
+    try:
+        with quiet():
+            profiler.start()
+        spin = real_torch().spin
+        if idle_kernels and spin is not None and uses_accelerator():
+            for _ in range(idle_kernels):
+                spin(1)
+            real_torch().synchronize()
+    except BaseException:
+        disable()
+        raise
+    finally:
+        OTHERS.ours_started()
 
 
 def require_free() -> None:
@@ -122,14 +145,14 @@ def begin_elsewhere() -> None:
     session that the backend is not running.
     """
 
-    def begin() -> None:
+    def start() -> None:
         OTHERS.ours_starts()
         try:
             new_session().start()
         finally:
             OTHERS.ours_started()
 
-    thread = REAL.thread(target=begin)
+    thread = REAL.thread(target=start)
     with muted(2):
         thread.start()
         thread.join()

@@ -189,7 +189,10 @@ MEMORY = f"""{HEAD}
         with torch.cuda.use_mem_pool(pool): x = torch.ones(MB, device="cuda")
         del x
     def test_without_a_cache():
-        with torch.cuda.memory.caching_allocator_disabled(): x = torch.ones(MB, device="cuda")
+        torch.cuda.memory.caching_allocator_enable(False)
+        try: x = torch.ones(MB, device="cuda")
+        finally: torch.cuda.memory.caching_allocator_enable(True)
+        del x
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 from support.sessions import run
@@ -10,10 +12,12 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.capture import torch_sessions
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.session.runs.captures import Captures
-from pytest_torchprof.session.runs.run_result import Captured
-from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.session.runs.run_result import Captured
+    from pytest_torchprof.trace.events import Events
 
 
 def with_lost(lost: int) -> Events:
@@ -44,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many idle kernels each session launches."""
     seen: list[int] = []
     monkeypatch.setattr(torch_sessions, "uses_accelerator", lambda: True)
-    monkeypatch.setattr(real_torch(), "spin", lambda cycles: seen.append(cycles))
+    monkeypatch.setattr(real_torch(), "spin", seen.append)
     return seen
 
 

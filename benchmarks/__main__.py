@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.name or name in options.name:
             print(f"{name} …", file=sys.stderr, flush=True)
             rows += theme(quick=options.quick)
-    print(tabulate([_cells(row) for row in rows], HEADERS, disable_numparse=True))
+    print(tabulate([cells(row) for row in rows], HEADERS, disable_numparse=True))
     print()
     for note, names in _notes(rows).items():
         print(f"{', '.join(names)}: {note}")
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
     places = 3 if row.figure_unit == "×" else 2 if row.figure_unit else 0
 
     def shown(*values: float) -> str:

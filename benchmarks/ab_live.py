@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     name = row["name"].partition("[")[2].split("-")[0]
                     tallies.setdefault((extra, name), Tally()).add(row)
     print(file=sys.stderr)
-    print(tabulate(list(_lines(tallies)), HEADERS, tablefmt="github", disable_numparse=True))
+    print(tabulate(list(lines(tallies)), HEADERS, tablefmt="github", disable_numparse=True))
     print(
         f"\n{options.min_time:g} s a side and test at most; {tests} tests in a run share 1 % of "
         f"error; {'beside' if options.hog else 'without'} a competing process of ours; "
@@ -152,14 +152,16 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True)
 
 
-def compared(folder: Path, min_time: float, *tests: str) -> list[dict[str, Any]]:
+def compared(
+    folder: Path, min_time: float, *tests: str, base: str = "base"
+) -> list[dict[str, Any]]:
     """The rows of one run of the command: the tag ``base`` and what is checked out.
 
     Raises:
         RuntimeError: it has compared nothing.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "pytest_torchprof", "ab", "base"]
+    command = [sys.executable, "-m", "pytest_torchprof", "ab", base]
     command += ["--format", "json", "--min-time", str(min_time), "--limit", "0"]
     done = subprocess.run(
         [*command, "--", "-p", "no:cacheprovider", *tests],
@@ -176,7 +178,7 @@ def compared(folder: Path, min_time: float, *tests: str) -> list[dict[str, Any]]
     return rows
 
 
-def _lines(tallies: dict[tuple[int, str], Tally]) -> Iterator[list[str]]:
+def lines(tallies: dict[tuple[int, str], Tally]) -> Iterator[list[str]]:
     """One line for each test, and one for all tests of an amount."""
     for extra in dict.fromkeys(extra for extra, _ in tallies):
         whole = Tally()

@@ -22,17 +22,17 @@ def session() -> profile:
     return profile(activities=activities, record_shapes=True, profile_memory=True)
 
 
-def mlp() -> Body:
+def mlp(device: str = "cpu") -> Body:
     """A training step of a small perceptron: about 100 operators."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    return _training(model, torch.randn(32, 64))
+    return _training(model.to(device), torch.randn(32, 64, device=device))
 
 
-def gpt() -> Body:
+def gpt(device: str = "cpu") -> Body:
     """A training step of a small transformer: about 2,000 operators."""
     import torch
     from torch import nn
@@ -40,17 +40,17 @@ def gpt() -> Body:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
     model = nn.Sequential(nn.Linear(64, 64), nn.TransformerEncoder(layer, 6))
-    return _training(model, torch.randn(4, 32, 64))
+    return _training(model.to(device), torch.randn(4, 32, 64, device=device))
 
 
-def loop() -> Body:
-    """100,000 operators in a Python loop, none of which allocates."""
+def loop(device: str = "cpu", count: int = 100_000) -> Body:
+    """As many operators in a Python loop, none of which allocates."""
     import torch
 
-    x = torch.ones(4)
+    x = torch.ones(4, device=device)
 
     def body() -> None:
-        for _ in range(100_000):
+        for _ in range(count):
             x.neg_()
 
     return body

@@ -25,8 +25,8 @@ def profile(*, quick: bool) -> Iterator[Row]:
         with TemporaryDirectory() as folder:
             body = make()
             samples = paired(
-                lambda body=body, folder=folder: _ours(body, Path(folder)),  # type: ignore[misc]
-                lambda body=body, folder=folder: _bare(body, Path(folder)),  # type: ignore[misc]
+                lambda body=body, folder=folder: ours(body, Path(folder)),  # type: ignore[misc]
+                lambda body=body, folder=folder: bare(body, Path(folder)),  # type: ignore[misc]
                 PROFILE_PAIRS[case][quick],
             )
         yield summarize(
@@ -46,8 +46,8 @@ def post(*, quick: bool) -> Iterator[Row]:
             body = make()
             count = POST_PAIRS[case][quick]
             if count > 2:
-                _both(body, Path(folder), ours_first=True)  # the first of all is not counted
-            samples = [_both(body, Path(folder), ours_first=n % 2 == 0) for n in range(count)]
+                both(body, Path(folder), ours_first=True)  # the first of all is not counted
+            samples = [both(body, Path(folder), ours_first=n % 2 == 0) for n in range(count)]
         yield summarize(
             f"post: {case}",
             [(ours, peer) for ours, _, peer in samples],
@@ -83,7 +83,7 @@ def rules(*, quick: bool) -> Iterator[Row]:
             body, folder = make(), Path(name)
             pairs = paired(
                 lambda body=body, folder=folder: _rules(body, folder),  # type: ignore[misc]
-                lambda body=body, folder=folder: (_bare(body, folder),),  # type: ignore[misc]
+                lambda body=body, folder=folder: (bare(body, folder),),  # type: ignore[misc]
                 PROFILE_PAIRS[case][quick],
             )
         for number, (part, goal, what) in enumerate(_PARTS):
@@ -114,8 +114,8 @@ def _gatherer(folder: Path) -> Any:
     return Gatherer(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
 
-def _ours(body: Body, folder: Path) -> float:
-    """One profiled run as in a session: capture, export, read, all metrics, operators."""
+def ours(body: Body, folder: Path) -> float:
+    """One profiled run as in a session: capture, export, read, all metrics, operators; in ms."""
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.verdict.profile import profile_of
@@ -159,7 +159,8 @@ def _rules(body: Body, folder: Path) -> tuple[float, float]:
     return rules_ms, _since(start)
 
 
-def _bare(body: Body, folder: Path) -> float:
+def bare(body: Body, folder: Path) -> float:
+    """A bare profiler block with the same flags that exports its trace; in ms."""
     file = folder / "bare.json"
     gc.collect()
     start = time.perf_counter()
@@ -171,7 +172,7 @@ def _bare(body: Body, folder: Path) -> float:
     return elapsed
 
 
-def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, float]:
+def both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, float]:
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
@@ -187,7 +188,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     profiler.export_chrome_trace(str(file))
     export = _since(start)
 
-    def ours() -> float:
+    def read_and_measure() -> float:
         gatherer = _gatherer(folder)
         gc.collect()
         start = time.perf_counter()
@@ -203,10 +204,10 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
         return _since(start)
 
     if ours_first:
-        mine = ours()
+        mine = read_and_measure()
         return mine, export, peer()
     theirs = peer()
-    return ours(), export, theirs
+    return read_and_measure(), export, theirs
 
 
 def _match_patterns(profiler: Any) -> None:

@@ -108,10 +108,6 @@ class WorkerPlugin(RunningHooks):
 
     # ---------------------------------------------------------------- collection
 
-    def pytest_sessionstart(self) -> None:
-        """Query the machine's properties from torch."""
-        self._machine = probe_machine(self.settings.threads)
-
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors."""
         if report.failed:
@@ -148,7 +144,8 @@ class WorkerPlugin(RunningHooks):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run what the controller requests, until it ends."""
         self.reached = True
-        if session.items:
+        if session.items:  # not before: a device is initialized once tests have chosen theirs
+            self._machine = probe_machine(self.settings.threads)
             prime()
             warm_up()
             OTHERS.watch()

@@ -37,6 +37,8 @@ def absent_gap(trace: Events) -> Reason | None:
         return gap
     if trace.once(lost_launches)[0] or _device_ran(trace):
         return None
+    if trace.once(_records_end):
+        return because(Why.NO_DEVICE_RECORDS)
     if trace.unread:
         why = Why.UNKNOWN_EVENTS if _has_accelerator(trace) else Why.ONLY_OTHER_EVENTS
         return because(why, events=_listed(trace.unread))
@@ -44,10 +46,10 @@ def absent_gap(trace: Events) -> Reason | None:
 
 
 def partial_gap(trace: Events) -> Reason | None:
-    """Some launches lack their kernels, so the trace has only a part of what ran."""
+    """Some launches or their kernels are missing, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
     if not lost:
-        return None
+        return because(Why.DEVICE_RECORDS_END) if trace.once(_records_end) else None
     reason = because(Why.KERNELS_LOST, lost=lost, launches=launches)
     return because(Why.FILE_BREAKS_OFF, why=reason) if trace.cut else reason
 
@@ -73,10 +75,26 @@ def _untimed_gap(trace: Events, *kinds: Kind) -> Reason | None:
 
 
 def memory_gap(trace: Events) -> Reason | None:
-    """There is no accelerator. Torch records its memory even if nothing else is recorded."""
-    if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):
+    """There is no accelerator, or the profiler does not see its allocator.
+
+    Torch records its memory even if nothing else is recorded.
+    """
+    if trace.memory.on_device.any():
         return None
+    if _has_accelerator(trace) and _foreign(trace) is None:
+        return trace.facts.no_device_memory
     return trace.once(absent_gap)
+
+
+def _records_end(trace: Events) -> bool:
+    """Whether the device's records end too early: a call of the capture's own is not among them.
+
+    It comes after the region, so a capture that has it was not cut off before.
+    """
+    if not trace.facts.awaited or trace.region is None:
+        return False
+    calls = trace.whole.is_kind(Kind.RUNTIME)
+    return not bool((trace.ts[calls] >= trace.region[1]).any())
 
 
 def _device_ran(trace: Events) -> bool:
@@ -111,6 +129,8 @@ def waits_gap(trace: Events) -> Reason | None:
     Source: libkineto/src/plugin/xpupti/XpuptiActivityApi.cpp, which enables only the calls of class
     PTI_API_CLASS_GPU_OPERATION_CORE.
     """
+    if trace.once(_records_end):
+        return trace.once(device_gap)
     called: list[int] = []
     if trace.has(Kind.RUNTIME):
         called = nesting.distinct(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.capture.busy import load_per_processor
 from pytest_torchprof.capture.inductor import graph_facts
-from pytest_torchprof.capture.machine import allows_tf32
+from pytest_torchprof.capture.machine import allows_tf32, unseen_allocator
 from pytest_torchprof.capture.priming import device_fault
 from pytest_torchprof.trace.facts import Facts
 
@@ -29,6 +29,7 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         device_type=machine.device_type,
         torch=machine.torch_version,
         no_device=device_fault(),
+        no_device_memory=unseen_allocator(),
         allow_tf32=allows_tf32(),
         load_per_processor=load_per_processor(),
     )

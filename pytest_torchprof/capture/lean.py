@@ -50,12 +50,19 @@ def lean_profile() -> Any:
 
 
 def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
-    """The same function with another view of torch; None if it does not ask."""
+    """The same function with another view of torch; None if it does not ask.
+
+    torch 2.11 warns in it, once per process: that warning is left for a session of the user's.
+    """
     if not isinstance(original, FunctionType) or "_inductor" not in original.__code__.co_consts:
         return None
     return FunctionType(
         original.__code__,
-        {**original.__globals__, "torch": _WithoutInductor(torch)},
+        {
+            **original.__globals__,
+            "torch": _WithoutInductor(torch),
+            "_warn_once": lambda *_, **__: None,
+        },
         original.__name__,
         original.__defaults__,
         original.__closure__,

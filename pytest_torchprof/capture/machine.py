@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
-from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.errors import CaptureError, NotCapturedError
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.uncollected import uncollected
 
@@ -86,19 +87,36 @@ def probe_machine(threads: int | None) -> Machine:
     Raises:
         CaptureError: torch is not installed or cannot be imported.
     """
+    torch = imported_torch()
+    device = accelerator()
+    if device is None:
+        return described(None, None, threads)
+    module = getattr(torch, device)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else device
+    return described(str(name), device, threads)
+
+
+def imported_torch() -> Any:
+    """The module.
+
+    Raises:
+        CaptureError: it is not installed or cannot be imported.
+    """
     try:
         with nullcontext() if "torch" in sys.modules else uncollected():
             import torch
     except ImportError as error:
         raise _no_torch(error) from error
+    return torch
+
+
+def described(name: str | None, device: str | None, threads: int | None) -> Machine:
+    """This machine with an accelerator of this name and type, or None."""
+    import torch
+
     if threads is None:
         threads = torch.get_num_threads()
-    device = accelerator()
-    if device is None:
-        return Machine(None, None, str(torch.__version__), threads, _host(), _cpu_capability())
-    module = getattr(torch, device)
-    name = module.get_device_name() if hasattr(module, "get_device_name") else device
-    return Machine(str(name), device, str(torch.__version__), threads, _host(), _cpu_capability())
+    return Machine(name, device, str(torch.__version__), threads, _host(), _cpu_capability())
 
 
 def _host() -> str:
@@ -210,6 +228,10 @@ def real_torch() -> SimpleNamespace:
         matmul_precision=torch.get_float32_matmul_precision,
         synchronize=getattr(module, "synchronize", lambda: None),
         initialized=getattr(module, "is_initialized", lambda: True),
+        capturing=getattr(module, "is_current_stream_capturing", lambda: False),
+        devices=cache(getattr(module, "device_count", lambda: 1)),
+        spin=getattr(module, "_sleep", None),
+        in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,
@@ -245,10 +267,62 @@ def uses_accelerator() -> bool:
     return accelerator() is not None and bool(real_torch().initialized())
 
 
-def synchronize() -> None:
-    """Wait for the accelerator, if there is one."""
-    if uses_accelerator():
-        real_torch().synchronize()
+def captures_graph() -> bool:
+    """Whether the current stream captures a CUDA graph; no on a device that reports an error."""
+    try:
+        return uses_accelerator() and bool(real_torch().capturing())
+    except RuntimeError:
+        return False
+
+
+def await_device() -> bool:
+    """Wait for the accelerator; return whether this process uses one and could wait for it.
+
+    It cannot while the current stream captures a graph: waiting would invalidate the capture.
+
+    Raises:
+        RuntimeError: the accelerator reports an error of earlier work.
+    """
+    if not uses_accelerator() or captures_graph():
+        return False
+    t = real_torch()
+    if t.devices() < 2:
+        t.synchronize()
+    else:
+        for number in filter(t.in_use, range(t.devices())):
+            t.synchronize(number)
+    return True
+
+
+def synchronize() -> bool:
+    """The same, where an error is not the test's business.
+
+    Raises:
+        NotCapturedError: the accelerator reports an error of earlier work.
+    """
+    try:
+        return await_device()
+    except RuntimeError as error:
+        message = str(error).partition("\n")[0]
+        raise NotCapturedError(because(Why.DEVICE_ERROR, message=message)) from error
+
+
+def unseen_allocator() -> Reason | None:
+    """Why torch's profiler does not see what is allocated on the device; None if it does.
+
+    Only the caching allocator reports to the profiler. Source: c10/cuda, where
+    CUDAMallocAsyncAllocator.cpp and ``uncached_delete`` call no `reportMemoryUsageToProfiler`.
+    """
+    import torch
+
+    if accelerator() != "cuda":
+        return None
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")()
+    cached = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)()
+    if backend == "native" and cached and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return None
+    name = backend if backend != "native" else "cudaMalloc"
+    return because(Why.ALLOCATOR_UNSEEN, name=name)
 
 
 def allows_tf32() -> bool | None:

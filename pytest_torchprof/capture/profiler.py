@@ -29,12 +29,14 @@ from pytest_torchprof.capture.replacing import replace as replace_function
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
+    begin,
     begin_elsewhere,
     disable,
     empty,
     new_session,
     profiler_active,
     quiet,
+    require_free,
     sees_threads,
 )
 from pytest_torchprof.capture.undo import Undo
@@ -77,6 +79,7 @@ class Capture:
     which takes memory for each event. ``frozen``: other code of ours has frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
     is one of those; tells by the arguments that start a thread whether it runs no operators.
+    ``idle_kernels`` are launched before the region.
     """
 
     #: The capture whose session runs; there is only one of ours.
@@ -94,6 +97,7 @@ class Capture:
         frozen: bool = False,
         handover: Callable[[], Handover] | None = None,
         helpers: Callable[[tuple[Any, ...]], bool] | None = None,
+        idle_kernels: int = 0,
     ) -> None:
         self._threads, self._first = threads, first
         self._frozen, self._everywhere = frozen, everywhere
@@ -114,7 +118,7 @@ class Capture:
         self._started = StartedThreads()
         self._left = LeftThreads()
         self._children = Children(handover)
-        self._helpers = helpers
+        self._helpers, self._idle_kernels = helpers, idle_kernels
         self._elsewhere: Reason | None = None
         self._began = 0
         #: Anomaly detection was on before the region.
@@ -132,12 +136,11 @@ class Capture:
         """Begin the measured region.
 
         Raises:
-            CaptureError: another profiler session is active.
+            CaptureError: another profiler session is active, or a CUDA graph is captured.
         """
         if Capture.current is not None:
             Capture.current.abandon()  # left over from a capture that could not be ended
-        if profiler_active():
-            raise NotCapturedError(because(Why.OTHER_PROFILER))
+        require_free()
         synchronize()
         look_for_graphs()  # the collector will not see them later
         with Undo() as undo:
@@ -150,15 +153,7 @@ class Capture:
             self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
-            OTHERS.ours_starts()
-            try:
-                with quiet():
-                    self._profiler.start()
-            except BaseException:
-                disable()
-                raise
-            finally:
-                OTHERS.ours_started()
+            begin(self._profiler, self._idle_kernels)
             self._running = True
             Capture.current = self
             self._undo = undo.pop_all()
@@ -318,7 +313,7 @@ class Capture:
             raise NotCapturedError(self.aside)
         facts |= self._own_facts()
         REAL.collect()
-        synchronize()
+        facts |= Facts(awaited=synchronize() or None)
         if not self._everywhere and not profiler_active():
             self._halt()
             raise NotCapturedError(because(Why.PROFILER_ENDED))

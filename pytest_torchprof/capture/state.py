@@ -32,7 +32,9 @@ class RandomState:
         self._numpy = NUMPY.now(numpy.get_state) if numpy is not None else None
         torch = sys.modules.get("torch")
         self._torch = torch.default_generator.get_state() if torch is not None else None
-        self._devices = [(module, module.get_rng_state_all()) for module in accelerators()]
+        self._devices: list[tuple[Any, list[Any]]] = []
+        with suppress(RuntimeError):  # a device reports an error of earlier work
+            self._devices = [(module, module.get_rng_state_all()) for module in accelerators()]
         metal = mps()
         self._mps = metal.get_rng_state() if metal is not None else None
 
@@ -46,8 +48,9 @@ class RandomState:
             return
         if self._torch is not None:
             sys.modules["torch"].default_generator.set_state(self._torch)
-        for module, states in self._devices:
-            module.set_rng_state_all(states)
+        with suppress(RuntimeError):  # as above
+            for module, states in self._devices:
+                module.set_rng_state_all(states)
         if self._mps is not None:
             sys.modules["torch"].mps.set_rng_state(self._mps)
 

@@ -89,12 +89,18 @@ class Stopwatch:
         self._first = first
         self._threads = None if first else threads
         self._laps: dict[str, list[LapTime | Reason]] = {}
+        self._undo = Undo()
+        self._stopped: tuple[int, int] | None = None
+        self._wall = self._cpu = self._faults = 0
+        self._counter: Any = None
 
     def __enter__(self) -> Self:
-        """Start the clocks, with the device idle and the collector off."""
-        self._stopped: tuple[int, int] | None = None
+        """Start the clocks, with the device idle and the collector off.
+
+        Raises:
+            NotCapturedError: the device reports an error of earlier work.
+        """
         synchronize()
-        self._undo = Undo()
         if not self._first:
             self._undo.enter_context(no_collection())
         lend_threads(self._threads, self._undo)
@@ -105,7 +111,11 @@ class Stopwatch:
         return self
 
     def stop(self) -> None:
-        """Stop the clocks once the device is idle again."""
+        """Stop the clocks once the device is idle again.
+
+        Raises:
+            NotCapturedError: the device reports an error.
+        """
         if self._stopped is None:
             synchronize()
             now = REAL.clock()
@@ -117,12 +127,14 @@ class Stopwatch:
 
     def __exit__(self, *exc: object) -> None:
         """Stop the clocks if they still run, and restore the settings."""
-        self.stop()
-        assert self._stopped is not None  # noqa: S101 - they were stopped just now
-        wall, cpu = self._stopped
-        instructions = _end_instructions(self._counter)
-        faults = _page_faults() - self._faults
-        self._undo.close()
+        try:
+            self.stop()
+            assert self._stopped is not None  # noqa: S101 - they were stopped just now
+            wall, cpu = self._stopped
+            instructions = _end_instructions(self._counter)
+            faults = _page_faults() - self._faults
+        finally:
+            self._undo.close()
         laps = {region: tuple(times) for region, times in self._laps.items()}
         self.result = Round(wall, cpu, instructions, faults, laps)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import repeat
 from typing import Protocol, TypeVar
 
-from pytest_torchprof.capture.machine import accelerator, synchronize
+from pytest_torchprof.capture.machine import accelerator, await_device
 from pytest_torchprof.capture.unpatched import REAL, no_collection
 
 _Result = TypeVar("_Result")
@@ -57,10 +57,10 @@ class Meter:
     def one(self) -> Iterator[None]:
         """Time the block as one call."""
         with no_collection():
-            synchronize()
+            await_device()
             cpu, wall = REAL.cpu_clock(), REAL.clock()
             yield
-            synchronize()
+            await_device()
             now = REAL.clock()
             if not self.elsewhere:
                 self.spent_ns += now - wall
@@ -75,7 +75,7 @@ class Meter:
         if not count:
             return
         clock, wall = REAL.clock, self.wall_ns.append
-        wait = synchronize if accelerator() is not None else None
+        wait = await_device if accelerator() is not None else None
         with no_collection():
             known = len(self.cpu_ns)
             cpu_0, begun = REAL.cpu_clock(), clock()
@@ -97,14 +97,14 @@ class Meter:
 
     def enter(self) -> None:
         """Start the clocks of a region."""
-        synchronize()
+        await_device()
         self._region = self._region or [0, 0]
         cpu = REAL.cpu_clock()
         self._started = REAL.clock(), cpu
 
     def leave(self) -> None:
         """Stop them."""
-        synchronize()
+        await_device()
         wall, cpu = REAL.clock(), REAL.cpu_clock()
         if self._region is not None:
             self._region[0] += wall - self._started[0]

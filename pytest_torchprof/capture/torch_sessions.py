@@ -7,10 +7,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
-from pytest_torchprof.capture.machine import accelerator, real_torch
+from pytest_torchprof.capture.machine import (
+    accelerator,
+    captures_graph,
+    real_torch,
+    uses_accelerator,
+)
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.unpatched import REAL, is_silent, muted
+from pytest_torchprof.core.errors import NotCapturedError
 from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.reasons import Why, because
 
 #: Whether sessions write nothing to stderr, once known, so that they need no muting.
 _SILENT: list[bool] = []
@@ -62,6 +69,37 @@ def profiler_active() -> bool:
     return bool(real_torch().active())
 
 
+def begin(profiler: Any, idle_kernels: int = 0) -> None:
+    """Begin a session of ours with as many kernels that do nothing, and wait for them."""
+    OTHERS.ours_starts()
+    try:
+        with quiet():
+            profiler.start()
+        spin = real_torch().spin
+        if idle_kernels and spin is not None and uses_accelerator():
+            for _ in range(idle_kernels):
+                spin(1)
+            real_torch().synchronize()
+    except BaseException:
+        disable()
+        raise
+    finally:
+        OTHERS.ours_started()
+
+
+def require_free() -> None:
+    """Check that a session of ours may begin here.
+
+    Raises:
+        NotCapturedError: another one is active, or the current stream captures a graph, which what
+            begins a session would invalidate.
+    """
+    if profiler_active():
+        raise NotCapturedError(because(Why.OTHER_PROFILER))
+    if captures_graph():
+        raise NotCapturedError(because(Why.GRAPH_CAPTURE))
+
+
 @cache
 def sees_threads() -> bool:
     """Whether torch can profile all threads; by default it only records the starting thread."""
@@ -107,14 +145,14 @@ def begin_elsewhere() -> None:
     session that the backend is not running.
     """
 
-    def begin() -> None:
+    def start() -> None:
         OTHERS.ours_starts()
         try:
             new_session().start()
         finally:
             OTHERS.ours_started()
 
-    thread = REAL.thread(target=begin)
+    thread = REAL.thread(target=start)
     with muted(2):
         thread.start()
         thread.join()

@@ -80,6 +80,10 @@ class Why(Enum):
     # what a trace lacks of the device
     NO_DEVICE = "no_device"
     NO_DEVICE_RECORDS = "no_device_records"
+    DEVICE_RECORDS_END = "device_records_end"
+    GRAPH_CAPTURE = "graph_capture"
+    DEVICE_ERROR = "device_error"
+    ALLOCATOR_UNSEEN = "allocator_unseen"
     ONLY_OTHER_EVENTS = "only_other_events"
     UNKNOWN_EVENTS = "unknown_events"
     UNKNOWN_DEVICE = "unknown_device"

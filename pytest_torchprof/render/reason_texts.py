@@ -118,6 +118,10 @@ SENTENCES: Mapping[Why, str] = {
         "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
         "compute-sanitizer) attached, or is a permission missing?"
     ),
+    Why.DEVICE_RECORDS_END: "partial capture: records of the device end before the test does",
+    Why.GRAPH_CAPTURE: "the measured block begins while a CUDA graph is captured",
+    Why.DEVICE_ERROR: "the device reports an error: {message}",
+    Why.ALLOCATOR_UNSEEN: "torch's profiler does not see the allocator {name}",
     Why.ONLY_OTHER_EVENTS: "no accelerator in this capture: {events: and } in this trace",
     Why.UNKNOWN_EVENTS: "events of this device are not supported: {events: and } in this trace",
     Why.UNKNOWN_DEVICE: (

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from pytest_torchprof.baseline.source_files import Sources
-from pytest_torchprof.capture.machine import Machine, probe_machine, require_torch
+from pytest_torchprof.capture.machine import require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
@@ -24,6 +24,7 @@ from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.fixture.relations import relation_lines
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
+from pytest_torchprof.session.known_machine import KnownMachine
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
@@ -56,7 +57,7 @@ PLAN = pytest.StashKey[Plan]()
 GATHERER = pytest.StashKey["Gatherer | None"]()
 
 
-class TorchprofSession(RunningHooks):
+class TorchprofSession(KnownMachine, RunningHooks):
     """The plugin object that is registered while profiling is on."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
@@ -72,7 +73,6 @@ class TorchprofSession(RunningHooks):
         #: Whether the session was cut short.
         self.interrupted = False
         self.environment: dict[str, Any] = {}
-        self._machine: Machine | None = None
         self._baselines = BaselineFiles(settings.baselines, config.rootpath)
         #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
@@ -91,13 +91,6 @@ class TorchprofSession(RunningHooks):
         """Whether this is the xdist controller, which runs no tests."""
         return not self.is_worker and self.config.pluginmanager.hasplugin("dsession")
 
-    @property
-    def machine(self) -> Machine:
-        """The machine, as torch describes it; asked once."""
-        if self._machine is None:
-            self._machine = probe_machine(self.settings.threads)
-        return self._machine
-
     def gatherer_of(self, item: pytest.Item) -> Gatherer | None:
         """The gatherer of a test that is being profiled."""
         return item.stash.get(GATHERER, None)
@@ -113,7 +106,7 @@ class TorchprofSession(RunningHooks):
             if self.is_controller:  # it needs no torch
                 require_torch()
             else:
-                self.environment = {**asdict(self.machine), "key": self.machine.key}
+                self.environment = self.first_look()
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(str(error))) from None
         if self.settings.json is not None and not self.is_worker:
@@ -172,6 +165,7 @@ class TorchprofSession(RunningHooks):
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
+            self.environment = self.closer_look()
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             measure_all(warm_up(), known={"findings": 0})  # the rules have run already
             OTHERS.watch()

@@ -182,6 +182,9 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         packages: the number of calls of AOTInductor packages.
         no_device: why the device is not recorded, if it is not.
         no_memory: why memory is not recorded, if it is not.
+        no_device_memory: why the device's memory is not recorded, if it is not.
+        awaited: whether the capture itself waited for the device after the region; then a trace
+            that does not record this call may lack others.
         elsewhere: why numbers are lower bounds, if they are.
         late_threads: native ids of threads that the region started and that neither had ended nor
             waited for work at its end.
@@ -218,6 +221,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     packages: int | None = None
     no_device: Reason | None = None
     no_memory: Reason | None = None
+    no_device_memory: Reason | None = None
+    awaited: bool | None = None
     elsewhere: Reason | None = None
     late_threads: tuple[int, ...] | None = None
     left_threads: tuple[int, ...] | None = None
@@ -329,7 +334,8 @@ def _graphs(noted: object) -> dict[str, Graph] | None:
 _OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), _quantity),
     **dict.fromkeys(
-        ("no_device", "no_memory", "elsewhere", "graph_breaks", "recompiles"), reason_of
+        ("no_device", "no_memory", "no_device_memory", "elsewhere", "graph_breaks", "recompiles"),
+        reason_of,
     ),
     "reference": _reference,
     "regions": _regions,

@@ -55,7 +55,7 @@ def test_fresh_arguments_are_made_for_each_call_and_are_not_timed() -> None:
 def test_the_device_is_idle_before_and_after_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(timed_calls, "accelerator", lambda: "cuda")
-    monkeypatch.setattr(timed_calls, "synchronize", lambda: seen.append("wait"))
+    monkeypatch.setattr(timed_calls, "await_device", lambda: seen.append("wait"))
     taken(lambda: seen.append("a"), lambda: seen.append("b"))
     assert ["wait", "a", "wait", "wait", "b", "wait"] == seen
     seen.clear()

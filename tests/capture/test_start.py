@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.sessions import NO_OTHER_PLUGINS
 
+from pytest_torchprof.capture import lean
 from pytest_torchprof.capture.lean import lean_profile
 
 LOADED = """
@@ -95,7 +96,7 @@ def test_a_profiler_that_is_made_otherwise_is_used_as_it_is(
 def test_torch_may_warn_of_a_session_where_warnings_are_errors(
     pytester: pytest.Pytester,
 ) -> None:
-    """Torch 2.11 warns whenever the first session of a process starts."""
+    """torch 2.11 warns whenever the first session of a process starts."""
     pytester.makeconftest("""
         import warnings
         from torch.profiler import profiler
@@ -115,3 +116,15 @@ def test_torch_may_warn_of_a_session_where_warnings_are_errors(
     ran = pytester.runpytest_subprocess("--torchprof", "-W", "error", *NO_OTHER_PLUGINS)
     ran.stdout.fnmatch_lines(["torchprof: 1 test profiled in*: 1 new"])
     assert ran.ret == 0
+
+
+def test_what_torch_warns_of_once_is_left_for_the_users_session() -> None:
+    warned: list[str] = []
+    room: dict[str, Any] = {"torch": torch, "_warn_once": warned.append}
+    exec('def asks(self): hasattr(torch, "_inductor"); _warn_once("events are cleared")', room)
+    ours = lean._blind(room["asks"], torch)
+    assert ours is not None
+    ours(None)
+    assert not warned
+    room["asks"](None)
+    assert warned

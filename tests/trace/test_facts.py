@@ -69,6 +69,8 @@ FACTS = Facts(
     packages=0,
     no_device=because(Why.NO_DEVICE_RECORDS),
     no_memory=because(Why.MEMORY_OF_THREADS),
+    no_device_memory=because(Why.ALLOCATOR_UNSEEN, name="cudaMallocAsync"),
+    awaited=True,
     elsewhere=NOTED,
     late_threads=(7, 8),
     left_threads=(8,),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
@@ -123,6 +123,10 @@ class JobSession(TorchprofSession):
             found = asdict(probe_machine(self.settings.threads))
             self._machine = RankMachine(**found, ranks=self.size)
         return self._machine
+
+    def first_look(self) -> dict[str, Any]:
+        """The environment: a rank has chosen its device before the tests."""
+        return self.closer_look()
 
     def pytest_sessionstart(self) -> None:
         """Meet the other ranks."""

@@ -46,8 +46,11 @@ class Captures:
         self.kind: RunKind = "profile"
         #: A trace of a run with another seed.
         self.reseeded: Events | None = None
-        #: The profiled run compiled, so another run must show what the compiled code does.
-        self.compiled_late = False
+        #: How many launches of the profiled run lack their kernels.
+        self.lost_kernels = 0
+        #: The profiled run compiled, so another run must show what the compiled code does; or its
+        #: kernels were lost, which another run may record.
+        self.wants_another = False
         #: A trace with modules marked, or why there is none.
         self.modules: Events | None = None
         self.modules_gap: Reason | None = None
@@ -154,11 +157,13 @@ class Captures:
     def _take_profile(self, brought: Captured) -> Reason | None:
         """Use the trace, unless there were other threads, which only another run can record."""
         self._profiled += 1
-        self.compiled_late = brought.compiled and self._profiled == 1
+        self.lost_kernels = max(self.lost_kernels, _lost_kernels(brought.trace))
+        again = brought.compiled or (self.lost_kernels > 0 and not brought.first)
+        self.wants_another = again and self._profiled == 1
         self.forget()  # the trace of a profiled run that compiled
         threads = brought.started_threads or brought.other_threads
         # After a late compilation, the threads are the compiler's, and the trace is replaced.
-        if threads and not self.compiled_late and not brought.first:
+        if threads and not self.wants_another and not brought.first:
             if sees_threads():
                 self._one_thread = brought
                 return None
@@ -166,7 +171,7 @@ class Captures:
                 self._file = brought.file
                 return _NO_THREADS
         self._use(brought, "profile")
-        alone = brought.first and not self.compiled_late
+        alone = brought.first and not self.wants_another
         return _STARTS_THREADS if alone and brought.started_threads else None
 
     def _choose(self, brought: Captured) -> None:
@@ -235,6 +240,12 @@ def _is_partial(trace: Events) -> bool:
     from pytest_torchprof.analysis.work_elsewhere import work_elsewhere
 
     return trace.once(work_elsewhere) is not None
+
+
+def _lost_kernels(trace: Events) -> int:
+    from pytest_torchprof.analysis.lost_launches import lost_launches
+
+    return trace.once(lost_launches)[1]
 
 
 def _operators(trace: Events) -> int:

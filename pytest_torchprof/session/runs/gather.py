@@ -199,9 +199,9 @@ class Gatherer(OfProcesses):
         return self._captures.kind
 
     @property
-    def compiled_late(self) -> bool:
-        """Whether the profiled run compiled, so that another one is needed."""
-        return self._captures.compiled_late
+    def wants_another(self) -> bool:
+        """Whether the profiled run compiled or lost kernels, so that another one is needed."""
+        return self._captures.wants_another
 
     @property
     def plain_lines(self) -> frozenset[str] | None:
@@ -340,7 +340,7 @@ class Gatherer(OfProcesses):
                 # Code may be slower once the profiler has run.
                 yield from self.pairs_runs
             yield kind
-            if kind == "profile" and self.compiled_late and self.reason is None:
+            if kind == "profile" and self.wants_another and self.reason is None:
                 yield kind
         yield from self._settling
         if self._has_trace and self.seeds.matter and self._asks(self._is_unseeded):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.session.runs.of_device import OfDevice
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.regions import named_regions
 
@@ -18,18 +19,16 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.session.plan import Plan
-    from pytest_torchprof.session.runs.captures import Captures
     from pytest_torchprof.session.runs.fixture_requests import Asked
     from pytest_torchprof.verdict.processes import Process
 
 
-class OfProcesses:
+class OfProcesses(OfDevice):
     """The part of a `Gatherer` that is about other processes than the test's own."""
 
     plan: Plan
     asked: Asked
     own_files: tuple[str, ...]
-    _captures: Captures
     _machine: Machine
     _values: tuple[Checked, dict[str, Value]] | None
     _rank: str | None = None

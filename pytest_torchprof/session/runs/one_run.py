@@ -108,6 +108,7 @@ class Run:
                 everywhere=self._like == "threads",
                 watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
+                idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
                 handover=self._handover if self._tells_children else None,
                 # A test that may read its numbers at once, or runs only once, gets them all now.

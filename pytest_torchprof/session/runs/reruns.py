@@ -125,7 +125,7 @@ class Runner:
         if not parts and may_measure_part(item):
             gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
         rest: list[RunKind] = gatherer.plan.kinds[1:]
-        if gatherer.compiled_late:  # in what was meant to be the only run
+        if gatherer.wants_another:  # it compiled in what was meant to be the only run
             rest = ["profile", *rest]
         if gatherer.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]

@@ -376,7 +376,7 @@ def two_epochs_of_slow_samples():
 @ON_GPU.near_miss("sync-dataloader")
 def data_in_memory():
     model, _, _ = classifier()
-    loader = DataLoader(TensorDataset(torch.randn(64, 3, 32, 32)), batch_size=8)
+    loader = DataLoader(TensorDataset(torch.randn(64, 3, 32, 32)), batch_size=4)
 
     def block():
         with torch.no_grad():
@@ -394,7 +394,7 @@ def two_batches_only():
     def block():
         with torch.no_grad():
             for x, _ in zip(loader, range(1), strict=False):
-                model(x[0].cuda())
+                model(x.cuda())
 
     return block
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 BF16 = torch.bfloat16
 
 
-def perceptron(width=256, layers=3, classes=10, **where):
+def perceptron(width=256, layers=3, classes=16, **where):
     """Linear layers and activations, on the GPU."""
     where = {"device": "cuda", **where}
     parts = []
@@ -18,7 +18,7 @@ def perceptron(width=256, layers=3, classes=10, **where):
     return nn.Sequential(*parts, nn.Linear(width, classes, **where))
 
 
-def batches(count=4, size=64, width=256, classes=10, **where):
+def batches(count=4, size=64, width=256, classes=16, **where):
     """Inputs and labels that are on the GPU already."""
     where = {"device": "cuda", **where}
     return [

@@ -137,7 +137,7 @@ def unique_labels_of_a_matcher():
     return block
 
 
-@ON_GPU.positive("host-sync", 1)
+@ON_GPU.positive("host-sync", ANY)
 def rows_repeated_by_lengths_on_the_device():
     rows = torch.randn(32, 64, device="cuda")
     lengths = torch.randint(1, 5, (32,), device="cuda")

@@ -538,7 +538,7 @@ def a_manual_collection_every_second_step():
             x.relu()
             if step % 2:
                 garbage(50_000)
-                with record_function("gc_collect"):
+                with record_function("gc.collect"):
                     gc.collect()
 
     return block

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from labelled import corpus, on_device
 from support.gpu import needs_gpu
+from support.sessions import run
 
 from pytest_torchprof.rules.engine.registry import CODES, RULES
 
@@ -55,3 +56,60 @@ def test_live_examples_are_of_rules_that_exist_and_have_names_of_their_own() -> 
     assert len(names) == len(set(names))
     assert {case.rule for case in on_device.cases()} <= set(RULES)
     assert {code for case in on_device.cases() for code in case.also} <= set(CODES)
+
+
+IN_A_SUITE = """
+    import torch
+    from torch.nn import functional as F
+
+    DEVICE = "cuda"
+
+    def test_logging():
+        x = torch.ones(100, device=DEVICE)
+        total = 0.0
+        for _ in range(3):
+            total += x.mul(2).sum().item()  # host-sync
+
+    def test_noise():
+        noise = torch.randn(64, 64).to(DEVICE)  # extra-cuda-copy
+        noise.relu()
+
+    def test_batches():
+        x = torch.ones(100, device=DEVICE)
+        (torch.arange(100_000.0) + 1).to(DEVICE).add(x.sum())  # pageable-copy
+
+    def test_attention():
+        q = torch.ones(8, 256, 64, device=DEVICE, dtype=torch.bfloat16)
+        F.scaled_dot_product_attention(q, q, q)  # math-attention
+
+    def test_rows():
+        x = torch.ones(32, 64, device=DEVICE)
+        y = torch.empty_like(x)
+        for i in range(32):
+            y[i] = x[i] * i  # for-loop-indexing
+
+    def test_clean():
+        x = torch.ones(1024, 1024, device=DEVICE, dtype=torch.bfloat16)
+        (x @ x).relu()
+"""
+
+
+@needs_gpu
+@pytest.mark.thorough
+def test_a_suite_on_a_gpu_is_told_the_line_of_each_finding(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile(test_it=IN_A_SUITE)
+    lines = path.read_text("utf-8").splitlines()
+    ran = run(pytester, "--torchprof")
+    found = {
+        (finding["rule"], finding["location"])
+        for test in ran.tests.values()
+        for finding in test["findings"]
+        if finding["rule"] not in on_device.TIMED
+    }
+    marked = {
+        (line.rpartition("  # ")[2], f"test_it.py:{number}")
+        for number, line in enumerate(lines, 1)
+        if "  # " in line
+    }
+    assert marked == found
+    assert {"passed": 6} == ran.outcomes

@@ -241,7 +241,7 @@ FAMILIES: Final[tuple[tuple[Pattern[str], Make], ...]] = (
     (late(r"\bsm\d+_xmma_(?P<what>gemm|fprop|dgrad|wgrad)\w*?_(?P<types>bf16|tf32|f16|f32|f64|e4m3"
           r"|e5m2|i8)(?P<rest>[a-z0-9]*_\w+)"),
      _xmma),
-    (late(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{2,5})_(?P<tile>\d+x\d+)_(?P<depth>\d+)x\d+_\w*?"
+    (late(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{2,5})_(?:mma_)?(?P<tile>\d+x\d+)_(?P<depth>\d+)x\d+_\w*?"
           r"(?P<layout>[NT]{3})"),
      _nvjet),
     (late(r"Cijk_A(?P<a>[a-z]{3,4})_B(?P<b>[a-z]{3,4})_(?P<types>[A-Z][A-Z0-9]*)?(?P<rest>\w*)"),

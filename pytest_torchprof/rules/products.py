@@ -45,8 +45,13 @@ _UNKNOWN_GAIN: Final = (
     "are unknown, multiplies TF32 faster than fp32"
 )
 #: Kernels that certainly do not multiply fp32, and those that certainly do not multiply 16 bits.
-_SHORT_TYPES: Final = late(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
-_LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
+#: The first letter of the types of cuBLAS's ``nvjet`` is that of its operands.
+_SHORT_TYPES: Final = late(
+    r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8|nvjet_(sm\d+_)?[thqo]\w*?_\d"
+)
+_LONG_TYPES: Final = late(
+    r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64|nvjet_(sm\d+_)?(?!sm\d)[sd]\w*?_\d"
+)
 
 
 def _unseen_fp32(trace: Events) -> Reason | None:

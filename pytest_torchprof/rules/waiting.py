@@ -125,10 +125,14 @@ def host_sync(trace: Events) -> Matches:
 
 
 def _of_searches(trace: Events, found: Waits) -> Bools:
-    """Waits of libraries that time kernels to find the fastest one: see `warmup-in-capture`."""
-    return names_fit(trace, found.operator, _CONVOLUTION.match) & names_fit(
-        trace, found.last, _EVENT.match
-    )
+    """Waits of libraries that time kernels to find the fastest one: see `warmup-in-capture`.
+
+    cuDNN's waits for an event after each kernel that it times, and for the device after each first
+    try. Source: cudnn-frontend, ``time_sorted_plan``.
+    """
+    convolves = names_fit(trace, found.operator, _CONVOLUTION.match) & ~found.copies
+    timed = found.operator[convolves & names_fit(trace, found.last, _EVENT.match)]
+    return convolves & np.isin(found.operator, timed)
 
 
 def _messages(trace: Events, found: Waits) -> list[str]:

@@ -27,8 +27,10 @@ _HELPER: Final = late(
 
 
 #: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention uses it too).
+#: Since CUDA 13 an architecture may come before the types of ``nvjet``: ``nvjet_sm90_tst`` is bf16.
 TF32_KERNEL: Final = late(
-    r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
+    r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_(sm\d+_)?(?!sm\d)s|fmha_cutlass[FB]_f32\w*_sm80",
+    re.IGNORECASE,
 )
 
 

@@ -290,6 +290,10 @@ def replayed(*kernels: str, device: str = A100, **facts: object) -> Events:
         ([SGEMM], {"fp32-matmul"}),
         ([HALF], set()),  # loads whole vectors
         ([ODD_HALF], {"unaligned-matmul"}),
+        (["nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN"], {"unaligned-matmul"}),
+        (["nvjet_sm90_hsh_64x8_64x16_4x1_v_bz_TNT"], {"unaligned-matmul"}),
+        (["nvjet_sm90_sss_128x128_32x4_2x1_v_bz_TNN"], set()),  # in TF32
+        (["nvjet_of_the_future"], {"fp32-matmul", "unaligned-matmul"}),
         (["some_gemm"], {"fp32-matmul", "unaligned-matmul"}),
         (["softmax_warp_forward"], {"math-attention", "manual-attention"}),
         (["topkGatingSoftmax"], {"math-attention"}),  # a gate of experts

@@ -198,6 +198,39 @@ def _cast(b: TraceBuilder, *, device: bool) -> None:
             b.launch("unrolled_elementwise_kernel<direct_copy_kernel_cuda>")
 
 
+def _cast_and_moved(b: TraceBuilder, shape, dtype="float") -> None:
+    """``x.to("cuda", torch.half)``: the host casts, and then copies."""
+    types = [dtype, "Scalar", "Scalar", "Device", "", "Scalar", "Scalar", ""]
+    both = ["c10::Half", dtype, "Scalar"]
+    with (
+        b.op("aten::to", [shape, *[[]] * 7], types),
+        b.op("aten::_to_copy", [shape, *[[]] * 6], types[:-1]),
+        b.op("aten::copy_", [shape, shape, []], both),
+    ):
+        with (
+            b.op("aten::to", [shape, *[[]] * 4], [dtype, "Scalar", "Scalar", "Scalar", ""]),
+            b.op("aten::_to_copy", [shape, *[[]] * 6], [dtype, *["Scalar"] * 6]),
+        ):
+            b.op("aten::copy_", [shape, shape, []], both)
+        copy_(b, "HtoD", shape, "c10::Half")
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def a_cast_as_it_is_moved():
+    b = TraceBuilder(GPU)
+    filled(b, "rand")
+    _cast_and_moved(b, [100, 100])
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def another_tensor_cast_as_it_is_moved():
+    b = TraceBuilder(GPU)
+    filled(b, "rand")
+    _cast_and_moved(b, [100, 100], "double")
+    return b
+
+
 @EXAMPLES.near_miss("extra-cuda-copy")
 def a_cast_on_the_host():
     b = TraceBuilder(GPU)

@@ -272,6 +272,21 @@ def the_profilers_own_synchronisation():
     return b
 
 
+@EXAMPLES.near_miss("host-sync", also="warmup-in-capture")
+def a_search_for_the_fastest_convolution_as_of_cudnn_frontend():
+    b = gpu()
+    work(b)
+    with b.op("aten::cudnn_convolution", [[8, 16, 64, 64], [16, 16, 3, 3]]):
+        b.sync("cudaDeviceSynchronize")
+        for kernel in ("implicit_convolve_sgemm", "xmma_fprop_implicit_gemm"):
+            b.launch(kernel, 40)
+            b.sync("cudaDeviceSynchronize")
+            b.launch(kernel, 30)
+            b.sync("cudaEventSynchronize")
+    work(b)
+    return b
+
+
 @EXAMPLES.near_miss("host-sync")
 def a_benchmark_that_synchronises_before_and_after():
     b = gpu()

@@ -56,6 +56,8 @@ NAMES: dict[str, str] = {
     "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT": "nvjet gemm bf16 256x128x64 NNT",
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT": "nvjet gemm f16 128x256x64 TNT",
     "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT": "nvjet gemm f8 128x256x128 TNT",
+    "nvjet_sm90_tst_192x16_64x8_2x1_v_bz_splitK_TNT": "nvjet gemm bf16 192x16x64 TNT",
+    "nvjet_sm120_qqtst_mma_192x144_128x3_1x1_v_bz_TNT": "nvjet gemm f8 192x144x128 TNT",
     "nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT": "nvjet gemm bf16 128x256x64 TNT",
     "Cijk_Ailk_Bjlk_HBH_MT128x128x32_SE": "Tensile gemm f16 MT128x128x32 NT",
     "Cijk_Ailk_Bljk_SB_MT64x64x16_SN": "Tensile gemm f32 MT64x64x16 NN",

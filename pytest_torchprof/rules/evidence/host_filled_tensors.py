@@ -70,10 +70,15 @@ def host_filled_tensors(trace: Events) -> list[HostFilledTensor]:
     places = np.flatnonzero(makers >= 0)
     weights = set(trace.once(model_moves).tolist()) if len(places) else set()
     out, device = [], device_type(trace)
-    for i, copied in zip(places.tolist(), what_is_copied(trace, events[places]), strict=True):
+    moved = _moved_types(trace, top[places])
+    for i, copied, cast in zip(
+        places.tolist(), what_is_copied(trace, events[places]), moved, strict=True
+    ):
         maker, copy = int(makers[i]), int(copies[i])
         made = _made(trace, maker)
-        if copied is None or made is None or made[1] != copied[1] or copy in weights:
+        if copied is None or made is None or copy in weights:
+            continue
+        if made[1] not in {copied[1], cast}:
             continue
         if from_maker(trace, maker, int(top[i])) is False:
             continue
@@ -85,6 +90,20 @@ def host_filled_tensors(trace: Events) -> list[HostFilledTensor]:
                 HostFilledTensor(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix)
             )
     return out
+
+
+def _moved_types(trace: Events, calls: Ints) -> list[str]:
+    """The dtype of what each of these calls moves, which it may cast before it copies.
+
+    Source: aten/src/ATen/native/cuda/Copy.cu, where a copy that the host waits for is cast on the
+    host.
+    """
+    found = []
+    for row, args in zip(calls.tolist(), trace.operands(calls), strict=True):
+        types = decode_part(bytes(args.types))
+        at = 1 if trace.names[trace.name[row]] == "aten::copy_" else 0
+        found.append(str(types[at]) if isinstance(types, list) and len(types) > at else "")
+    return found
 
 
 def _there(name: str, device: str) -> str:

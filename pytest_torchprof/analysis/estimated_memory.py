@@ -6,6 +6,9 @@ sizes are multiples of 512 B; blocks of up to 1 MiB are cut from buffers of 2 Mi
 10 MiB from buffers of 20 MiB, larger ones from one that is a multiple of 2 MiB; and what is left of
 a large buffer becomes part of the block unless it is more than 1 MiB. It is the best case: every
 block is cut from a buffer of its own size, none from an old one that is larger.
+
+What an operator that a device runs in its own way allocates and frees before it returns is left
+out: it is scratch of the CPU's libraries, some of it per thread.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.estimated_launches import on_host
+from pytest_torchprof.analysis.estimated_launches import on_host, units_of
 from pytest_torchprof.analysis.live_bytes import changes_of, selected
+from pytest_torchprof.trace import nesting
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 _SMALLEST: Final = 512
 _MIB: Final = 2**20
@@ -47,6 +51,34 @@ def estimated_peak(trace: Events) -> int:
     inside = selected(trace, memory)
     around = trace.enclosing(memory.event)
     inside &= ~((around >= 0) & on_host(trace)[around])
-    _, _, change = changes_of(memory, inside, on_device=False)
-    blocks = np.sign(change) * block_bytes(np.abs(change))
+    row, block, change = changes_of(memory, inside, on_device=False)
+    kept = ~_is_scratch(trace, around, row, block)
+    blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
     return int(max(blocks.cumsum().max(initial=0), 0))
+
+
+def _is_scratch(trace: Events, around: Ints, row: Ints, block: Ints) -> Bools:
+    """Changes by blocks that the call which allocated them frees, too, below a unit of launches.
+
+    ``around`` has the event around each allocation and free, ``row`` and ``block`` those that
+    change, and that allocated what changes.
+    """
+    outermost = _outermost(trace, units_of(trace).covers, around)
+    freed = (row != block) & (block >= 0)
+    owner = outermost[row[freed]]
+    mine = (owner >= 0) & (owner == outermost[block[freed]])
+    scratch = np.zeros(len(around), bool)
+    scratch[block[freed][mine]] = True
+    # An address that is used again without a free has a row that is both.
+    return scratch[block] & (block >= 0)
+
+
+def _outermost(trace: Events, roots: Bools, events: Ints) -> Ints:
+    """The outermost root around each of these, or -1."""
+    found = nesting.nearest(roots, trace.parent, events)
+    while True:
+        above = np.where(found >= 0, trace.parent[found], -1)
+        above = nesting.nearest(roots, trace.parent, above)
+        if not (above >= 0).any():
+            return found
+        found = np.where(above >= 0, above, found)

@@ -236,6 +236,7 @@ def _read_by(name: str, what: str) -> str:
     triggers=LAUNCHES,
     needs="device",
     ready=_knows_waits,
+    timed=True,
     kernels=Threshold(50, "1", "a few kernels cannot become many fewer"),
     idle_share=Threshold(0.5, "1", "below, the device works at least as long as it waits"),
     pause=Threshold(1, "ms", "a host that launches nothing for this long does something else"),

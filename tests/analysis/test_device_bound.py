@@ -138,3 +138,42 @@ def test_the_peak_counts_blocks(tmp_path: Path) -> None:
     x = torch.randn(100)
     trace = captured(lambda: x + x, tmp_path)
     assert 512 == estimated_peak(trace)
+
+
+def test_scratch_of_an_operator_is_not_of_the_device() -> None:
+    """What a convolution on the CPU frees before it returns; its result, and what a composite of
+    several operators frees, count.
+    """
+    b = TraceBuilder()
+    with b.op("aten::convolution", [[1, 4, 8, 8]]), b.op("aten::mkldnn_convolution"):
+        scratch = b.memory(4096, "cpu")
+        result = b.memory(1024, "cpu")
+        b.free(scratch)
+    with b.op("aten::linear", [[8, 8]]):
+        with b.op("aten::mul", [[8, 8]]):
+            between = b.memory(2048, "cpu")
+        b.free(between)
+    b.free(result)
+    assert 1024 + 2048 == estimated_peak(parse_trace(b.to_bytes()))
+
+
+@pytest.mark.thorough
+def test_the_peak_does_not_depend_on_threads(tmp_path: Path) -> None:
+    """Libraries of the CPU give each of their threads memory of its own."""
+    layer = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16))
+    x = torch.randn(4, 3, 32, 32, requires_grad=True)
+
+    def step() -> None:
+        layer(x).sum().backward()
+
+    before, peaks = torch.get_num_threads(), set[int]()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            step()
+            layer.zero_grad()
+            x.grad = None
+            peaks.add(estimated_peak(captured(step, tmp_path)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(peaks) == 1

@@ -13,6 +13,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
+from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.name_index import selected_operators
@@ -272,3 +273,10 @@ def test_a_finding_has_the_path_of_its_own_events(trace: Events) -> None:
     found = check(trace, [two]).findings(on_one_line)
     assert {("model.py:7", one.message) for one in found} == {(f.location, f.path) for f in found}
     assert 2 == len(found)
+
+
+def test_a_rule_that_says_that_times_decide_is_not_compared_with_a_baseline() -> None:
+    """Its matches may change with the machine, and would fail tests that did not change."""
+    by_time = {r.code for r in RULES.values() if "Times decide here" in " ".join(r.page.split())}
+    assert "launch-bound" in by_time
+    assert by_time <= {code for code, one in RULES.items() if one.timed}

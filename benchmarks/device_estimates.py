@@ -16,7 +16,7 @@ estimated to do with what the device did:
 Of traces on one kind of chip with the same numbers of operators and kernels, such as ranks of one
 job, only the first counts. Numbers in the table of launches come from PyTorch's sources and from
 traces; those after ``--unseen`` had no part in it. The printed table is in
-docs/device-estimates.md.
+docs/device-estimates.md. `benchmarks.device_estimates_live` compares tests that run on both.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _results(names: list[str], known: set[tuple[str, int, int]]) -> list[Result]
         except TorchprofError as error:
             print(error, file=sys.stderr)
             continue
-        found = _result(trace, path.name.partition(".")[0][:44])
+        found = result_of(trace, path.name.partition(".")[0][:44])
         if found is None:
             continue
         key = (found.chip, found.kernels, int(trace.is_kind(Kind.OP).sum()))
@@ -135,7 +135,8 @@ def _summary(title: str, results: list[Result]) -> str:
     )
 
 
-def _result(trace: Events, name: str) -> Result | None:
+def result_of(trace: Events, name: str) -> Result | None:
+    """The comparison for one trace of a GPU; None if it has too little for one."""
     if not (trace.has(Kind.KERNEL) and trace.has(Kind.OP) and trace.records_shapes):
         return None
     estimated, kernels = _launches(trace)

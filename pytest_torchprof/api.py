@@ -51,9 +51,7 @@ from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_r
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import Rows, fields_of
 from pytest_torchprof.render.short_kernel_names import short_kernels
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.gathering import check_all, gather
-from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
+from pytest_torchprof.rules.engine.gathering import check_chosen
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
@@ -61,17 +59,17 @@ from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.verdict.rank_rows import RankTable, rank_table
 from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
 from pytest_torchprof.verdict.timing import samples_of
-from pytest_torchprof.work.devices.device import Device
-from pytest_torchprof.work.devices.user_devices import read_peaks
+from pytest_torchprof.work.devices.targets import as_chip
+from pytest_torchprof.work.devices.user_devices import Peaks, as_chips
 
 if TYPE_CHECKING:
+    from pytest_torchprof.analysis.bound_rows import BoundRow
+    from pytest_torchprof.analysis.elementwise_fusions import Fusion
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.render.export import Augmented
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
-
-#: A file that describes chips, or chips.
-Peaks = str | Path | Sequence[Device]
+    from pytest_torchprof.work.devices.device import Device
 
 
 class Trace:
@@ -185,7 +183,7 @@ class Trace:
             raise ValueError(f"by {error}") from None
         rows = [
             dataclasses.replace(row, kernel_short=short_kernels(row.kernel))
-            for row in kernel_rows(self.events, by=by, extra=_chips(peaks))
+            for row in kernel_rows(self.events, by=by, extra=as_chips(peaks))
         ]
         unknown = [*self._unknown, *["bytes"] * any(row.bytes is None for row in rows)]
         return Rows(rows, kernel_fields(words), unknown, kernel_columns(words))
@@ -206,6 +204,37 @@ class Trace:
     def unlinked(self) -> int:
         """Device events without a runtime call in the trace."""
         return unlinked_events(self.events)
+
+    def estimates(self, device: str | Device | None = None) -> dict[str, Number | NotMeasured]:
+        """What a device would at least have to do for the operators, wherever these ran.
+
+        ``host_reads``, ``launches``, ``bound_ms`` and ``estimated_cuda_bytes`` by name: a number in
+        its unit, or `NotMeasured`. ``device``: the chip of ``bound_ms``, by name or as a `Device`;
+        by default, the one that the test session estimated for.
+
+        Raises:
+            SettingsError: no chip of the table has this name.
+        """
+        from pytest_torchprof.verdict.estimates import estimates_for
+
+        chip = None if device is None else as_chip(device)
+        values = estimates_for(self.events, chip)
+        return {name: shown_value(value) for name, value in values.items()}
+
+    def bound(self, device: str | Device) -> Rows[BoundRow]:
+        """The least time of each operator on a chip, the longest first, and what limits it.
+
+        ``device`` as in `estimates`, and it raises the same.
+        """
+        from pytest_torchprof.analysis.bound_rows import BoundRow, bound_rows
+
+        return Rows(bound_rows(self.events, as_chip(device)), fields_of(BoundRow))
+
+    def fusions(self) -> Rows[Fusion]:
+        """Chains of elementwise operators, and what one kernel for each would save, most first."""
+        from pytest_torchprof.analysis.elementwise_fusions import Fusion, fusions
+
+        return Rows(fusions(self.events), fields_of(Fusion))
 
     def collectives(self) -> Rows[CollectiveRow]:
         """Calls that communicate with other ranks, by operation, group, size and dtype.
@@ -289,13 +318,13 @@ class Trace:
         Raises:
             SettingsError: an unknown rule or threshold, or a wrong unit.
         """
-        found = checked(self, ignore, thresholds, rules)
+        found = check_chosen(self.events, ignore, thresholds, rules)
         unchecked = {code: in_words(why) for code, why in found.unchecked.items()}
         return Linted(found.counts, unchecked, found.errors, found)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
         """Anti-patterns, the costliest first; see `lint`."""
-        return Rows(checked(self, ignore, thresholds).findings(), fields_of(Finding))
+        return Rows(check_chosen(self.events, ignore, thresholds).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
         """Folded stacks, ``frame;frame value`` per line, values in whole microseconds.
@@ -308,25 +337,6 @@ class Trace:
         return list(stacks.measured_stacks(self.events, metric))  # type: ignore[arg-type]
 
 
-def checked(
-    trace: Trace,
-    ignore: str | Iterable[str] = (),
-    thresholds: str = "",
-    rules: Iterable[Rule] | None = None,
-) -> Checked:
-    """What `Trace.lint` is made of, with reasons as values; it raises the same."""
-    text = ignore if isinstance(ignore, str) else ",".join(ignore)
-    known = gather().rules if rules is None else {rule.code: rule for rule in rules}
-    left_out = codes(text, known)
-    values = parse_thresholds(thresholds, known.values())
-    whole = trace.events.whole
-    if rules is None and not left_out and not values:
-        found = whole.once(check_all)
-    else:
-        found = check(whole, known.values(), ignore=left_out, thresholds=values)
-    return found if trace.events.scope is None else found.of_part(trace.events)
-
-
 def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:
     """Write a copy of a trace with FLOPs, bytes and achieved % added to its kernels.
 
@@ -334,7 +344,7 @@ def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmen
         TraceError: the source is not a trace, or the target cannot be written or is the source.
         SettingsError: the file of peaks does not describe a chip.
     """
-    chips = _chips(peaks)
+    chips = as_chips(peaks)
     return write.write_augmented(
         Path(source), Path(target), lambda trace: kernel_work(trace, chips)
     )
@@ -382,10 +392,6 @@ def diff(
         counts = len(a.selected_steps or ()), len(b.selected_steps or ())
     rows = comparison.diff_rows(a.events, b.events, by=by, per_step=counts)
     return Rows(rows, fields_of(DiffRow))
-
-
-def _chips(peaks: Peaks) -> tuple[Device, ...]:
-    return read_peaks(Path(peaks)) if isinstance(peaks, str | Path) else tuple(peaks)
 
 
 def _check(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof import api
 from pytest_torchprof.commands.ci_formats import CI_FORMATS, print_for_ci
 from pytest_torchprof.commands.inputs import rule_book
 from pytest_torchprof.commands.merged import FINDINGS, added_fields, merged
@@ -32,6 +31,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import fields_of
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.rules.engine.costs import span_ns
+from pytest_torchprof.rules.engine.gathering import check_chosen
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind
@@ -110,7 +110,7 @@ def run_lint(options: Namespace) -> int:
 def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     """What is needed of one trace."""
     trace = at_steps(trace, settings)
-    found = api.checked(trace, settings["ignored"], settings["thresholds"])
+    found = check_chosen(trace.events, settings["ignored"], settings["thresholds"])
     return part_of(
         trace,
         findings=_rows(trace, found),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof import api
 from pytest_torchprof.analysis.busy_timeline import busy_timelines
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
@@ -47,7 +46,7 @@ from pytest_torchprof.render.html.trace_facts import (
 )
 from pytest_torchprof.render.html.trace_sections import trace_sections
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.gathering import gather
+from pytest_torchprof.rules.engine.gathering import check_chosen, gather
 from pytest_torchprof.trace.steps import chosen_steps, steps_of
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _time(trace: Trace, alone: Ranks) -> DeviceTime:
 
 
 def _found(trace: Trace, alone: Ranks) -> Found:
-    checked = api.checked(trace)
+    checked = check_chosen(trace.events)
     return Found(
         rows=finding_rows(alone, {0: checked}),
         unchecked={rule: in_words(why) for rule, why in checked.gaps.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,9 +40,9 @@ def _whole_or_part(trace: Events, total: int) -> Value:
     return MissingValue(reason_of(parts, total, "1"), total or None, at_least=True)
 
 
-def bound_ms(trace: Events) -> Value:
-    """The least time on the chip that was asked for; it leaves out what is unknown."""
-    chip = chip_of(trace)
+def bound_ms(trace: Events, chip: Device | Reason | None = None) -> Value:
+    """The least time on a chip, by default the one that was asked for; not with unknown parts."""
+    chip = chip_of(trace) if chip is None else chip
     if isinstance(chip, Reason):
         return MissingValue(chip)
     parts = unknown_parts(trace)
@@ -64,6 +65,18 @@ def estimated_cuda_bytes(trace: Events) -> Value:
     if uses_workers(trace):
         return MissingValue(because(Why.WORKERS_PREFETCH))
     return estimated_peak(trace)
+
+
+def estimates_for(trace: Events, chip: Device | None) -> dict[str, Value]:
+    """All estimates of a stored trace, asked for or not; ``chip`` as for `bound_ms`."""
+    from pytest_torchprof.verdict.measuring import values_of
+    from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST
+
+    rows = [METRICS[name] for name in ON_REQUEST]
+    if chip is not None:
+        of_chip = partial(bound_ms, chip=chip)
+        rows = [row._replace(extract=of_chip) if row.name == "bound_ms" else row for row in rows]
+    return values_of(rows, trace)
 
 
 def add_to_operators(rows: dict[str, dict[str, int]], trace: Events) -> None:

@@ -14,9 +14,12 @@ from support.sessions import ADD, run
 from support.trace_builder import TraceBuilder
 
 import pytest_torchprof
-from pytest_torchprof import Trace, diff, load_ranks
+from pytest_torchprof import NotMeasured, SettingsError, Trace, diff, load_ranks
 from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.work.devices.device import make_row
 
+#: 1 GB/s.
+SLOW = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1})
 DOCS = Path(__file__).parents[2] / "docs" / "traces.md"
 
 
@@ -95,6 +98,34 @@ def test_a_trace_of_a_live_test_has_the_same_metrics_as_the_test(
         name: value if isinstance(value, int | float) else None for name, value in stored.items()
     }
     assert 1 == live["ops"]
+
+
+def test_what_a_device_would_do_is_estimated_for_any_chip(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    with b.op("aten::mul", [[1000, 1000], [1000, 1000]], ["float", "float"]):
+        b.memory(4_000_000, "cpu")
+    trace = Trace.load(b.save(tmp_path / "host.pt.trace.json"))
+    here, there = trace.estimates("H100 SXM"), trace.estimates(SLOW)
+    assert ["host_reads", "launches", "bound_ms", "estimated_cuda_bytes"] == list(here)
+    assert (0, 1, 4_000_256) == (
+        here["host_reads"],
+        here["launches"],
+        here["estimated_cuda_bytes"],
+    )
+    assert pytest.approx(12_000_000 / 3352e9 * 1e3) == here["bound_ms"]
+    assert pytest.approx(12.0) == there["bound_ms"]
+    (row,) = trace.bound("H100 SXM")
+    assert ("H100 SXM", "aten::mul", here["bound_ms"]) == (row.device, row.operator, row.bound_ms)
+    assert [] == trace.fusions()
+
+
+def test_without_a_chip_only_the_bound_is_unknown(path: Path) -> None:
+    estimates = Trace.load(path).estimates()
+    assert {name for name, value in estimates.items() if isinstance(value, NotMeasured)} == {
+        "bound_ms"
+    }
+    with pytest.raises(SettingsError, match="did you mean"):
+        Trace.load(path).bound("H100 SMX")
 
 
 def test_the_package_is_light_until_it_is_used() -> None:

@@ -12,6 +12,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule
+from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -67,6 +68,29 @@ def gather(
 def check_all(trace: Events) -> Checked:
     """Check all rules, with their default thresholds."""
     return check(trace, gather().rules.values())
+
+
+def check_chosen(
+    trace: Events,
+    ignore: str | Iterable[str] = (),
+    thresholds: str = "",
+    rules: Iterable[Rule] | None = None,
+) -> Checked:
+    """Check with these settings, as texts; ``rules``: these instead of all installed ones.
+
+    Raises:
+        SettingsError: an unknown rule or threshold, or a wrong unit.
+    """
+    text = ignore if isinstance(ignore, str) else ",".join(ignore)
+    known = gather().rules if rules is None else {rule.code: rule for rule in rules}
+    left_out = codes(text, known)
+    values = parse_thresholds(thresholds, known.values())
+    whole = trace.whole
+    if rules is None and not left_out and not values:
+        found = whole.once(check_all)
+    else:
+        found = check(whole, known.values(), ignore=left_out, thresholds=values)
+    return found if trace.scope is None else found.of_part(trace)
 
 
 def _rules_in(answer: object, source: str) -> list[Rule]:

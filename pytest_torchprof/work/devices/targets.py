@@ -72,6 +72,11 @@ def chip_named(text: str) -> Device:
     return found[0]
 
 
+def as_chip(device: str | Device) -> Device:
+    """The device itself, or the one with this name; it raises the same as `chip_named`."""
+    return chip_named(device) if isinstance(device, str) else device
+
+
 def is_on(
     on: str, device_type: str | None, device: str | None, capability: Callable[[], str | None]
 ) -> bool:

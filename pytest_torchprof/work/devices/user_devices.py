@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from pytest_torchprof.core.files import opened, system_message
 from pytest_torchprof.core.units import parse_quantity
 from pytest_torchprof.work.devices.device import DTYPES, Device
 
+#: A file that describes chips, or chips.
+Peaks = str | Path | Sequence[Device]
 _Value = TypeVar("_Value")
 
 _KEYS = (
@@ -35,6 +37,11 @@ _LARGEST = 2**24
 #: Characters of a wrong value that an error shows.
 _WIDEST = 40
 _EXAMPLE = '{"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}'
+
+
+def as_chips(peaks: Peaks) -> tuple[Device, ...]:
+    """The chips themselves, or those of the file; it raises the same as `read_peaks`."""
+    return read_peaks(Path(peaks)) if isinstance(peaks, str | Path) else tuple(peaks)
 
 
 def read_peaks(path: Path) -> tuple[Device, ...]:

@@ -1,11 +1,12 @@
 """Whether exact metrics are the same in each process, on the device that there is.
 
-`python -m benchmarks.device_processes [--processes 20] [--at-once 5] [--seconds 100] [--out DIR]`
+`python -m benchmarks.device_processes [--processes 20] [--at-once 7] [--seconds 100] [--out DIR]`
 
 Copies ``examples/`` and ``benchmarks/device_tests/`` into a temporary project. A first process
 accepts what it measures as the baselines of this machine. Others, several at a time, profile the
 same tests against these: with one or two OpenMP threads, in two workers of pytest-xdist if it is
-installed, and in other orders of tests. For each test and metric that is not a time, the values of
+installed, in other orders of tests, and the last four with an allocator that has no free blocks
+when a test starts. For each test and metric that is not a time, the values of
 all processes are compared. What differs is printed with its values, and two traces of each such
 test are kept. No process starts after ``--seconds``, and each is ended after ``--timeout``.
 
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all processes, compare, print, and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device_processes")
     parser.add_argument("--processes", type=int, default=20)
-    parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--timeout", type=float, default=60, help="of one process")
     parser.add_argument("--out", type=Path, default=Path("build/device-processes"))
@@ -98,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = [run for run in runs if run.values]
         differing = differences(done)
         _keep_traces(project, options.out, done, differing)
-    _report(options.out, runs, done, differing)
+    empty = differences([run for run in done if run.process.empties])
+    _report(options.out, runs, done, differing, empty)
     exact = [d for d in differing if d["class"] == "exact" and d["test"].startswith(_EXAMPLES)]
     return 1 if exact or len(done) < len(runs) else 0
 
@@ -117,7 +119,7 @@ def planned(count: int) -> list[Process]:
             (None, 1, 2)[number % 3] if number != 3 else 1,
             orders[number] if number < len(orders) else str(number) if number % 2 else "",
             workers if number in (3, 8, 13) else 0,
-            number >= count - 3 and count > 8,
+            number >= count - 4 and count > 8,
         )
         for number in range(count)
     ]
@@ -289,7 +291,11 @@ def _glob(stem: str) -> str:
 
 
 def _report(
-    out: Path, runs: Sequence[Run], done: Sequence[Run], differing: Sequence[dict[str, Any]]
+    out: Path,
+    runs: Sequence[Run],
+    done: Sequence[Run],
+    differing: Sequence[dict[str, Any]],
+    empty: Sequence[dict[str, Any]],
 ) -> None:
     document = {
         "machine": _machine(),
@@ -304,6 +310,7 @@ def _report(
             for run in runs
         ],
         "differences": differing,
+        "differences_with_empty_pool": empty,
         "values": {run.process.number: run.values for run in done},
     }
     (out / "processes.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
@@ -315,8 +322,16 @@ def _report(
     for part in (_EXAMPLES, _OWN):
         print(f"\n{part}: tests with the same value in all processes")
         print(tabulate(_totals(part, done, differing), ("metric", "class", "same", "tests")))
-    print("\nnot the same:")
-    for row in differing:
+    for title, rows in (
+        ("not the same", differing),
+        ("not the same among those with an empty pool", empty),
+    ):
+        print(f"\n{title}:")
+        _print_rows(rows)
+
+
+def _print_rows(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
         numbers = defaultdict(list)
         for number, value in row["values"].items():
             numbers[str(value)].append(number)

@@ -11,6 +11,7 @@ from pytest_torchprof.analysis.device_bound import bound
 from pytest_torchprof.analysis.estimated_launches import estimated_launches, units_of, unknown_parts
 from pytest_torchprof.analysis.estimated_memory import estimated_peak
 from pytest_torchprof.analysis.host_reads import host_reads as reads_of
+from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted_parts import reason_of
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -61,7 +62,12 @@ def chip_of(trace: Events) -> Device | Reason:
 
 
 def estimated_cuda_bytes(trace: Events) -> Value:
-    """The peak on a device, unless it depends on how far ahead a DataLoader's workers are."""
+    """The peak on a device, unless it depends on how far ahead a DataLoader's workers are.
+
+    Where tensors are on a device, it is what was measured there.
+    """
+    if trace.memory.on_device.any():
+        return usage(trace, on_device=True).peak_bytes
     if uses_workers(trace):
         return MissingValue(because(Why.WORKERS_PREFETCH))
     return estimated_peak(trace)

@@ -119,6 +119,15 @@ def test_what_a_device_would_do_is_estimated_for_any_chip(tmp_path: Path) -> Non
     assert [] == trace.fusions()
 
 
+def test_the_peak_on_a_device_is_not_estimated(tmp_path: Path) -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    with b.op("aten::empty", [[1000]], ["float"]):
+        b.memory(4096, "cuda")
+        b.memory(1 << 20, "cpu")
+    trace = Trace.load(b.save(tmp_path / "device.pt.trace.json"))
+    assert 4096 == trace.estimates()["estimated_cuda_bytes"] == trace.metrics()["peak_cuda_bytes"]
+
+
 def test_without_a_chip_only_the_bound_is_unknown(path: Path) -> None:
     estimates = Trace.load(path).estimates()
     assert {name for name, value in estimates.items() if isinstance(value, NotMeasured)} == {

@@ -157,7 +157,7 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     fix=_KEEP_THERE,
     triggers=(
         r"aten::(_local_scalar_dense|nonzero|where|masked_select|_unique2?|unique_dim|"
-        r"unique_consecutive|unique_dim_consecutive|equal|bincount|one_hot|resolve_neg)$"
+        r"unique_consecutive|unique_dim_consecutive|equal|bincount|_coalesce|one_hot|resolve_neg)$"
     ),
     gated_by="host_reads",
     on_request=True,
@@ -170,8 +170,9 @@ def host_read(trace: Events) -> Matches:
     Counts operators that would make the host wait if their tensors were on a device, in a test
     that ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`, `allclose`;
     `tolist`, `numpy`, `print`; `nonzero`, with masks as indices and `where` of one argument;
-    `masked_select`, `unique`, `equal`, `bincount`, `repeat_interleave` without `output_size`, and
-    `one_hot` without a number of classes. The metric `host_reads` is the sum.
+    `masked_select`, `unique`, `equal`, `bincount`; `coalesce` of sparse tensors, in `SparseAdam`;
+    `repeat_interleave` without `output_size`, and `one_hot` without a number of classes. The metric
+    `host_reads` is the sum.
 
     The rule is checked only in tests that ask for estimates of a device's work: with
     `--torchprof-device`, a limit on `host_reads` or another such metric, or

@@ -52,6 +52,7 @@ READS: Final[Mapping[str, HostRead]] = {
     "aten::unique_dim_consecutive": HostRead(1, _SHAPE, "cuda/Unique.cu"),
     "aten::equal": HostRead(1, _VALUE, "cuda/Equal.cpp"),
     "aten::bincount": HostRead(2, _SHAPE, "cuda/SummaryOps.cu"),
+    "aten::_coalesce": HostRead(1, _SHAPE, "sparse/cuda/SparseCUDATensor.cu"),
     "aten::one_hot": HostRead(_classes, _SHAPE, "Onehot.cpp"),
 }
 

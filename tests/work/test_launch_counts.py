@@ -116,6 +116,7 @@ def test_composites_have_no_kernel_for_the_cpu() -> None:
         ("one_hot", ([[4], []], ["long", "Scalar"], ["", "5"]), 0),
         ("one_hot", ([[4], []], ["long", "Scalar"], None), 1),
         ("bincount", ([[4]], ["long"], [""]), 2),
+        ("_coalesce", ([[1000, 16]], [FLOAT], [""]), 1),
     ],
 )
 def test_a_call_reads_so_often(name: str, operands: Any, expected: int) -> None:

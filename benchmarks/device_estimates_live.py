@@ -272,7 +272,7 @@ def _print(chip: str, statuses: dict[str, int | None], tests: Sequence[Test]) ->
             print(f"{test.name}: {test.operators[:8]}")
         if test.numbers["host_reads"] != test.numbers["waits"]:
             print(f"{test.name}: {test.numbers}")
-        for metric, reason in test.reasons.items():
+        for metric, reason in test.reasons.items() if any(test.numbers.values()) else ():
             print(f"{test.name}: {metric}: {reason}"[:300])
 
 

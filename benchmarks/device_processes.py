@@ -1,6 +1,7 @@
 """Whether exact metrics are the same in each process, on the device that there is.
 
-`python -m benchmarks.device_processes [--processes 20] [--at-once 7] [--seconds 100] [--out DIR]`
+`python -m benchmarks.device_processes [--processes 20] [--at-once 7] [--seconds 100] [--out DIR]
+[--device CHIP]`
 
 Copies ``examples/`` and ``benchmarks/device_tests/`` into a temporary project. A first process
 accepts what it measures as the baselines of this machine. Others, several at a time, profile the
@@ -40,6 +41,8 @@ ROOT = Path(__file__).parent.parent
 #: Where tests of one kind are in the project.
 _EXAMPLES, _OWN = "examples", "device_tests"
 _PYTEST = ("-p", "no:cacheprovider", "-p", "benchmarks.shuffling", "--import-mode=importlib", "-q")
+#: What happens to a test, and what is said of its metrics.
+_USUAL = ("passed, ok", "passed, new", "skipped, not_profiled")
 #: At most so many traces, and so many bytes of them, are kept.
 _TRACES, _TRACE_BYTES = 40, 12 * 2**20
 
@@ -83,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--timeout", type=float, default=60, help="of one process")
     parser.add_argument("--out", type=Path, default=Path("build/device-processes"))
+    parser.add_argument("--device", help="estimate the work of this chip, too")
     parser.add_argument("-k", default="", help="only these tests, as for pytest")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
@@ -151,6 +155,7 @@ def _run(
     command += [f"--torchprof-json={report}", f"--torchprof-traces={traces}"]
     command += ["--torchprof-traces-of=all", "--torchprof-top=0", _EXAMPLES, _OWN]
     command += ["-k", options.k] if options.k else []
+    command += [f"--torchprof-device={options.device}"] if options.device else []
     if find_spec("xdist") is not None:
         command += ["-n", str(process.workers)]
     output = options.out / "output"
@@ -316,7 +321,7 @@ def _report(
     (out / "processes.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     print(f"\n{len(done)} of {len(runs)} processes ended and reported")
     for run in done:
-        odd = {t: o for t, o in run.outcomes.items() if o not in {"passed, ok", "passed, new"}}
+        odd = {t: o for t, o in run.outcomes.items() if o not in _USUAL}
         for test, outcome in odd.items():
             print(f"process {run.process.number}: {test}: {outcome}")
     for part in (_EXAMPLES, _OWN):

@@ -8,8 +8,10 @@ import torch
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """Give each test the same random numbers, whichever tests ran before it."""
+    """Give each test the same numbers and precision, whichever tests ran before it."""
     torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")  # as the examples do, in any order
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ def test_convolutions(device: torch.device, search: bool) -> None:
     model = nn.Sequential(*layers).to(device, torch.bfloat16)
     x = torch.randn(8, 8, 32, 32).to(device, torch.bfloat16, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=True):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=search):
         train_step(model, x, optimizer)
 
 

@@ -96,7 +96,7 @@ def test_a_profiler_that_is_made_otherwise_is_used_as_it_is(
 def test_torch_may_warn_of_a_session_where_warnings_are_errors(
     pytester: pytest.Pytester,
 ) -> None:
-    """torch 2.11 warns whenever the first session of a process starts."""
+    """Torch 2.11 warns whenever the first session of a process starts."""
     pytester.makeconftest("""
         import warnings
         from torch.profiler import profiler

@@ -168,7 +168,7 @@ def test_what_a_test_has_replaced_meanwhile_stays(graphs: CudaGraphs) -> None:
     assert own is vars(torch.cuda.CUDAGraph)["capture_end"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch sees none")
+@pytest.mark.gpu
 def test_captures_on_a_device_are_counted() -> None:
     graphs, x = CudaGraphs(), torch.ones(4, device="cuda")
     graphs.watch()

@@ -16,9 +16,7 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.verdict.metrics import measure_all
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA or ROCm device"
-)
+pytestmark = pytest.mark.gpu
 
 
 def test_three_additions_are_three_kernels_without_a_sync(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA or ROCm device"
-)
+pytestmark = pytest.mark.gpu
 
 BF16, SIZE = torch.bfloat16, (100, 100)
 LARGE = (1024, 1024)

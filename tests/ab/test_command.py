@@ -225,6 +225,7 @@ def test_a_slower_test_is_found_and_no_other(ran: Ran) -> None:
     assert 0 < step["measured_s"] < step["spent_s"]
 
 
+@pytest.mark.thorough
 def test_each_test_that_cannot_be_compared_says_why(ran: Ran) -> None:
     verdicts = {
         name: ran.rows[name]["verdict"]
@@ -331,6 +332,7 @@ def test_an_ended_run_leaves_no_files(
     assert interrupted["environment"]["interrupted"]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("words", "message"),

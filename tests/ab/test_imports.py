@@ -218,6 +218,7 @@ def test_parts_of_a_namespace_package_stay_together(world: World) -> None:
     assert {} == result["origins"]["foreign"] | result["origins"]["installed"]
 
 
+@pytest.mark.thorough
 def test_pythonpath_of_the_user_leads_to_this_side(world: World) -> None:
     world.both("python/foo")
     package(world.b, "only_here/bar")
@@ -249,6 +250,7 @@ def test_tests_and_tools_of_a_tree_do_not_move_it_forward(world: World) -> None:
     assert {} == result["origins"]["installed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("project", ["foo-project", "elsewhere"])
 @pytest.mark.parametrize(
@@ -368,6 +370,7 @@ def test_a_link_into_the_checkout_is_refused(world: World) -> None:
     assert ["foo"] == list(world.run("A", "foo")["origins"]["foreign"])
 
 
+@pytest.mark.thorough
 def test_an_installed_copy_is_refused(world: World) -> None:
     """Pip notes the folder that it copied from; a monorepo's layout tells nothing."""
     world.both("packages/one/foo")

@@ -90,6 +90,7 @@ some_events = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(some_events)
 def test_each_nanosecond_belongs_to_one_category(events: list[tuple[int, int, str]]) -> None:
     trace = built(events)
@@ -115,6 +116,7 @@ def test_each_nanosecond_belongs_to_one_category(events: list[tuple[int, int, st
     assert (idle_parts(trace).ns >= 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not TRACES, reason="no folder of real traces")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.partition(".")[0])
 def test_real_traces_add_up_as_counted_without_us(path: Path) -> None:

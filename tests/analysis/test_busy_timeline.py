@@ -45,6 +45,7 @@ def test_each_share_has_the_time_of_the_first_category_that_runs(tmp_path: Any) 
     assert expected == found.ns_by_category
 
 
+@pytest.mark.thorough
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 40), st.integers(0, 15)), min_size=1),
     st.integers(1, 9),

@@ -173,6 +173,7 @@ def test_collectives_of_several_or_unknown_sizes_do_not_tell_whether_they_wait()
     assert not found(unknown).waits.any()
 
 
+@pytest.mark.thorough
 @given(
     st.lists(
         st.tuples(st.sampled_from(["gemm", REDUCE]), st.integers(1, 60), st.sampled_from([7, 20])),

@@ -215,6 +215,7 @@ def test_a_change_is_exclusive_to_the_operator_in_which_it_happened() -> None:
         assert (row.change, row.cuda_ms_a, row.cuda_ms_b) == ("slower", 0.01, 1.01)
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_per_step_all_numbers_are_divided(one: int, other: int) -> None:
     a, b = (ran(*[("mm", 7.001), ("add", 3)] * steps) for steps in (one, other))
@@ -328,6 +329,7 @@ def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
     return Counter(e["name"] for e in chosen), times
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize(("one", "other"), [*itertools.pairwise(STORED)], ids=lambda p: p.name[:9])

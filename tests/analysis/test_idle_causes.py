@@ -262,6 +262,7 @@ pieces = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(pieces)
 def test_parts_add_up_to_the_gaps_and_are_in_the_gaps(work: list[tuple[str, int, int]]) -> None:
     b = TraceBuilder(H100)

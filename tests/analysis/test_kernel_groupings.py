@@ -342,6 +342,7 @@ def test_rows_of_real_traces_are_those_of_a_plain_count(name: str) -> None:
     assert whole == pytest.approx([len(device), sum(e["dur"] for e in device) / 1e3])
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("by", ["op,kernel,shape", "op,kernel", "op,shape", "name,shape"])

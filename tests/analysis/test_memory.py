@@ -217,6 +217,7 @@ def plain_count(moves: list[Move], first: int, last: int, *, on_device: bool) ->
     return allocated, peak, live
 
 
+@pytest.mark.thorough
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4), st.booleans()), max_size=40),
     st.integers(0, 40),

@@ -185,6 +185,7 @@ def test_moments_of_a_part_are_those_in_it() -> None:
 # -------------------------------------------------------------------- properties, live loops
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=12))
 def test_a_row_grows_as_its_levels_do(levels: list[int]) -> None:
     for row in found(loop(levels)) or []:

@@ -80,6 +80,7 @@ def built(moves: Any, start: int) -> TraceBuilder:
     return b
 
 
+@pytest.mark.thorough
 @given(MOVES, st.integers(200, 10**6))
 def test_parts_of_random_sequences_add_up_to_the_level(moves: Any, start: int) -> None:
     trace = parse_trace(built(moves, start).to_bytes())
@@ -100,6 +101,7 @@ def test_parts_of_random_sequences_add_up_to_the_level(moves: Any, start: int) -
         assert device.live_bytes == peaks[device.device] + (starts[device.device] or 0)
 
 
+@pytest.mark.thorough
 @given(MOVES, st.integers(1, 12))
 def test_fewer_moments_are_the_highest_of_their_shares(moves: Any, count: int) -> None:
     trace = parse_trace(built(moves, 1000).to_bytes())
@@ -222,6 +224,7 @@ def test_a_negative_number_of_moments_is_an_error() -> None:
 STORED = sorted(CORPUS.glob("*.json.gz"))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_the_level_of_a_real_trace_is_its_allocators(path: Path) -> None:

@@ -159,6 +159,7 @@ def test_without_sizes_there_are_no_peaks() -> None:
     assert memory_peaks(parse_trace(b"[]")) == []
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=40))
 def test_random_sequences_peak_as_the_metric_says(moves: list[tuple[int, int, int]]) -> None:
     place = {"pid": 1, "tid": 1}

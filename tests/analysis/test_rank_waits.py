@@ -43,6 +43,7 @@ def test_a_rank_waits_from_its_begin_to_the_last_begin() -> None:
     assert () == found.mismatches
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(-(10**6), 10**6), min_size=2, max_size=2))
 def test_clocks_that_differ_change_nothing(clocks_us: list[int]) -> None:
     found = compared(EARLY, LATE, clocks_us=[5 * 10**6 + us for us in clocks_us])

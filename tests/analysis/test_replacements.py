@@ -132,6 +132,7 @@ def test_work_is_bounded_and_omissions_are_reported(monkeypatch: pytest.MonkeyPa
 SEQUENCES = st.lists(st.integers(0, 4), max_size=150)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200)
 @given(SEQUENCES, SEQUENCES, st.integers(0, 3))
 def test_what_is_between_the_differences_is_equal(a: list[int], b: list[int], copies: int) -> None:

@@ -76,6 +76,7 @@ def test_ten_recorded_steps_and_the_rest_are_the_whole(recorded: Events) -> None
     assert_rows_are_metrics(recorded, "forward")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", GROUPINGS)
 def test_tables_of_the_steps_and_of_the_rest_add_up(recorded: Events, by: By) -> None:
     parts = [*each_step(recorded), outside_of_steps(recorded)]
@@ -179,6 +180,7 @@ def test_peaks_are_those_of_each_step_alone(blocks: list[tuple[int, str, int]], 
 PATHS = sorted(CORPUS.rglob("*.json.gz"))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not PATHS, reason="no real traces: TORCHPROF_TRACE_CORPUS has none")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
 def test_steps_of_real_traces(path: Path) -> None:

@@ -230,6 +230,7 @@ CALLS: st.SearchStrategy[list[tuple[int, str, int]]] = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(CALLS, st.sampled_from(TREES), st.none() | st.integers(1, 4))
 def test_any_nesting(calls: list[tuple[int, str, int]], by: TreeBy, depth: int | None) -> None:
     b = TraceBuilder(H100)

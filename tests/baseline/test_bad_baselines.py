@@ -346,6 +346,7 @@ def test_files_of_one_name_in_different_folders_do_not_clash(pytester: pytest.Py
 # -------------------------------------------------------------------- no torch
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "option", ["--torchprof", pytest.param("--accept", marks=pytest.mark.thorough)]
 )

@@ -162,6 +162,7 @@ def test_a_break_is_on_the_innermost_line_of_the_user(
     assert ("call to f", location) == (row.reason, row.location)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("callers", "location"),
     [

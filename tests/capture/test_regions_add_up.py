@@ -300,6 +300,7 @@ def test_many_generated_programs_add_up(program: list[Part]) -> None:
     check_shares(recorded(program))
 
 
+@pytest.mark.thorough
 @settings(max_examples=4, deadline=None)
 @given(PROGRAMS)
 def test_work_in_threads_belongs_to_the_region_that_waits_for_it(program: list[Part]) -> None:

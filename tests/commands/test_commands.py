@@ -89,6 +89,7 @@ DIFF = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "fields"),
     [
@@ -489,6 +490,7 @@ def test_names_cannot_move_the_cursor(say: Say, tmp_path: Path) -> None:
     assert "aten::" in out
 
 
+@pytest.mark.thorough
 def test_a_closed_stdout_is_not_an_error(trace: Path) -> None:
     code = f"{sys.executable} -m pytest_torchprof ops {trace} >&-"
     ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
@@ -674,6 +676,7 @@ def test_a_wrong_path_is_described_with_what_to_give_instead(
     assert "Errno" not in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["/dev/stdin", "pipe"])
 def test_a_pipe_that_somebody_writes_into_is_read(trace: Path, tmp_path: Path, source: str) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -685,12 +688,14 @@ def test_a_pipe_that_somebody_writes_into_is_read(trace: Path, tmp_path: Path, s
     assert "aten::mm,1," in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_closed_pipe_is_not_an_error(trace: Path) -> None:
     code = f"{sys.executable} -m pytest_torchprof ops {trace} --by shape | head -n 1"
     ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=True)
     assert "" == ran.stderr
 
 
+@pytest.mark.thorough
 def test_output_works_on_a_terminal_without_unicode(trace: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],

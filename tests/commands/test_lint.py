@@ -205,6 +205,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "content", "fails"),

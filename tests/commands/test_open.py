@@ -125,6 +125,7 @@ def test_of_a_folder_of_ranks_one_is_wanted(say: Say, tmp_path: Path) -> None:
     assert err.endswith("give --rank N\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
 def test_it_prints_the_link_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     b = TraceBuilder()

@@ -99,6 +99,7 @@ def test_tables_of_some_steps_tell_of_these_only(say: Say, trace: Path) -> None:
     assert 4096 == peak["peak_bytes"]
 
 
+@pytest.mark.thorough
 def test_findings_of_steps_are_those_of_the_whole(say: Say, tmp_path: Path) -> None:
     b = TraceBuilder("NVIDIA H100 80GB HBM3")
     for number in range(4):

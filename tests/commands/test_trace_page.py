@@ -159,11 +159,13 @@ def test_every_number_of_the_page_is_that_of_a_command(
     assert_numbers(say, tmp_path, trace)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_so_is_it_for_a_small_trace(say: Say, tmp_path: Path, vendor: str) -> None:
     assert_numbers(say, tmp_path, build(vendor).save(tmp_path / "small.json"))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json.gz")), ids=lambda path: path.name)
 def test_so_is_it_for_real_traces(say: Say, tmp_path: Path, path: Path) -> None:

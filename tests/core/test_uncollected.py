@@ -36,6 +36,7 @@ def test_objects_made_within_are_old_at_once() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.thorough
 def test_it_can_still_be_collected() -> None:
     class Cycle:
         ended = False

@@ -137,6 +137,7 @@ def test_without_timers_of_its_own_it_uses_the_alarm_signal(
     assert "new" == seen.statuses["test_afterwards"]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["signal", "thread"])
 def test_the_time_limit_of_a_test_is_that_of_its_further_runs(

@@ -62,6 +62,7 @@ def pytest_unconfigure(config):
 """
 
 
+@pytest.mark.thorough
 def test_coverage_is_that_of_one_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(covered=MODULE, test_it=COVERED)
     pytester.makeconftest(MEASURES)

@@ -49,6 +49,7 @@ def test_a_test_that_ends_the_session(
     assert "test_never" not in seen.statuses
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("late", "which"), [(False, "timed run"), (True, "teardown of an extra run")]

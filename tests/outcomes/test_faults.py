@@ -91,6 +91,7 @@ def test_afterwards(): work()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @BOTH
 def test_what_a_test_breaks_does_not_break_the_plugin(

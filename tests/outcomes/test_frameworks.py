@@ -130,6 +130,7 @@ def test_subtests(pytester: pytest.Pytester) -> None:
     assert again == seen.statuses["test_failing_later"]
 
 
+@pytest.mark.thorough
 def test_doctests(pytester: pytest.Pytester) -> None:
     source = '''
         """
@@ -252,6 +253,7 @@ ASYNC = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("plugin", "mark"), [("asyncio", "asyncio"), ("anyio", "anyio")])
 def test_coroutines(pytester: pytest.Pytester, plugin: str, mark: str) -> None:
@@ -275,6 +277,7 @@ def test_coroutines(pytester: pytest.Pytester, plugin: str, mark: str) -> None:
     same(pytester, source, "-rA", *args, *ONLY_RUN, conftest=conftest, needs=[plugin])
 
 
+@pytest.mark.thorough
 def test_hypothesis(pytester: pytest.Pytester) -> None:
     source = """
         import torch

@@ -59,6 +59,7 @@ LOUD = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "args",
@@ -128,12 +129,14 @@ def test_a_loud_test_is_heard_once_on_a_real_terminal(pytester: pytest.Pytester,
     same(pytester, source, *args.split(), subprocess=True, ordered=args != "-s")
 
 
+@pytest.mark.thorough
 def test_the_length_of_calls_is_the_only_thing_that_durations_show(
     pytester: pytest.Pytester,
 ) -> None:
     same(pytester, LOUD, "--durations=3", "--durations-min=60")
 
 
+@pytest.mark.thorough
 def test_a_wider_fixture_is_set_up_once(pytester: pytest.Pytester) -> None:
     source = """
         import pytest
@@ -426,6 +429,7 @@ ONCE = """
 """
 
 
+@pytest.mark.thorough
 def test_a_rerun_that_fails_leaves_the_outcome(pytester: pytest.Pytester) -> None:
     seen = same(pytester, ONCE, "-rA")
     again = "cannot be run twice: "

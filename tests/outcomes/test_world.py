@@ -302,6 +302,7 @@ def test_settings_of_torch(pytester: pytest.Pytester, args: tuple[str, ...]) -> 
         assert "new" == seen.statuses["test_sets_two"]
 
 
+@pytest.mark.thorough
 @BOTH
 def test_the_plugin_does_not_call_what_a_test_replaced(
     pytester: pytest.Pytester, args: tuple[str, ...]
@@ -430,6 +431,7 @@ def test_children(pytester: pytest.Pytester) -> None:
     assert not sees_threads() or reruns.metric("test_loader", "ops")  # a queue has one
 
 
+@pytest.mark.thorough
 def test_work_in_threads_counts(pytester: pytest.Pytester) -> None:
     source = """
         import threading
@@ -495,6 +497,7 @@ def test_work_in_threads_counts(pytester: pytest.Pytester) -> None:
     assert seen.statuses["test_in_a_thread"].startswith("the test starts threads, and only another")
 
 
+@pytest.mark.thorough
 def test_generators_and_frames(pytester: pytest.Pytester) -> None:
     source = """
         import contextlib

@@ -129,6 +129,7 @@ def test_what_accept_writes_is_valid(pytester: pytest.Pytester) -> None:
     assert [] == faults("baseline", written)
 
 
+@pytest.mark.thorough
 def test_a_report_of_failures_findings_and_tests_that_were_not_profiled_is_valid(
     pytester: pytest.Pytester,
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_report_of_failures_findings_and_tests_that_were_not_profiled_is_valid
     assert report["errors"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_git", [False, True])
 def test_a_document_of_a_history_is_valid(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, in_git: bool
@@ -178,6 +180,7 @@ def test_a_document_of_a_history_is_valid(
     assert {"ok", "new", "over_budget", "not_profiled"} & {t["status"] for t in tests.values()}
 
 
+@pytest.mark.thorough
 def test_a_report_of_a_session_that_was_interrupted_is_valid(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(): raise KeyboardInterrupt")
     report = run(pytester, "--torchprof").report

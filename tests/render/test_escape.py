@@ -261,6 +261,7 @@ def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("texts", [HOSTILE, [EVERY]])
 def test_a_hostile_trace_is_harmless_in_every_format(

@@ -249,6 +249,7 @@ def test_any_text_has_identifiers_or_none(text: str) -> None:
     assert all(part in text for part in identifiers(text))
 
 
+@pytest.mark.thorough
 def test_most_kernels_of_real_traces_are_short() -> None:
     """Those that are not are other libraries' templates, such as FBGEMM's."""
     paths = sorted(CORPUS.glob("*.json.gz"))

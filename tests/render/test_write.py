@@ -280,6 +280,7 @@ def test_a_target_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 STORED = sorted(CORPUS.glob("*.json.gz"))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])

@@ -185,6 +185,7 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
     assert len({one.cost_ms for one in found}) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("theme", ["waiting", "products", "copies", "outsider_moves"])
 def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
@@ -212,6 +213,7 @@ CLAIMS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(CLAIMS)
 def test_time_that_several_findings_claim_is_counted_once(
     drawn: list[tuple[int, int, int, int]],

@@ -51,6 +51,7 @@ def training() -> None:
         gc.collect()
 
 
+@pytest.mark.thorough
 def test_a_collection_is_placed_in_the_function_that_asks_for_it(tmp_path: Path) -> None:
     finding = found(read_trace(record(training, tmp_path)), "gc-pause")
     _, line = inspect.getsourcelines(training)

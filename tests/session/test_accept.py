@@ -146,6 +146,7 @@ def test_only_tests_that_passed_are_written(pytester: pytest.Pytester) -> None:
     assert ["test_passes"] == list(read_baseline(pytester)["tests"])
 
 
+@pytest.mark.thorough
 def test_a_test_that_now_fails_keeps_its_entry(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TWO)
     accept(pytester)
@@ -178,6 +179,7 @@ def test_other_tests_environments_and_unknown_keys_are_untouched(pytester: pytes
     assert data == found
 
 
+@pytest.mark.thorough
 def test_an_environment_without_entry_is_new_and_never_compared(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
@@ -212,6 +214,7 @@ def test_parameters_are_a_part_of_the_name(pytester: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- pruning
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("args", "pruned"),
@@ -286,6 +289,7 @@ def test_a_test_that_is_gone_here_may_exist_where_there_is_another_device(
     assert "test_c pruned" not in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("args", [("--lf",), ("--pyargs", "pkg.test_below::test_a")])
 def test_nothing_is_pruned_when_pytest_leaves_tests_out_silently(
     pytester: pytest.Pytester, args: tuple[str, ...]
@@ -336,6 +340,7 @@ def test_a_test_that_is_marked_not_to_be_profiled_any_more_is_not_gone(
     assert ["test_a", "test_b"] == list(read_baseline(pytester)["tests"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("baselines", ["__torchprof__", "{path}/all"])
 def test_the_baselines_of_a_test_file_that_is_gone_are_named_and_stay(
     pytester: pytest.Pytester, baselines: str
@@ -507,6 +512,7 @@ def linked(pytester: pytest.Pytester, how: str, times: str) -> None:
         link.hardlink_to(file)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["symbolic", "hard"])
 def test_two_names_of_one_file_are_rewritten_once(pytester: pytest.Pytester, how: str) -> None:
     linked(pytester, how, "1")
@@ -586,6 +592,7 @@ def test_expectations_in_two_files_are_both_rewritten(pytester: pytest.Pytester)
     assert 2 == sum("ops     3" in source(pytester, f) for f in ("test_one.py", "test_two.py"))
 
 
+@pytest.mark.thorough
 def test_one_bad_place_does_not_stand_in_the_way_of_the_others(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,6 +698,7 @@ def test_else(torchprof, text):
 '''
 
 
+@pytest.mark.thorough
 def test_of_several_strings_the_one_that_was_compared_is_rewritten(
     pytester: pytest.Pytester,
 ) -> None:
@@ -754,6 +762,7 @@ OTHER = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("where", ["", 'getgroup("other").', 'getgroup("torchprof").'])
 @pytest.mark.parametrize("how", ["conftest", "-p", "PYTEST_PLUGINS", "pytest_plugins"])

@@ -47,6 +47,7 @@ def test_a_module_budget_is_not_checked_where_threads_work(pytester: pytest.Pyte
     assert record["metrics"]["flops[module=Linear]"]["status"] == "not_measured"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is what this is to lack")
 def test_no_antipatterns_of_a_device_is_not_checked_without_one(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

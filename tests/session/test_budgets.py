@@ -48,6 +48,7 @@ def profiled(pytester: pytest.Pytester, *markers: str) -> Ran:
     return run(pytester, "--torchprof")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "value"), EXACT.items())
 def test_a_limit_is_inclusive(pytester: pytest.Pytester, name: str, value: int) -> None:

@@ -53,6 +53,7 @@ def test_a_slower_callable_fails_the_test_with_times_interval_and_pairs(
     assert "new" == status(session)["status"]  # its numbers are there all the same
 
 
+@pytest.mark.thorough
 def test_equal_callables_pass_and_the_result_says_so(pytester: pytest.Pytester) -> None:
     body = """
     def test_it(torchprof):
@@ -73,6 +74,7 @@ def test_equal_callables_pass_and_the_result_says_so(pytester: pytest.Pytester) 
     assert 1 == calls(pytester, "compared")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("claim", "outcome"),
@@ -146,6 +148,7 @@ def test_without_the_option_each_is_called_once_and_everything_holds(
     assert (1, 1) == (calls(pytester, "a"), calls(pytester, "b"))
 
 
+@pytest.mark.thorough
 def test_it_is_measured_in_one_unprofiled_run_and_called_once_in_each_other(
     pytester: pytest.Pytester,
 ) -> None:
@@ -307,6 +310,7 @@ def test_min_time_limits_the_seconds(pytester: pytest.Pytester) -> None:
     assert "new" == status(session)["status"]
 
 
+@pytest.mark.thorough
 def test_what_a_test_replaces_does_not_disturb_the_measurement(pytester: pytest.Pytester) -> None:
     body = """
     import gc, os, random, signal, statistics, threading

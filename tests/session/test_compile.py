@@ -452,6 +452,7 @@ def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
         assert {"passed": len(names)} == alone.outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("chosen", ["test_other", "test_one or test_other"])
 @pytest.mark.parametrize("accepted", ["test_other", "test_one or test_other"])
@@ -574,6 +575,7 @@ def test_without_a_budget_such_code_is_compared_with_nothing(pytester: pytest.Py
     assert {"passed": 1} == alone.outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "breaks"),

@@ -47,6 +47,7 @@ GOOD = {"width": 16, "extra": "", "hold": "pass", "zero": "optimizer.zero_grad()
 NET = {"test_forward", "test_step"}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("change", "red", "shown"),
@@ -144,6 +145,7 @@ def test_a_removed_operator_and_one_called_more_often_are_distinguished(
     assert "aten::add  1 → 0" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
 def test_an_operator_in_anothers_place_is_noted_and_fails_nothing(
     pytester: pytest.Pytester, args: tuple[str, ...]

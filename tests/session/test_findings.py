@@ -176,6 +176,7 @@ def test_accepted_findings_stay_quiet(pytester: pytest.Pytester) -> None:
     assert "in 3 runs" in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("now", "status", "baseline"),
@@ -215,6 +216,7 @@ def test_a_rule_that_replaces_another_is_named_beside_the_total(
     assert f"  findings  2 → 2  (0 %); {SUB} 0 → 2" in " ".join(ran.out.split(" " * 14))
 
 
+@pytest.mark.thorough
 def test_a_baseline_from_before_findings_is_new_for_them_and_fails_nothing(
     pytester: pytest.Pytester,
 ) -> None:
@@ -305,6 +307,7 @@ def test_no_antipatterns_with_names_counts_only_those(pytester: pytest.Pytester)
     assert 3 == record["metrics"]["findings"]["value"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [DEVICE, f"{DEVICE}', '{MUL}"])
 def test_a_named_rule_that_cannot_be_checked_is_reported_and_strict_fails(
     pytester: pytest.Pytester, names: str
@@ -392,6 +395,7 @@ def test_markers_of_all_levels_add_up(pytester: pytest.Pytester) -> None:
     assert {MUL: "function", SUB: "class", ADD: "module"} == reasons
 
 
+@pytest.mark.thorough
 def test_a_rule_that_goes_by_time_is_compared_with_no_baseline_and_may_be_forbidden(
     pytester: pytest.Pytester, rules: dict[str, Rule]
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_second_region_is_refused_with_a_message(
     assert f"not profiled: {expected} (test_it.py::test_it)" in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "body",
@@ -561,6 +562,7 @@ def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
     assert {"passed": 1} == run(pytester).outcomes  # off, it does nothing
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "what",

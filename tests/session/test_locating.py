@@ -967,6 +967,7 @@ def test_code_of_which_no_line_is_marked_is_no_longer_followed(
     assert (None, True) == (tracer.gap, tracer.usable)
 
 
+@pytest.mark.thorough
 def test_torch_compile_does_not_recompile_anything(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 

@@ -134,6 +134,7 @@ def test_a_million_python_calls_take_no_memory(pytester: pytest.Pytester) -> Non
     assert grown < 200 * 1024
 
 
+@pytest.mark.thorough
 def test_what_is_compiled_has_its_own_class_and_compiles_no_more_often(
     pytester: pytest.Pytester,
 ) -> None:

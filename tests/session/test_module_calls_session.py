@@ -43,6 +43,7 @@ def _tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SOURCE.replace("{calls!r}", repr(file)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -59,6 +60,7 @@ def test_only_repeated_calls_are_found(pytester: pytest.Pytester, options: tuple
     assert ran.tests["test_one_call"]["metrics"]["findings"]["value"] == len(alone)
 
 
+@pytest.mark.thorough
 def test_beside_a_backward_pass_the_fix_is_what_training_can_use(
     pytester: pytest.Pytester,
 ) -> None:

@@ -26,6 +26,7 @@ def tree(pytester: pytest.Pytester) -> None:
     (folder / "test_below.py").write_text("def test_nothing(): pass\n", "utf-8")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "expected"),
@@ -49,6 +50,7 @@ def test_a_folder_with_this_name_is_beside_each_test_file(
     assert {"ok"} == set(run(pytester, "--torchprof", *given).statuses.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["command line", "ini"])
 def test_an_absolute_path_holds_all_mirrored(pytester: pytest.Pytester, where: str) -> None:
     tree(pytester)

@@ -86,6 +86,7 @@ def test_a_regression_beyond_the_range_is_found(pytester: pytest.Pytester) -> No
     assert {"ok"} == set(run(pytester, "--torchprof").statuses.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "runs", "named"),
     [

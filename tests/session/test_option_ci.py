@@ -54,6 +54,7 @@ def annotated(out: str) -> list[str]:
 # -------------------------------------------------------------------- the comment
 
 
+@pytest.mark.thorough
 def test_the_comment_begins_with_what_failed(failing: pytest.Pytester) -> None:
     run(failing, "--torchprof", "--torchprof-markdown=new/comment.md")
     text = (failing.path / "new" / "comment.md").read_text("utf-8")
@@ -71,6 +72,7 @@ def test_the_comment_begins_with_what_failed(failing: pytest.Pytester) -> None:
     assert "test_ok" not in text
 
 
+@pytest.mark.thorough
 def test_the_comment_replaces_an_older_one_and_no_other_file(failing: pytest.Pytester) -> None:
     path = failing.path / "c.md"
     for _ in range(2):
@@ -111,11 +113,13 @@ def test_no_service_may_be_named_without_profiling(pytester: pytest.Pytester, op
 # -------------------------------------------------------------------- the service
 
 
+@pytest.mark.thorough
 def test_without_a_service_nothing_is_added(failing: pytest.Pytester) -> None:
     ran = run(failing, "--torchprof")
     assert [] == annotated(ran.out)
 
 
+@pytest.mark.thorough
 def test_github_shows_what_failed_at_the_tests_and_in_the_summary(
     failing: pytest.Pytester, github: Path
 ) -> None:
@@ -130,6 +134,7 @@ def test_github_shows_what_failed_at_the_tests_and_in_the_summary(
     assert "`test_it.py::test_regressed` | `ops`" in text
 
 
+@pytest.mark.thorough
 def test_lines_are_those_of_the_repository(
     failing: pytest.Pytester, github: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +186,7 @@ def gitlab(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pytester.path
 
 
+@pytest.mark.thorough
 def test_gitlab_gets_its_two_reports(failing: pytest.Pytester, gitlab: Path) -> None:
     families = pytest.importorskip(
         "prometheus_client.openmetrics.parser", reason="prometheus_client is not installed"
@@ -200,6 +206,7 @@ def test_gitlab_gets_its_two_reports(failing: pytest.Pytester, gitlab: Path) -> 
     assert 2 == values["test_it.py::test_regressed"]
 
 
+@pytest.mark.thorough
 def test_fingerprints_for_gitlab_stay_when_lines_move(
     failing: pytest.Pytester, gitlab: Path
 ) -> None:
@@ -285,6 +292,7 @@ def test_a_session_without_tests_adds_nothing(pytester: pytest.Pytester, github:
     assert not github.exists()
 
 
+@pytest.mark.thorough
 def test_hostile_ids_stay_names(pytester: pytest.Pytester, github: Path) -> None:
     pytester.makepyfile(
         test_it=r"""

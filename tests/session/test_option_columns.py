@@ -163,6 +163,7 @@ def test_a_wide_name_is_cut_in_the_middle(
     assert all(len(line) <= 100 for line in out.splitlines() if "…" in line)
 
 
+@pytest.mark.thorough
 def test_there_are_no_colour_codes_when_it_is_not_a_terminal(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=THREE)
     accept(pytester)

@@ -201,6 +201,7 @@ def test_with_workers_the_controller_writes_one(
     assert all(len(test["source"]) == 16 for test in document["tests"])
 
 
+@pytest.mark.thorough
 def test_a_url_is_written_through_fsspec(pytester: pytest.Pytester) -> None:
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
     pytester.makepyfile(test_it=ADD)

@@ -122,6 +122,7 @@ def test_it_does_nothing_without_profiling_which_is_said(pytester: pytest.Pytest
     assert "--torchprof-html does nothing without --torchprof" in error
 
 
+@pytest.mark.thorough
 def test_an_interrupted_session_has_a_page(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD + "\n    def test_stop():\n        raise KeyboardInterrupt\n")
     run(pytester, "--torchprof", "--torchprof-html=page.html")

@@ -29,6 +29,7 @@ def findings(pytester: pytest.Pytester, marker: str, *args: str) -> set[str]:
     return {row["rule"] for row in test["findings"] if not row["accepted"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("ini", "args", "found"),

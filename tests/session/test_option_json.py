@@ -107,6 +107,7 @@ def test_the_report_lists_every_test_with_its_outcome(pytester: pytest.Pytester)
     assert usual == list(ran.tests["test_ok"]["metrics"])
 
 
+@pytest.mark.thorough
 def test_a_metric_holds_value_baseline_limit_and_status(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
@@ -133,6 +134,7 @@ def test_a_test_that_never_is_profiled_has_no_metrics(pytester: pytest.Pytester)
     assert ({}, [], None) == (test["metrics"], test["findings"], test["trace"])
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "pytest.exit('enough')"])
 def test_an_interrupted_session_leaves_a_report(pytester: pytest.Pytester, end: str) -> None:
@@ -163,6 +165,7 @@ def test_a_session_that_dies_leaves_no_report_of_an_earlier_one(pytester: pytest
     assert "interrupted" not in ran.report
 
 
+@pytest.mark.thorough
 def test_a_session_that_stops_at_a_failure_leaves_a_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_a(): assert 0\ndef test_b(): pass")
     ran = run(pytester, "--torchprof", "-x")
@@ -257,6 +260,7 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
     assert line.endswith(f" cannot be written: {why}; name another with --torchprof-json")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "text", ["def test_a(): pass\n", '{"schema": "torchprof-baseline/1", "tests": {}}', "[]", "{}"]

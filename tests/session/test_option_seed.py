@@ -59,6 +59,7 @@ def test_runs_after_the_first_draw_the_same_in_each_process(pytester: pytest.Pyt
     assert not set(one[0].split()) & set(one[1].split())
 
 
+@pytest.mark.thorough
 def test_the_seed_decides_what_is_drawn(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=DRAWS)
     pytester.makeini("[pytest]\ntorchprof_seed = 7")
@@ -73,6 +74,7 @@ def test_keep_leaves_all_runs_alike(pytester: pytest.Pytester) -> None:
     assert 1 == len(set(drawn(pytester, "--torchprof-seed=keep", seed=1)))
 
 
+@pytest.mark.thorough
 def test_the_only_run_is_not_seeded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=DRAWS)
     once = ("--torchprof-warmup=0", "--torchprof-rounds=0")
@@ -169,6 +171,7 @@ def test_a_plugin_that_seeds_at_random_gets_our_seed(pytester: pytest.Pytester) 
     assert one[1:] == other[1:]
 
 
+@pytest.mark.thorough
 def test_a_baseline_accepted_without_a_seed_stays_valid(pytester: pytest.Pytester) -> None:
     """A number that differs is measured once more, as it was accepted."""
     pytester.makepyfile(test_it=LOOPS.format(digits=3))
@@ -187,6 +190,7 @@ def test_a_baseline_accepted_without_a_seed_stays_valid(pytester: pytest.Pyteste
     assert {"test_loops": "regressed"} == worse.statuses
 
 
+@pytest.mark.thorough
 def test_a_baseline_accepted_with_a_seed_is_compared_with_that_alone(
     pytester: pytest.Pytester,
 ) -> None:

@@ -47,6 +47,7 @@ def test_an_accepted_test_passes_under_strict(pytester: pytest.Pytester) -> None
     assert ({"passed": 1}, {"test_add": "ok"}) == (ran.outcomes, ran.statuses)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("args", "passes"), [((), True), (("--torchprof-strict",), False)])
 def test_an_improvement_fails_only_under_strict(
     pytester: pytest.Pytester, args: tuple[str, ...], passes: bool
@@ -78,6 +79,7 @@ def unless_accelerated() -> None:
         pytest.skip("the machine has an accelerator, so its metrics are measured")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("args", "passes"), [((), True), (("--torchprof-strict",), False)])
 def test_a_budget_that_could_not_be_checked_fails_only_under_strict(
     pytester: pytest.Pytester, args: tuple[str, ...], passes: bool
@@ -128,6 +130,7 @@ def test_a_budget_of_a_test_that_was_not_profiled_fails_under_strict(
     assert "strict: the budget ops could not be checked: cannot be run twice" in ran.out
 
 
+@pytest.mark.thorough
 def test_a_stat_that_was_compared_but_not_measured_fails_under_strict(
     pytester: pytest.Pytester,
 ) -> None:

@@ -28,6 +28,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy, "PROBES", {})
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("ini", "args", "factor", "outcome", "status"),
@@ -108,6 +109,7 @@ def test_a_slower_test_fails_and_an_unchanged_one_passes(pytester: pytest.Pytest
     assert slow["normalised"] / 3 < times["normalised"]["cpu_ms"] < slow["normalised"] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["advisory", "gate"])
 def test_times_of_another_machine_only_advise(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile(test_it=ADD)
@@ -213,6 +215,7 @@ def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     assert "time: xdist's workers contend for the CPU, so time only advises (test_it" in ran.out
 
 
+@pytest.mark.thorough
 def test_on_a_busy_machine_times_are_advisory_and_not_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +238,7 @@ def test_on_a_busy_machine_times_are_advisory_and_not_accepted(
     assert "machine was busy" not in run(pytester, "--torchprof", *FEW).out
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("marker", "args", "rounds"),
@@ -261,6 +265,7 @@ def test_a_gate_takes_its_time_unless_the_number_of_rounds_is_given(
     assert ("timed for 1 s" in ran.out) is not bool(args)
 
 
+@pytest.mark.thorough
 def test_counts_gate_whatever_becomes_of_time(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)

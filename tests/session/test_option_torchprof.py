@@ -135,6 +135,7 @@ def test_off_an_option_that_asks_for_something_is_a_usage_error(
     assert expected == run(pytester, *option.split(" ")).usage_error()
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", ASKING)
 def test_an_option_that_asks_for_something_may_wait_in_addopts_or_be_switched_off(

@@ -64,6 +64,7 @@ def test_traces_of_failed_or_of_all_tests_are_kept(
     assert all(Path(trace).is_absolute() for trace in traces)
 
 
+@pytest.mark.thorough
 def test_the_ini_names_the_folder_and_the_command_line_another(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\ntorchprof_traces = traces")

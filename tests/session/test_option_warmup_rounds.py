@@ -135,6 +135,7 @@ def test_output_that_is_not_captured_is_printed_once(pytester: pytest.Pytester) 
     assert 1 == run(pytester, "--torchprof", "-s", subprocess=True).out.count("hear me")
 
 
+@pytest.mark.thorough
 def test_time_metrics_are_the_median_over_rounds(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""

@@ -153,6 +153,7 @@ def cpus_of_entries(pytester: pytest.Pytester) -> list[object]:
     return [e.get("cpu_capability") for e in accepted(pytester)["test_convolutions"].values()]
 
 
+@pytest.mark.thorough
 def test_an_entry_of_before_gets_the_cpu_when_it_is_accepted_again(
     pytester: pytest.Pytester,
 ) -> None:

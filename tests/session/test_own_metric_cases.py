@@ -197,6 +197,7 @@ def test_a_region_that_did_not_run_has_no_least_value_and_a_most_of_zero(
         assert ", but region typo did not run" in ran.out.replace("\n", " ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

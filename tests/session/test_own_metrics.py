@@ -152,6 +152,7 @@ def test_a_fixture_records_outside_the_test(pytester: pytest.Pytester) -> None:
     assert "outside the test's call phase" in found["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @BOTH_WAYS
 @pytest.mark.parametrize(
@@ -188,6 +189,7 @@ def test_bad_calls_are_errors_with_and_without_profiling(
     assert "SettingsError" in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("value", "expected"),
     [("torch.tensor(2.5)", 2.5), ("torch.tensor([3])", 3), ("X.sum().numpy()", 4), ("-1", -1)],
@@ -199,6 +201,7 @@ def test_what_holds_one_number_is_recorded_as_that(
     assert expected == run(pytester, "--torchprof").metric("n", "test_it")["value"]
 
 
+@pytest.mark.thorough
 def test_recording_without_profiling_loads_no_numpy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
@@ -445,6 +448,7 @@ def test_times_that_change_alone_are_not_worth_a_diff(
     assert before == stored(pytester)
 
 
+@pytest.mark.thorough
 def test_a_metric_that_is_no_longer_recorded_is_said_until_that_is_accepted(
     pytester: pytest.Pytester,
 ) -> None:
@@ -459,6 +463,7 @@ def test_a_metric_that_is_no_longer_recorded_is_said_until_that_is_accepted(
     assert {"passed": 1} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("unit", "better", "now", "status"),

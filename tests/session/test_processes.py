@@ -39,6 +39,7 @@ HEAD = """
 PRODUCT = 2 * 8**3
 
 
+@pytest.mark.thorough
 def test_a_forked_process_counts(pytester: pytest.Pytester) -> None:
     """Its work is the test's, and the report has both processes."""
     pytester.makepyfile(

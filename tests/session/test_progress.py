@@ -68,6 +68,7 @@ def on_screen(said: str) -> list[str]:
     return lines
 
 
+@pytest.mark.thorough
 def test_each_run_is_named_and_nothing_stays(tmp_path: Path) -> None:
     said = session(tmp_path, "--torchprof")
     runs = re.findall(r" run (\d+), ([a-z ]+) …", said)

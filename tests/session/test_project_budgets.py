@@ -36,6 +36,7 @@ def session(pytester: pytest.Pytester, *lines: str) -> tuple[dict[str, str], str
     return ran.statuses, ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("lines", "over"),

@@ -8,6 +8,7 @@ from support.sessions import accept, run
 NAMES = ["größe", "a\\b", 'a"b', "50 %", "%41", "tab\there", "\x1b[31m", "日本", "💣", "[x]*"]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_region_of_any_name_has_its_numbers(pytester: pytest.Pytester, name: str) -> None:
@@ -145,6 +146,7 @@ def test_an_exceeded_limit_names_operators_beside_a_baseline_too(
         assert "most ops by operator" in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lazy", ["async def f(): pass", "def f(): yield 1"])
 def test_what_does_nothing_when_called_is_not_compared(
     pytester: pytest.Pytester, lazy: str

@@ -123,6 +123,7 @@ def test_no_other_time_has_limits_in_parts(
     assert (4, True) == (ran.ret, said in ran.result.stderr.str())
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("gate", [(), ("--torchprof-time=gate",)])
 def test_baselines_do_not_have_it(pytester: pytest.Pytester, gate: tuple[str, ...]) -> None:
@@ -150,6 +151,7 @@ def test_without_rounds_it_is_not_measured(pytester: pytest.Pytester) -> None:
     assert "timed" in metrics["wall_ms"]["reason"]
 
 
+@pytest.mark.thorough
 def test_the_first_thousand_laps_are_timed_one_by_one(pytester: pytest.Pytester) -> None:
     metrics = region(
         pytester,
@@ -207,6 +209,7 @@ OPEN = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("marker", "body", "outcome", "said"),

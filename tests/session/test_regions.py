@@ -62,6 +62,7 @@ def test_numbers_of_regions(
     assert {"passed": 1} == run(pytester, *options).outcomes
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("check", "shown"),
@@ -163,6 +164,7 @@ def test_limits_on_a_region(pytester: pytest.Pytester) -> None:
         assert 1536 == ran.metric("flops[region=decode]", "test_it")["value"]
 
 
+@pytest.mark.thorough
 def test_an_inline_expectation_of_a_region(pytester: pytest.Pytester) -> None:
     checked(pytester, 'torchprof["norm"].assert_expected_inline("""""")')
     accept(pytester)

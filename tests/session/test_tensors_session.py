@@ -54,6 +54,7 @@ NOTHING = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", [PLAIN, REGION, CALLABLE])
 @pytest.mark.parametrize("options", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])

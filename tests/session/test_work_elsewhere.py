@@ -333,6 +333,7 @@ def test_work_of_other_processes_and_of_finalizers_is_not_measured(
     assert "budget max_flops not checked: " + FORKED in ran.out
 
 
+@pytest.mark.thorough
 @linux
 def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=HARMLESS)

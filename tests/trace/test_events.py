@@ -169,6 +169,7 @@ def test_a_nanosecond_of_rounding_changes_no_parent(intervals: list[Interval], s
     assert trace_of(*shaky).parent.tolist() == trace_of(*exact).parent.tolist()
 
 
+@pytest.mark.thorough
 @given(nested_intervals(), st.lists(st.tuples(st.integers(-1, 60), st.integers(0, 2)), max_size=9))
 def test_a_point_is_enclosed_by_the_innermost_open_event(
     intervals: list[Interval], points: list[tuple[int, int]]

@@ -320,6 +320,7 @@ def kept(trace: Events) -> int:
     return int(re.findall(r"the ([\d,]+) events", warning)[0].replace(",", ""))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("style", ["plain", "compact", "bare_list", "schema_2021"])
 @pytest.mark.parametrize("size", [1500, 2**20])

@@ -167,6 +167,7 @@ def keys_of(events: Iterable[dict[str, Any]], *, common: bool = False) -> Keys:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_keys_are_those_of_real_traces(vendor: str) -> None:
     # Those of today's schema; a corpus may hold hundreds, of all years.

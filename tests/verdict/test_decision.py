@@ -189,6 +189,7 @@ def test_a_busy_machine_is_reported_for_a_new_test_too() -> None:
     assert (found.status, found.reason) == ("new", words("the machine was busy"))
 
 
+@pytest.mark.thorough
 @given(
     st.none()
     | st.integers()

@@ -86,6 +86,7 @@ def test_a_limit_on_a_run_without_operators_is_not_checked(
     assert "5 budgets not checked" in ran.out
 
 
+@pytest.mark.thorough
 def test_strict_fails_a_limit_on_nothing_even_where_the_baseline_had_something(
     pytester: pytest.Pytester,
 ) -> None:

@@ -78,6 +78,7 @@ def test_each_side_is_first_equally_often_and_both_start_on_one_processor() -> N
     assert {SIDES, SIDES[::-1]} == {wanted.order for wanted in sides.asked}
 
 
+@pytest.mark.thorough
 @given(st.integers(1_000, 5_000 * MS), st.floats(0.5, 2), st.integers(0, 50 * MS))
 def test_time_is_limited_with_all_that_is_not_measured(
     call_ns: int, ratio: float, overhead_ns: int

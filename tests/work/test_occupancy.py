@@ -120,6 +120,7 @@ def test_what_needs_more_never_fits_more_often(
     assert 0 <= fit(HOPPER, *more) <= fit(HOPPER, *less) <= 32
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [("a100_alexnet", 73), ("a100_sam_compiled", 1192), ("h100_bert_inference", 51),

@@ -12,6 +12,7 @@ from zoo.exhibit import Payload, Seen, differs, equal, lower, problem
 LEAST = 60
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")  # prototypes of torch's warn
 @pytest.mark.parametrize("theme", keeper.THEMES)

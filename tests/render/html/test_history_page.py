@@ -117,6 +117,7 @@ def test_a_curve_of_exact_values_is_a_line_with_a_mark_at_each_step() -> None:
     assert 1 == sum("H" in line and line.count("V") == 1 and line[:2] != "M0" for line in lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("runs", "dots"), [(10, 10), (240, 240), (300, 240)])
 def test_a_curve_of_times_has_a_dot_a_run_up_to_a_number(runs: int, dots: int) -> None:
     (drawing,) = read(history(timed(runs), runs=runs)).every("svg")

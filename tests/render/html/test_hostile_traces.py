@@ -51,6 +51,7 @@ def _attributes(element: Element) -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", [in_utf8(name) for name in NAMES], ids=range(len(NAMES)))
 def test_a_name_is_shown_and_nothing_else(say: Say, tmp_path: Path, name: str) -> None:
@@ -66,6 +67,7 @@ def test_a_name_is_shown_and_nothing_else(say: Say, tmp_path: Path, name: str) -
     check(read_page(text), text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ['<script>"\x1b[31m&.json', "not utf-8 \udcff.json"])
 def test_so_is_the_name_of_a_file(say: Say, tmp_path: Path, name: str) -> None:
     trace = hostile("aten::add").save(tmp_path / name)

@@ -79,6 +79,7 @@ def test_a_share_without_known_idle_time_is_not_called_idle() -> None:
     assert "idle" not in plot.text
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 2**50), min_size=2, max_size=6, unique=True).map(sorted))
 def test_any_span_can_be_drawn(edges: list[int]) -> None:
     busy = [right - left for left, right in pairwise(edges)]
@@ -131,6 +132,7 @@ def test_a_chip_that_is_not_known_has_no_roof() -> None:
     assert "without known peaks" in (plot.attributes["aria-label"] or "")
 
 
+@pytest.mark.thorough
 @given(
     st.lists(st.tuples(st.floats(1e-6, 1e9), st.floats(1e-9, 1e6), st.floats(0, 1e6)), min_size=1),
     st.sampled_from([None, H100, ChipRoof("x", 1e9, {})]),
@@ -188,6 +190,7 @@ def test_a_chain_of_functions_is_one_part() -> None:
     assert len(titles) == 3
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1e3)), max_size=30))
 def test_parts_of_one_level_are_never_wider_than_the_whole(items: list[tuple[int, float]]) -> None:
     rows: list[TreeRow] = []

@@ -36,8 +36,8 @@ class Payload:
         or_unknown: metrics that it need not know, but that must be right if it does.
         anywhere: the payload also runs on the CPU.
         counter: `FlopCounterMode` counts its FLOPs in full.
-        timed: CUDA events around the block tell its device time; the band of ``self_cuda_ms`` as
-            a share of it.
+        timed: CUDA events around the block tell its device time, after a kernel that spins; the
+            band of ``self_cuda_ms@timed`` as a share of it. Not for blocks that wait.
         rates: (operator, numerator) of rates that are checked by the events' time: FLOPs of the
             block by ``tflops_per_s@OPERATOR``, bytes by ``gb_per_s@OPERATOR``.
         compiles: the first run compiles, so facts of compilations are those of that run.

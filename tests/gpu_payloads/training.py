@@ -58,20 +58,33 @@ def step_in_a_loop(device: str) -> Made:
     yield from _step(device, foreach=False, fused=False)
 
 
-@PAYLOADS.add(flops=STEP, counter=True, syncs=0, may="launch-bound", rules={"grad-not-none": 1})
-def gradients_filled_with_zeros(device: str) -> Made:
-    """``zero_grad(set_to_none=False)``."""
+def _zeroing(device: str, *, first: bool) -> Made:
     with tf32("high"):
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         x = torch.randn(128, 256, device=device)
 
         def block() -> None:
+            if first:
+                optimizer.zero_grad(set_to_none=False)
             model(x).square().mean().backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
+            if not first:
+                optimizer.zero_grad(set_to_none=False)
 
         yield block
+
+
+@PAYLOADS.add(flops=STEP, counter=True, syncs=0, may="launch-bound")
+def gradients_filled_with_zeros(device: str) -> Made:
+    """``zero_grad(set_to_none=False)`` after the last step: nothing is added to these zeros."""
+    yield from _zeroing(device, first=False)
+
+
+@PAYLOADS.add(flops=STEP, counter=True, syncs=0, may="launch-bound", rules={"grad-not-none": 1})
+def gradients_added_to_zeros(device: str) -> Made:
+    """``zero_grad(set_to_none=False)`` before the backward pass, which adds to the zeros."""
+    yield from _zeroing(device, first=True)
 
 
 @PAYLOADS.add(flops=STEP, counter=True, syncs=0, h2d_copies=0, d2h_copies=0, may="launch-bound")

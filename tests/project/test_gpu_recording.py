@@ -89,7 +89,7 @@ def test_a_rate_is_that_of_cuda_events() -> None:
         rate["low"],
         rate["high"],
     )
-    assert pytest.approx(9.7) == answers["self_cuda_ms"]["low"]
+    assert pytest.approx(9.7) == answers["self_cuda_ms@timed"]["low"]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ FLOPs are those of the operator that counts, as everywhere else (`redispatch`). 
 the innermost operator, because a convolution's bias is added by a separate kernel. An operator's
 number goes only to its main kernels: those named after matrix products, convolutions or attention
 (`MAIN_KERNEL`). Without any, FLOPs go to the kernels with the longest one's name, and bytes to all
-of its kernels. Several kernels share a number by their time, so that all reach the same rate: a
-convolution's backward pass is two products. What a graph replays has no numbers, because the launch
-is outside of operators. Copies and memsets record the bytes they moved.
+of its kernels. Several kernels share a number by their time, so that all reach the same rate; but
+the two products of a convolution's backward pass are as much work, on the same three tensors. What
+a graph replays has no numbers, because the launch is outside of operators; nor have the FLOPs of
+what is around such a launch a kernel. Copies and memsets record the bytes they moved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from pytest_torchprof.work.devices.device import DTYPES
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, PEAK
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.masks import MASKS
-from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, is_main
+from pytest_torchprof.work.product_kernels import (
+    FP32_KERNEL,
+    INPUT_GRADIENT,
+    TF32_KERNEL,
+    WEIGHT_GRADIENT,
+    is_main,
+)
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
 _GRAPH: Final = late(r"GraphLaunch")
 #: Element types in kernel names, for operators on lists of tensors.
 _OPAQUE: Final = late(r"OpaqueType<(\d+)")
-_ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
+_ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:([\w:]+), )?([\w:]+)[,>]")
 
 
 class AttributedWork(Frozen, frozen=True):
@@ -75,14 +82,16 @@ def _attribute(trace: Events) -> AttributedWork:
     named = np.where(call >= 0, call, annotation)
     owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
-    working = (trace.kind[event] == Kind.KERNEL) & ~is_replayed(trace, launch)
-    main = trace.names_where(is_main)[event]
+    replays = is_replayed(trace, launch)
+    working = (trace.kind[event] == Kind.KERNEL) & ~replays
+    main, part = trace.names_where(is_main)[event], _parts_of_backward(trace, event)
     none = np.full(len(event), -1, np.int64)
 
     flops = none.copy()
-    rows = np.flatnonzero(working & (counted >= 0))
+    rows = np.flatnonzero(working & (counted >= 0) & ~np.isin(counted, counted[replays]))
     name, dur = trace.name[event[rows]], trace.dur[event[rows]]
-    flops[rows] = _shares(counted[rows], dur, main[rows], op_flops(trace)[counted[rows]], name)
+    given = op_flops(trace)[counted[rows]]
+    flops[rows] = _shares(counted[rows], dur, main[rows], part[rows], given, name)
 
     done, mask_unknown = _masked(trace, flops, counted)
 
@@ -90,7 +99,7 @@ def _attribute(trace: Events) -> AttributedWork:
     rows = np.flatnonzero(working & (call >= 0))
     owners, values = _traffic(trace, call[rows], event[rows])
     rows, owners, values = rows[owners >= 0], owners[owners >= 0], values[owners >= 0]
-    moved[rows] = _shares(owners, trace.dur[event[rows]], main[rows], values)
+    moved[rows] = _shares(owners, trace.dur[event[rows]], main[rows], part[rows], values)
 
     dtype = none.copy()
     rows = np.flatnonzero(flops >= 0)
@@ -123,12 +132,20 @@ def _climb(trace: Events, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return call, note, counted, typed
 
 
+def _parts_of_backward(trace: Events, event: Ints) -> Ints:
+    """Which of a backward pass's two products these kernels compute: 1 or 2, 0 for neither."""
+    of_input = trace.names_where(INPUT_GRADIENT.search)[event]
+    of_weight = trace.names_where(WEIGHT_GRADIENT.search)[event]
+    return np.where(of_input, 1, np.where(of_weight, 2, 0))
+
+
 def _shares(
-    owner: Ints, dur: Ints, main: Bools, value: Ints, name: Ints | None = None
-) -> Ints:  # fmt: skip
+    owner: Ints, dur: Ints, main: Bools, side: Ints, value: Ints, name: Ints | None = None
+) -> Ints:
     """Each kernel's share of its owner's value, -1 for kernels without a share.
 
     Without a main kernel: the kernels named like the longest one, or all if there are no names.
+    Where each main kernel is on ``side`` 1 or 2, and there are both, each side has one half.
     """
     groups, at = np.unique(owner, return_inverse=True)
     count = len(groups)
@@ -137,7 +154,10 @@ def _shares(
     last = np.searchsorted(at[order], np.arange(count), side="right") - 1
     rest = np.ones(len(owner), bool) if name is None else name == name[order[last]][at]
     part = np.where(has_main[at], main, rest)
-    weight = np.where(part, np.maximum(dur, 1), 0)
+    weight = np.where(part, np.maximum(dur, 1), 0).astype(np.float64)
+    ones, twos, none = (np.bincount(at, weight * (side == one), count) for one in (1, 2, 0))
+    halved = (has_main & (ones > 0) & (twos > 0) & (none == 0))[at]
+    weight[halved] /= np.where(side == 1, ones[at], twos[at])[halved]
     share = np.rint(value * (weight / np.bincount(at, weight, count)[at])).astype(np.int64)
     # Rounding must not add or lose any: the longest part takes the remainder.
     order = np.lexsort((weight, at))
@@ -229,7 +249,8 @@ def item_bytes(kernel: str) -> int:
     if opaque := _OPAQUE.search(kernel):
         return int(opaque[1])
     element = _ELEMENT.search(kernel)
-    return ELEMENT_BYTES.get(element[1], 0) if element else 0
+    known = (ELEMENT_BYTES.get(one or "", 0) for one in (element.groups() if element else ()))
+    return next(filter(None, known), 0)
 
 
 def _dtypes(trace: Events, typed: Ints, kernels: Ints) -> Ints:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _flops(name: str, call: Operands) -> int:
     """If the formula accepts the call, its shapes fit."""
-    count = flops(name, call.dims, call.types, call.concrete)
+    count = flops(name, call.dims, call.types, call.concrete, call.strides)
     if count is None:
         raise UnknownOperandError
     return count

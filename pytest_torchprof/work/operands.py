@@ -88,11 +88,17 @@ class Operands(Frozen, frozen=True):
         return known and not self.strides[at] and self.has_tensor(at)
 
     def optional(self, at: int) -> Tensor | None:
-        """The tensor at this position; None for a number, a list, or no argument."""
+        """The tensor at this position; None for a number, a list, or no argument.
+
+        Raises:
+            UnknownOperandError: it is a list of tensors, sparse, or of an unknown type.
+        """
         if at >= len(self.dims) or self.types[at] not in ELEMENT_BYTES:
             if at < len(self.dims) and self.dims[at]:
                 raise UnknownOperandError  # a tensor of an unknown type, or a list of tensors
             return None
+        if self.is_sparse(at):
+            raise UnknownOperandError  # how many elements it has is not in the trace
         strides = _strides(self.strides[at]) if self.strides else None
         return Tensor(shape_of(self.dims[at]), self.types[at], strides)
 

@@ -20,10 +20,16 @@ MAIN_KERNEL: Final = late(
 #: does, so only the part before them counts, up to CUTLASS's split sum.
 _HELPER: Final = late(
     r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
-    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
+    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset"
+    r"|init_device_workspace)"
     r"|reduction::kernel|ReduceSplitK",
     re.IGNORECASE,
 )
+
+
+#: The two products of a convolution's backward pass: for its input, and for its weight.
+INPUT_GRADIENT: Final = late(r"dgrad|igemm_bwd", re.IGNORECASE)
+WEIGHT_GRADIENT: Final = late(r"wgrad|igemm_wrw", re.IGNORECASE)
 
 
 #: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention uses it too).

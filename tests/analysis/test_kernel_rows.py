@@ -160,10 +160,22 @@ def test_a_kernel_of_no_duration_has_no_rate() -> None:
         ),
         # no name says so: the longest
         ({"a": 10, "b": 30, "c": 20}, {"b": 2e9}),
-        # two products: each half as long as its share
+        # two products of unknown sizes: by time
+        ({"gemm_1": 30, "gemm_2": 10}, {"gemm_1": 1.5e9, "gemm_2": 0.5e9}),
+        # those of a backward pass are as much work, however long they take
         (
             {"cutlass_wgrad": 30, "cutlass_dgrad": 10},
-            {"cutlass_wgrad": 1.5e9, "cutlass_dgrad": 0.5e9},
+            {"cutlass_wgrad": 1e9, "cutlass_dgrad": 1e9},
+        ),
+        (
+            {"cutlass_wgrad": 30, "sm80_xmma_dgrad": 5, "cutlass_dgrad": 10, "nchwToNhwc": 9},
+            {"cutlass_wgrad": 1e9, "sm80_xmma_dgrad": 333_333_333, "cutlass_dgrad": 666_666_667},
+        ),
+        ({"cutlass_wgrad": 30, "gemm": 10}, {"cutlass_wgrad": 1.5e9, "gemm": 0.5e9}),
+        # a product in the arguments of the template alone
+        (
+            {"cudnn::init_device_workspace_kernel<wgrad::Params>(wgrad::Params)": 9, GEMM: 1},
+            {GEMM: 2e9},
         ),
     ],
 )
@@ -261,6 +273,17 @@ def test_the_kernels_of_a_graph_have_no_numbers() -> None:
         assert (row.flops, row.bytes, row.bound, row.operator) == (None, None, None, "aten::mm")
 
 
+def test_what_is_launched_beside_a_graph_does_not_do_its_work() -> None:
+    """Inputs are copied to where the graph reads them."""
+    b = builder()
+    with b.op(*MM):
+        with b.op("aten::copy_", [[10], [10], []], ["float", "float", "Scalar"], ["", "", "0"]):
+            b.launch("copy", device_us=90)
+        b.graph_launch([GEMM])
+    assert (None, 80) == (rows(b)["copy"].flops, rows(b)["copy"].bytes)
+    assert (None, None) == (rows(b)[GEMM].flops, rows(b)[GEMM].bytes)
+
+
 def test_events_without_a_runtime_call_are_counted_and_have_no_operator() -> None:
     b = builder()
     b.kernel_without_runtime("lost")
@@ -307,6 +330,8 @@ def test_unknown_flops_are_not_zero() -> None:
         ("CatArrayBatchedCopy<at::native::(anonymous namespace)::OpaqueType<2u>, int>", None, 120),
         ("CatArrayBatchedCopy<float, unsigned int, 2, 64, 64>", None, 240),
         ("CatArrayBatchedCopy_aligned16_contig<c10::BFloat16, unsigned int, 1, 128>", None, 120),
+        ("multi_tensor_apply_kernel<BinaryOpScalarFunctor<float, 1, 1, 0>, float>", None, 240),
+        ("multi_tensor_apply_kernel<FusedAdamMathFunctor<c10::BFloat16, 4, ADAM>>", None, 120),
         ("something_else", None, None),
     ],
 )

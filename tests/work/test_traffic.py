@@ -440,6 +440,19 @@ def test_every_input_is_read_once_and_every_output_written_once(
 
 
 @pytest.mark.parametrize(
+    ("call", "strides"),
+    [
+        (("aten::mm", [[40, 50], [50, 6]], [FLOAT] * 2, ["", ""]), [[], [6, 1]]),
+        (("aten::mul", [[40, 50], [40, 50]], [FLOAT] * 2, ["", ""]), [[50, 1], []]),
+    ],
+)
+def test_how_many_bytes_a_sparse_tensor_has_is_unknown(call: Call, strides: Any) -> None:
+    """A trace has no strides of it, and the shape of what it stands for."""
+    assert bytes_of(call, strides) is None
+    assert bytes_of(call, [[50, 1], [6, 1]]) is not None
+
+
+@pytest.mark.parametrize(
     ("shape", "strides", "expected"),
     [
         ([4, 5], [5, 1], 20),

@@ -32,8 +32,8 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
     Why.NO_MEMORY_TOTALS: (
-        "no totals of device memory in this capture; newer versions of torch record them with each "
-        "allocation and free"
+        "no totals of device memory in this capture: torch records them with each allocation and "
+        "free, and old versions not at all"
     ),
     Why.NO_DURATIONS: "the events of this trace have no durations",
     Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",

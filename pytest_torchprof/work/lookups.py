@@ -157,6 +157,11 @@ def _foreach(name: str, call: Operands) -> int:
     return (0 if name.endswith("zero_") else read) + call.list_bytes(0)
 
 
+def _foreach_norm(_: str, call: Operands) -> int:
+    """The list read; a number for each tensor written."""
+    return call.list_bytes(0) + len(call.dims[0]) * (call.item_bytes or 0)
+
+
 def _fused_adam(_: str, call: Operands) -> int:
     """`(self, grads, averages, squares, largest squares, steps, ...)`: all but the grads change."""
     largest = call.list_bytes(4) if call.dims[4] else 0
@@ -205,6 +210,7 @@ TABLES: Final[Mapping[str, TrafficRule]] = {
     "aten::nll_loss2d_backward": _class_loss_backward,
     "aten::cat": _joined,
     "aten::stack": _joined,
+    "aten::_foreach_norm": _foreach_norm,
     "aten::_fused_adam_": _fused_adam,
     "aten::_fused_adamw_": _fused_adam,
     **{f"aten::_foreach_{n}{tail}": _foreach for n in _FOREACH.split() for tail in ("", "_")},

@@ -17,10 +17,11 @@ MAIN_KERNEL: Final = late(
 
 
 #: … and helpers before and after it under such names. Template arguments name more than the kernel
-#: does, so only the part before them counts, up to CUTLASS's split sum.
+#: does, so only the part before them counts, up to CUTLASS's split sum. Of a product, layouts are
+#: those of the input, the filter and the output: ``nhwckrsc_nchw``.
 _HELPER: Final = late(
-    r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
-    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset"
+    r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw(?!kcrs)\w*nhwc|nhwc(?!krsc)\w*nchw"
+    r"|im2col|col2im|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset"
     r"|init_device_workspace)"
     r"|reduction::kernel|ReduceSplitK",
     re.IGNORECASE,

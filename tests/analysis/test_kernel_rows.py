@@ -158,6 +158,11 @@ def test_a_kernel_of_no_duration_has_no_rate() -> None:
             {"cudnn::ops::nchwToNhwcKernel<float>": 90, "sm80_xmma_fprop": 5},
             {"sm80_xmma_fprop": 2e9},
         ),
+        # … of layouts that its own name has, the filter's in between
+        (
+            {"cudnn::nchwToNhwcKernel<float>": 90, "sm80_xmma_fprop_nhwckrsc_nchw_tilesize": 5},
+            {"sm80_xmma_fprop_nhwckrsc_nchw_tilesize": 2e9},
+        ),
         # no name says so: the longest
         ({"a": 10, "b": 30, "c": 20}, {"b": 2e9}),
         # two products of unknown sizes: by time

@@ -17,6 +17,8 @@ from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 from pytest_torchprof.trace.read import read_trace
+from pytest_torchprof.work.product_kernels import is_main
+from pytest_torchprof.work.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     from support.command_line import Say
@@ -112,6 +114,16 @@ def test_no_kernel_is_faster_than_the_chip(name: str) -> None:
     assert [] == over
     if "self_cuda_ms@timed" in TRACES[name]["answers"]:  # more data than the cache holds
         assert [] == [row for row in rows if (row.bandwidth_pct or 0) > 100]
+
+
+@pytest.mark.thorough
+@each
+def test_work_is_that_of_the_kernels_that_did_it(name: str) -> None:
+    """FLOPs of products only, and no kernel on lists of tensors without bytes."""
+    rows = kernel_rows(trace_of(name), by="op,kernel,shape")
+    assert [] == [row for row in rows if row.flops is not None and not is_main(row.kernel)]
+    lists = [row for row in rows if row.operator in TRAFFIC and "multi_tensor" in row.kernel]
+    assert [] == [row for row in lists if row.bytes is None]
 
 
 @pytest.mark.thorough

@@ -491,6 +491,8 @@ def test_lists_of_tensors_need_the_size_of_their_elements() -> None:
     lists = [[[4]], [[4]], [[4]], [[4]], [], [[]]]
     adam: Call = ("aten::_fused_adamw_", lists, ["TensorList"] * 6, None)
     assert bytes_of(adam, None, 4) == 4 * (4 * 7 + 1)
+    norm: Call = ("aten::_foreach_norm", [[[4], [3]], []], ["TensorList", NUMBER], ["", "2."])
+    assert bytes_of(norm, None, 2) == 2 * (7 + 2)
 
 
 # ---------------------------------------------------------------------------------- against torch

@@ -22,8 +22,14 @@ CATEGORIES: Final[tuple[Category, ...]] = (
 
 #: By the name of a kernel's function, without its template arguments.
 _FUNCTIONS: Final[tuple[tuple[Category, re.Pattern[str]], ...]] = (
-    ("elementwise", late(r"at::native::.*(?<!index_)elementwise_kernel$")),
-    ("reduction", late(r"at::native::.*\breduce_kernel$|at_cuda_detail::cub::\w*Reduce\w*$")),
+    (
+        "elementwise",
+        late(r"at::native::.*(?<!index_)elementwise_kernel$|\belementwise_kernel_with_index$"),
+    ),
+    (
+        "reduction",
+        late(r"at::native::.*\breduce_kernel$|at_cuda_detail::cub::(\w+::)*\w*Reduce\w*$"),
+    ),
     ("other", late(r"index_elementwise_kernel$|cub::|thrust::|reshape_and_cache|concat_and_cache")),
 )
 #: By all of its name, the first that matches. Source: the kernels of 147 public traces of 2021 to
@@ -46,7 +52,7 @@ _KERNELS: Final[tuple[tuple[Category, re.Pattern[str]], ...]] = (
         "attention",
         late(
             r"flash_?(fwd|bwd|fprop|bprop|attn|attention)|flash::|fmha|sdpa|attention(?!_?mask)"
-            r"|attn_(fwd|bwd|kernel)|_attn|\bmha_|sage_(fwd|bwd)|paged_?kv|batch_?(decode|prefill)with|\bmla_",
+            r"|cudnn::fusion::(compute_dot_do_o|convert_dq)|attn_(fwd|bwd|kernel)|_attn|\bmha_|sage_(fwd|bwd)|paged_?kv|batch_?(decode|prefill)with|\bmla_",
             re.IGNORECASE,
         ),
     ),

@@ -28,6 +28,7 @@ KERNELS = {
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128",
         "fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP64VarSeqQ8Kv128",
         "triton_tem_fused_flex_attention_0",
+        "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int)",
     ],
     "convolution": [
         "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16",
@@ -51,9 +52,11 @@ KERNELS = {
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>",
         f"{NATIVE}(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float>",
         "triton_per_fused__to_copy_mean_pow_8",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<cub>",
     ],
     "elementwise": [
         f"{NATIVE}vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>",
+        "void (anonymous namespace)::elementwise_kernel_with_index<int, arange_cuda_out>",
         f"{NATIVE}elementwise_kernel<128, 4, at::native::gpu_index_kernel_like<softmax>>",
         f"{NATIVE}(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>",

@@ -522,7 +522,7 @@ def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
     device = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     launched = 0
     for op in np.flatnonzero(op_flops(trace)):
-        below = [event for event in device if op in ancestors(trace, event)]
+        below = [event for event in device.tolist() if op in ancestors(trace, event)]
         calls = [trace.names[trace.name[trace.launch[event]]] for event in below]
         if not any("Graph" in call for call in calls) and any(
             trace.names[trace.name[event]] in NAMES for event in below

@@ -10,9 +10,11 @@ import torch
 from support.sessions import run
 
 from pytest_torchprof.capture import machine, state
+from pytest_torchprof.capture.caching_allocator import CachingAllocator
 from pytest_torchprof.capture.machine import real_torch, synchronize, unseen_allocator
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import NotCapturedError
+from pytest_torchprof.session.runs import one_run
 
 Waits = list[tuple[int, ...]]
 
@@ -112,6 +114,7 @@ def test_generators_of_a_broken_device_are_left_alone(monkeypatch: pytest.Monkey
         ("cudaMallocAsync", True, "", "cudaMallocAsync"),
         ("pluggable", True, "", "pluggable"),
         ("native", False, "", "cudaMalloc"),
+        ("cudaMallocAsync", False, "", "cudaMallocAsync"),
         ("native", True, "1", "cudaMalloc"),
     ],
 )
@@ -121,11 +124,113 @@ def test_only_the_caching_allocator_is_seen(
     monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
     torch_c = torch._C
     monkeypatch.setattr(torch_c, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
-    enabled = "_cuda_cudaCachingAllocator_is_enabled"
-    monkeypatch.setattr(torch_c, enabled, lambda: cached, raising=False)
+    monkeypatch.setattr(machine.CACHING_ALLOCATOR, "was_off", not cached)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", variable)
     found = unseen_allocator()
     assert expected == (found and dict(found.data)["name"])
+
+
+def test_what_a_test_allocates_while_the_cache_is_off_is_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switched: list[bool] = []
+    switch = "_cuda_cudaCachingAllocator_enable"
+    monkeypatch.setattr(torch._C, switch, switched.append, raising=False)
+    watched = CachingAllocator()
+    watched.watch()
+    assert not watched.was_off
+    enable = torch.cuda.memory.caching_allocator_enable
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    enable(False)
+    assert watched.was_off
+    enable(True)
+    assert watched.was_off, "it was off for a while"
+    watched.watch()  # the next test
+    assert not watched.was_off
+    enable(False)
+    watched.watch()
+    assert watched.was_off, "an earlier test has left it off"
+    enable(True)
+    watched.stop()
+    enable(False)
+    assert [False, True, False, True, False] == switched
+    watched.watch()
+    assert not watched.was_off
+
+
+def test_without_such_a_switch_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_cudaCachingAllocator_enable", raising=False)
+    watched = CachingAllocator()
+    watched.watch()
+    watched.stop()
+    assert not watched.was_off
+
+
+def test_a_graph_that_is_captured_is_not_broken_by_a_block_within(
+    waits: Waits, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
+) -> None:
+    """The end of a session of ours would be an error within the capture."""
+    monkeypatch.setattr(one_run, "captures_graph", lambda: real_torch().capturing())
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+        from pytest_torchprof.capture.machine import real_torch
+
+        @pytest.mark.parametrize("form", ["block", "callable"])
+        def test_it(form, torchprof, monkeypatch):
+            with monkeypatch.context() as patched:
+                patched.setattr(real_torch(), "capturing", lambda: True)
+                active = real_torch().active()
+                if form == "block":
+                    with torchprof: torch.ones(2).neg()
+                else:
+                    assert 3 == torchprof(lambda: 3)
+                assert active == real_torch().active()
+        """
+    )
+    for args in ([], ["--torchprof-warmup=0", "--torchprof-rounds=0"]):
+        ran = run(pytester, "--torchprof", *args)
+        for record in ran.tests.values():
+            assert ("passed", "not_profiled") == (record["outcome"], record["status"])
+            assert "while a CUDA graph is captured" in record["reason"]
+
+
+def test_a_session_of_another_thread_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import threading
+        import pytest
+        import torch
+
+        @pytest.fixture(scope="module")
+        def profiled():
+            begun, over = threading.Event(), threading.Event()
+            def profile():
+                with torch.profiler.profile():
+                    begun.set()
+                    over.wait()
+            thread = threading.Thread(target=profile)
+            thread.start()
+            begun.wait()
+            yield
+            over.set()
+            thread.join()
+
+        def test_it(profiled): torch.ones(2).neg()
+        """,
+        test_later="""
+        import torch
+
+        def test_afterwards(): torch.ones(2).neg()
+        """,
+    )
+    ran = run(pytester, "--torchprof")
+    record = ran.tests["test_it"]
+    assert ("passed", "not_profiled") == (record["outcome"], record["status"])
+    assert "another profiler session is active" in record["reason"]
+    assert "internal error" not in ran.out
+    assert "new" == ran.tests["test_afterwards"]["status"]
 
 
 def test_no_session_begins_while_a_graph_is_captured(

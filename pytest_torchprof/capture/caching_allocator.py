@@ -11,7 +11,7 @@ _SWITCH = "_cuda_cudaCachingAllocator_enable"
 
 
 class CachingAllocator:
-    """Watches the allocator in this process, from `watch` until `stop`; one instance per process."""
+    """Watches the allocator from `watch` until `stop`; one instance per process."""
 
     def __init__(self) -> None:
         self._is_on = True
@@ -31,7 +31,7 @@ class CachingAllocator:
             return
 
         @wraps(original)
-        def enable(value: bool) -> Any:  # noqa: FBT001 - as torch calls it
+        def enable(value: bool) -> Any:
             result = original(value)
             self._is_on = bool(value)
             self.was_off |= not self._is_on

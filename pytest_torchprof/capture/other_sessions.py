@@ -16,8 +16,8 @@ _END = ("_disable_profiler", "_disable_profiler_legacy")
 class Others:
     """Notices other profiler sessions before they start; one per process.
 
-    The functions that begin and end a session are wrapped before the tests, once for all of them: torch's
-    are looked up at each use, so a test can still replace one.
+    The functions that begin and end a session are wrapped before the tests, once for all of them:
+    torch's are looked up at each use, so a test can still replace one.
     """
 
     def __init__(self) -> None:
@@ -84,15 +84,15 @@ class Others:
                 self._on_start()
             try:
                 result = original(*args, **kwargs)
-                if not (ours or prepares):
-                    self._running.add(REAL.current_thread())
-                return result
             except RuntimeError:
                 # With a session in another thread, torch 2.6 cannot prepare a new one, but can
                 # begin it.
                 if prepares and self.taken_over:
                     return None
                 raise
+            if not (ours or prepares):
+                self._running.add(REAL.current_thread())
+            return result
 
         return start
 

@@ -10,7 +10,7 @@ import torch
 from support.sessions import run
 
 from pytest_torchprof.capture import machine, state
-from pytest_torchprof.capture.caching_allocator import CachingAllocator
+from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR, CachingAllocator
 from pytest_torchprof.capture.machine import real_torch, synchronize, unseen_allocator
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import NotCapturedError
@@ -124,7 +124,7 @@ def test_only_the_caching_allocator_is_seen(
     monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
     torch_c = torch._C
     monkeypatch.setattr(torch_c, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
-    monkeypatch.setattr(machine.CACHING_ALLOCATOR, "was_off", not cached)
+    monkeypatch.setattr(CACHING_ALLOCATOR, "was_off", not cached)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", variable)
     found = unseen_allocator()
     assert expected == (found and dict(found.data)["name"])
@@ -136,26 +136,26 @@ def test_what_a_test_allocates_while_the_cache_is_off_is_unseen(
     switched: list[bool] = []
     switch = "_cuda_cudaCachingAllocator_enable"
     monkeypatch.setattr(torch._C, switch, switched.append, raising=False)
-    watched = CachingAllocator()
-    watched.watch()
-    assert not watched.was_off
-    enable = torch.cuda.memory.caching_allocator_enable
     monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
-    enable(False)
-    assert watched.was_off
-    enable(True)
-    assert watched.was_off, "it was off for a while"
-    watched.watch()  # the next test
-    assert not watched.was_off
-    enable(False)
-    watched.watch()
-    assert watched.was_off, "an earlier test has left it off"
-    enable(True)
-    watched.stop()
-    enable(False)
-    assert [False, True, False, True, False] == switched
-    watched.watch()
-    assert not watched.was_off
+    enable = torch.cuda.memory.caching_allocator_enable
+    watched = CachingAllocator()
+    seen: list[bool] = []
+
+    def test(*values: bool) -> None:
+        watched.watch()
+        seen.append(watched.was_off)
+        for value in values:
+            enable(value)
+        seen.append(watched.was_off)
+        watched.stop()
+
+    test()
+    test(False, True)
+    test(False)
+    test()
+    assert [False, False, False, True, False, True, True, True] == seen
+    enable(True)  # unseen
+    assert [False, True, False, True] == switched
 
 
 def test_without_such_a_switch_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,12 @@ class Others:
 
     @property
     def run_now(self) -> bool:
-        """Whether a session of other code runs in any thread; torch itself tells of this one."""
-        return bool(self._running)
+        """Whether a session of other code runs in any thread; torch itself tells of this one.
+
+        A thread that has ended will not end its session, which does no harm then.
+        """
+        running = self._running
+        return bool(running) and not running.isdisjoint(sys._current_frames())
 
     def watch(self) -> None:
         """Watch until `forget`."""
@@ -70,6 +74,10 @@ class Others:
         """Note that neither our session nor its replacement is running."""
         self.taken_over = False
 
+    def ended_here(self) -> None:
+        """Note that no session runs in this thread."""
+        self._running.discard(REAL.current_thread())
+
     def forget(self) -> None:
         """Restore what is wrapped."""
         while self._wrapped:
@@ -101,7 +109,7 @@ class Others:
             try:
                 return original(*args, **kwargs)
             finally:
-                self._running.discard(REAL.current_thread())
+                self.ended_here()
 
         return end
 

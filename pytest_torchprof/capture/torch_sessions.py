@@ -143,6 +143,7 @@ def disable() -> None:
     if profiler_active():
         with suppress(RuntimeError):  # it had not started yet
             real_torch().disable()
+        OTHERS.ended_here()
 
 
 def empty(profiler: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from tabulate import tabulate
 from benchmarks.times.recording import competitor
 
 ROOT = Path(__file__).parent.parent
+#: A run that is interrupted ends within this time.
+_TO_END_S = 20.0
 VERDICTS = ("slower", "faster", "same", "unclear")
 HEADERS = ("extra work", "test", "comparisons", *VERDICTS, "time of both / one side's")
 
@@ -153,28 +156,40 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def compared(
-    folder: Path, min_time: float, *tests: str, base: str = "base"
+    folder: Path,
+    min_time: float,
+    *tests: str,
+    base: str = "base",
+    pairs: int | None = None,
+    limit_s: float | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of one run of the command: the tag ``base`` and what is checked out.
+
+    ``pairs`` of turns, instead of a time. After ``limit_s`` it is interrupted: the rows so far.
 
     Raises:
         RuntimeError: it has compared nothing.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "pytest_torchprof", "ab", base]
-    command += ["--format", "json", "--min-time", str(min_time), "--limit", "0"]
-    done = subprocess.run(
-        [*command, "--", "-p", "no:cacheprovider", *tests],
+    command += ["--rounds", str(pairs)] if pairs else ["--min-time", str(min_time)]
+    with subprocess.Popen(
+        [*command, "--format", "json", "--limit", "0", "--", "-p", "no:cacheprovider", *tests],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
+    ) as running:
+        try:
+            out, errors = running.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGINT)
+            out, errors = running.communicate(timeout=_TO_END_S)
     try:
-        rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+        rows: list[dict[str, Any]] = json.loads(out)["rows"]
     except (ValueError, KeyError) as error:
-        raise RuntimeError(f"ab ended with status {done.returncode}: {done.stderr}") from error
+        raise RuntimeError(f"ab ended with status {running.returncode}: {errors}") from error
     return rows
 
 

@@ -3,16 +3,19 @@
 Parts: ``profile`` (a profiled run against a bare profiler block), ``empty`` (a run of nothing),
 ``post`` (our processing against torch's), ``suite`` (200 small tests with and without the plugin),
 ``ab`` (verdicts of `torchprof ab` on tests that are bound by the device). Ratios are of one run;
-goals are printed and never enforced. ``--device cpu`` is for trying it without a GPU.
+goals are printed and never enforced. ``--within SECONDS`` is for a machine that is lent: what does
+not fit is left out. ``--device cpu`` is for trying it without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,6 +34,8 @@ from benchmarks.pairs import Row, added, difference, paired, ratio, summarize
 from benchmarks.payloads import Body, gpt, loop, mlp
 from benchmarks.processes import QUIET, project
 
+#: Of the time that is given to all parts.
+_SHARE_OF_AB = 0.65
 _SUITE = """\
 import pytest
 import torch
@@ -49,17 +54,16 @@ def test_small(number):
 _PACKAGE = """\
 import torch
 
-UNITS, MORE = {units}, {more}
+PRODUCTS = {{"same": {same}, "more": {more}}}
 
-def work(a, b, out, units):
-    for _ in range(units):
+def work(kind, length, a, b, out):
+    for _ in range(PRODUCTS[kind][length]):
         torch.mm(a, b, out=out)
-
-def same(operands): work(*operands, UNITS)
-def more(operands): work(*operands, MORE)
 """
-#: Side of the square matrices of a product, dtype, and products in a call: 1 to 2 ms on an H100.
-_PRODUCTS = {"cuda": (2048, "bfloat16", 40), "cpu": (256, "float32", 10)}
+#: Side of the square matrices, dtype, and products in a short and a long call: about 1.5 and 10 ms
+#: on an H100. A turn has several short calls, or a single long one.
+_PRODUCTS = {"cuda": (2048, "bfloat16", (50, 360)), "cpu": (256, "float32", (10, 50))}
+_LENGTHS = ("short", "long", "long")
 _AB_TESTS = """\
 import pytest
 import torch
@@ -71,11 +75,8 @@ def operands():
     make = lambda: torch.full(({size}, {size}), 0.01, dtype=torch.{dtype}, device="{device}")
     return make(), make(), make()
 
-@pytest.mark.parametrize("copy", range({same}))
-def test_same(copy, operands): payload.same(operands)
-
-@pytest.mark.parametrize("copy", range({more}))
-def test_more(copy, operands): payload.more(operands)
+@pytest.mark.parametrize(("kind", "length", "copy"), {cases})
+def test_work(kind, length, copy, operands): payload.work(kind, length, *operands)
 """
 
 
@@ -90,23 +91,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--same", type=int, default=100, help="comparisons of the same code")
     parser.add_argument("--more", type=int, default=40, help="comparisons with more work")
     parser.add_argument("--extra", type=int, default=10, help="how much more work, in percent")
-    parser.add_argument("--min-time", type=float, default=0.15, help="as `torchprof ab` has it")
+    parser.add_argument("--min-time", type=float, default=0.3, help="as `torchprof ab` has it")
+    parser.add_argument("--rounds", type=int, help="as `torchprof ab` has it, instead")
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="of all parts together")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args(arguments)
     if unknown := set(options.part) - PARTS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    found: dict[str, Any] = _machine(options.device)
-    print(found)
+    options.ends = math.inf if options.within is None else time.monotonic() + options.within
+    found: dict[str, Any] = {}
+    failed = 0
     for name, part in PARTS.items():
-        if options.part and name not in options.part:
+        if name not in (options.part or PARTS):
             continue
         started = time.monotonic()
-        found[name] = part(options)
-        print(f"{name}: {time.monotonic() - started:.0f} s\n", flush=True)
+        try:
+            found[name] = part(options)
+        except Exception:  # noqa: BLE001 - the other parts are of use
+            found[name] = traceback.format_exc()
+            print(found[name])
+            failed = 1
+        print(f"{name}: {time.monotonic() - started:.1f} s\n", flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    return 0
+    print(_machine(options.device))  # last: it takes a moment
+    return failed
+
+
+def _left_s(options: argparse.Namespace) -> float:
+    return float(options.ends - time.monotonic())
 
 
 def _machine(device: str) -> dict[str, Any]:
@@ -116,8 +130,13 @@ def _machine(device: str) -> dict[str, Any]:
     return {"device": name, "torch": str(torch.__version__), "cpus": os.cpu_count()}
 
 
-def _shown(rows: Iterator[Row]) -> list[dict[str, Any]]:
-    kept = list(rows)
+def _shown(rows: Iterator[Row], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows for which there is time, as a table too."""
+    kept: list[Row] = []
+    # `ab` takes the longest, and comes last.
+    needed = 0.0 if options.within is None else _SHARE_OF_AB * options.within
+    while _left_s(options) > needed and (row := next(rows, None)) is not None:
+        kept.append(row)
     print(tabulate([cells(row) for row in kept], ROW_HEADERS, disable_numparse=True))
     return [asdict(row) for row in kept]
 
@@ -157,7 +176,7 @@ def profile(options: argparse.Namespace) -> list[dict[str, Any]]:
                 )
             yield summarize(f"profile: {case}", samples, unit="ms", figure=added, goal=1.0)
 
-    return _shown(rows())
+    return _shown(rows(), options)
 
 
 def empty(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -177,7 +196,7 @@ def empty(options: argparse.Namespace) -> list[dict[str, Any]]:
             samples = paired(ours, bare, 5 * options.pairs)
         yield summarize("empty", samples, unit="ms", figure=difference, goal=5.0)
 
-    return _shown(rows())
+    return _shown(rows(), options)
 
 
 def post(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -194,7 +213,7 @@ def post(options: argparse.Namespace) -> list[dict[str, Any]]:
             samples = [(ours, peer) for ours, _, peer in found]
             yield summarize(f"post: {case}", samples, unit="ms", figure=ratio, goal=0.15)
 
-    return _shown(rows())
+    return _shown(rows(), options)
 
 
 # -------------------------------------------------------------------- many small tests
@@ -219,17 +238,24 @@ def suite(options: argparse.Namespace) -> list[dict[str, Any]]:
         ]
         yield summarize("suite: added to a test", each, unit="ms", figure=difference)
 
-    return _shown(rows())
+    return _shown(rows(), options)
 
 
 # -------------------------------------------------------------------- two revisions
+
+
+def _cases(same: int, more: int) -> list[tuple[str, str, int]]:
+    """Both kinds, mixed, so that a run that is interrupted has seen both."""
+    made = [((n + 0.5) / same, "same", n) for n in range(same)]
+    made += [((n + 0.5) / more, "more", n) for n in range(more)]
+    return [(kind, _LENGTHS[n % len(_LENGTHS)], n) for _, kind, n in sorted(made)]
 
 
 @contextmanager
 def _repository(options: argparse.Namespace) -> Iterator[Path]:
     """A repository with the tags A and B, which is checked out."""
     size, dtype, units = _PRODUCTS[options.device]
-    of_tests = {"same": options.same, "more": options.more, "device": options.device}
+    of_tests = {"cases": _cases(options.same, options.more), "device": options.device}
     with TemporaryDirectory(prefix="ab-device-") as name:
         folder = Path(name)
         tests = _AB_TESTS.format(size=size, dtype=dtype, **of_tests)
@@ -237,8 +263,10 @@ def _repository(options: argparse.Namespace) -> Iterator[Path]:
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n", "utf-8")
         (folder / ".gitignore").write_text("__pycache__/\n", "utf-8")
         git(folder, "init", "-q")
-        for title, more in (("A", units), ("B", round(units * (100 + options.extra) / 100))):
-            text = f'"""{title}."""\n\n' + _PACKAGE.format(units=units, more=more)
+        for title, percent in (("A", 100), ("B", 100 + options.extra)):
+            counts = dict(zip(("short", "long"), units, strict=True))
+            more = {length: round(count * percent / 100) for length, count in counts.items()}
+            text = f'"""{title}."""\n\n' + _PACKAGE.format(same=counts, more=more)
             (folder / "payload.py").write_text(text, "utf-8")
             commit(folder, title)
             git(folder, "tag", title)
@@ -248,23 +276,26 @@ def _repository(options: argparse.Namespace) -> Iterator[Path]:
 def ab(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Verdicts of one run of the command: on tests of the same work, and of more work."""
     tallies: dict[tuple[int, str], Tally] = {}
+    limit = None if options.within is None else max(_left_s(options), 1.0)
     with _repository(options) as folder:
-        rows = compared(folder, options.min_time, "test_work.py", base="A")
+        given = (options.min_time, "test_work.py")
+        rows = compared(folder, *given, base="A", pairs=options.rounds, limit_s=limit)
     for row in rows:
-        extra = options.extra if "test_more" in row["name"] else 0
-        tallies.setdefault((extra, "product"), Tally()).add(row)
+        extra = options.extra if "[more" in row["name"] else 0
+        length = "short" if "-short-" in row["name"] else "long"
+        tallies.setdefault((extra, length), Tally()).add(row)
     print(tabulate(list(lines(tallies)), AB_HEADERS, tablefmt="github", disable_numparse=True))
     for row in rows:
-        if row["verdict"] != ("slower" if "test_more" in row["name"] else "same"):
+        if row["verdict"] != ("slower" if "[more" in row["name"] else "same"):
             print(row)
     return rows
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "suite": suite,
     "profile": profile,
     "empty": empty,
     "post": post,
-    "suite": suite,
     "ab": ab,
 }
 

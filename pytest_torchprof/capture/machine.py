@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
@@ -318,7 +319,7 @@ def unseen_allocator() -> Reason | None:
     if accelerator() != "cuda":
         return None
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")()
-    cached = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)()
+    cached = not CACHING_ALLOCATOR.was_off
     if backend == "native" and cached and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         return None
     name = backend if backend != "native" else "cudaMalloc"

@@ -6,12 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pytest_torchprof.capture.unpatched import REAL
+
+#: What begins a session, and what ends it, in torch.autograd's two modules.
+_BEGIN = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
+_END = ("_disable_profiler", "_disable_profiler_legacy")
+
 
 class Others:
     """Notices other profiler sessions before they start; one per process.
 
-    The functions that begin a session are wrapped before the tests, once for all of them: torch's
-    are looked up at each use, so a test can still replace one.
+    The functions that begin and end a session are wrapped before the tests, once for all of them:
+    torch's are looked up at each use, so a test can still replace one.
     """
 
     def __init__(self) -> None:
@@ -20,6 +26,17 @@ class Others:
         #: Whether another thread's session has replaced ours.
         self.taken_over = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        #: The threads in which sessions of others run.
+        self._running: set[int] = set()
+
+    @property
+    def run_now(self) -> bool:
+        """Whether a session of other code runs in any thread; torch itself tells of this one.
+
+        A thread that has ended will not end its session, which does no harm then.
+        """
+        running = self._running
+        return bool(running) and not running.isdisjoint(sys._current_frames())
 
     def watch(self) -> None:
         """Watch until `forget`."""
@@ -27,11 +44,14 @@ class Others:
 
         self.forget()
         for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
-            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+            for name in (*_BEGIN, *_END):
                 if hasattr(where, name):
                     original = getattr(where, name)
-                    prepares = name == "_prepare_profiler"
-                    setattr(where, name, wrapped := self._telling(original, prepares=prepares))
+                    if name in _END:
+                        wrapped = self._noting_end(original)
+                    else:
+                        wrapped = self._telling(original, prepares=name == "_prepare_profiler")
+                    setattr(where, name, wrapped)
                     self._wrapped.append((where, name, original, wrapped))
 
     def tell(self, on_start: Callable[[], None] | None) -> None:
@@ -54,6 +74,10 @@ class Others:
         """Note that neither our session nor its replacement is running."""
         self.taken_over = False
 
+    def ended_here(self) -> None:
+        """Note that no session runs in this thread."""
+        self._running.discard(REAL.current_thread())
+
     def forget(self) -> None:
         """Restore what is wrapped."""
         while self._wrapped:
@@ -63,18 +87,31 @@ class Others:
 
     def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
-            if self._on_start is not None and not self._ours_starts:
+            ours = self._ours_starts
+            if self._on_start is not None and not ours:
                 self._on_start()
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             except RuntimeError:
                 # With a session in another thread, torch 2.6 cannot prepare a new one, but can
                 # begin it.
                 if prepares and self.taken_over:
                     return None
                 raise
+            if not (ours or prepares):
+                self._running.add(REAL.current_thread())
+            return result
 
         return start
+
+    def _noting_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.ended_here()
+
+        return end
 
 
 OTHERS = Others()

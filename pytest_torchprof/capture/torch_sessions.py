@@ -23,6 +23,8 @@ from pytest_torchprof.core.reasons import Why, because
 _SILENT: list[bool] = []
 
 
+#: What torch says, in newer versions, when a session begins beside one of another thread.
+_NOT_FREE = "Can't disable Kineto profiler when it's not running"
 #: An escape in a JSON string.
 _ESCAPE = late(r"\\(u[0-9a-fA-F]{4}|.)")
 
@@ -74,7 +76,7 @@ def begin(profiler: Any, idle_kernels: int = 0) -> None:
     OTHERS.ours_starts()
     try:
         with quiet():
-            profiler.start()
+            _start(profiler)
         spin = real_torch().spin
         if idle_kernels and spin is not None and uses_accelerator():
             for _ in range(idle_kernels):
@@ -87,14 +89,24 @@ def begin(profiler: Any, idle_kernels: int = 0) -> None:
         OTHERS.ours_started()
 
 
+def _start(profiler: Any) -> None:
+    try:
+        profiler.start()
+    except RuntimeError as error:
+        if _NOT_FREE in str(error):
+            raise NotCapturedError(because(Why.OTHER_PROFILER)) from error
+        raise
+
+
 def require_free() -> None:
     """Check that a session of ours may begin here.
 
     Raises:
-        NotCapturedError: another one is active, or the current stream captures a graph, which what
-            begins a session would invalidate.
+        NotCapturedError: another one is active, in any thread, or the current stream captures a
+            graph, which what begins a session would invalidate.
     """
-    if profiler_active():
+    # Torch would let ours replace one of another thread, and crash when that one ends.
+    if profiler_active() or OTHERS.run_now:
         raise NotCapturedError(because(Why.OTHER_PROFILER))
     if captures_graph():
         raise NotCapturedError(because(Why.GRAPH_CAPTURE))
@@ -131,6 +143,7 @@ def disable() -> None:
     if profiler_active():
         with suppress(RuntimeError):  # it had not started yet
             real_torch().disable()
+        OTHERS.ended_here()
 
 
 def empty(profiler: Any) -> None:

@@ -90,8 +90,9 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 
 
 def _has_operators(trace: Events) -> Reason | None:
-    """A capture with operators: without them, what the host did with a copy is unknown."""
-    return None if trace.has(Kind.OP) else because(Why.WITHOUT_OPERATORS)
+    """Without operators, what the host did with a copy is unknown."""
+    known = trace.has(Kind.OP) or not trace.has(Kind.MEMCPY)
+    return None if known else because(Why.WITHOUT_OPERATORS)
 
 
 _PINNED = (

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from support.sessions import run
 
 from pytest_torchprof.capture import machine, state
+from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR, CachingAllocator
 from pytest_torchprof.capture.machine import real_torch, synchronize, unseen_allocator
+from pytest_torchprof.capture.other_sessions import Others
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import NotCapturedError
+from pytest_torchprof.session.runs import one_run
 
 Waits = list[tuple[int, ...]]
 
@@ -112,6 +118,7 @@ def test_generators_of_a_broken_device_are_left_alone(monkeypatch: pytest.Monkey
         ("cudaMallocAsync", True, "", "cudaMallocAsync"),
         ("pluggable", True, "", "pluggable"),
         ("native", False, "", "cudaMalloc"),
+        ("cudaMallocAsync", False, "", "cudaMallocAsync"),
         ("native", True, "1", "cudaMalloc"),
     ],
 )
@@ -121,11 +128,147 @@ def test_only_the_caching_allocator_is_seen(
     monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
     torch_c = torch._C
     monkeypatch.setattr(torch_c, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
-    enabled = "_cuda_cudaCachingAllocator_is_enabled"
-    monkeypatch.setattr(torch_c, enabled, lambda: cached, raising=False)
+    monkeypatch.setattr(CACHING_ALLOCATOR, "was_off", not cached)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", variable)
     found = unseen_allocator()
     assert expected == (found and dict(found.data)["name"])
+
+
+def test_what_a_test_allocates_while_the_cache_is_off_is_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switched: list[bool] = []
+    switch = "_cuda_cudaCachingAllocator_enable"
+    monkeypatch.setattr(torch._C, switch, switched.append, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+    enable = torch.cuda.memory.caching_allocator_enable
+    watched = CachingAllocator()
+    seen: list[bool] = []
+
+    def test(*values: bool) -> None:
+        watched.watch()
+        seen.append(watched.was_off)
+        for value in values:
+            enable(value)
+        seen.append(watched.was_off)
+        watched.stop()
+
+    test()
+    test(False, True)
+    test(False)
+    test()
+    assert [False, False, False, True, False, True, True, True] == seen
+    enable(True)  # unseen
+    assert [False, True, False, True] == switched
+
+
+def test_without_such_a_switch_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_cudaCachingAllocator_enable", raising=False)
+    watched = CachingAllocator()
+    watched.watch()
+    watched.stop()
+    assert not watched.was_off
+
+
+def test_a_graph_that_is_captured_is_not_broken_by_a_block_within(
+    waits: Waits, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
+) -> None:
+    """The end of a session of ours would be an error within the capture."""
+    monkeypatch.setattr(one_run, "captures_graph", lambda: real_torch().capturing())
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+        from pytest_torchprof.capture.machine import real_torch
+
+        @pytest.mark.parametrize("form", ["block", "callable"])
+        def test_it(form, torchprof, monkeypatch):
+            with monkeypatch.context() as patched:
+                patched.setattr(real_torch(), "capturing", lambda: True)
+                active = real_torch().active()
+                if form == "block":
+                    with torchprof: torch.ones(2).neg()
+                else:
+                    assert 3 == torchprof(lambda: 3)
+                assert active == real_torch().active()
+        """
+    )
+    for args in ([], ["--torchprof-warmup=0", "--torchprof-rounds=0"]):
+        ran = run(pytester, "--torchprof", *args)
+        for record in ran.tests.values():
+            assert ("passed", "not_profiled") == (record["outcome"], record["status"])
+            assert "while a CUDA graph is captured" in record["reason"]
+
+
+def test_a_session_of_another_thread_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import threading
+        import pytest
+        import torch
+
+        @pytest.fixture(scope="module")
+        def profiled():
+            begun, over = threading.Event(), threading.Event()
+            def profile():
+                with torch.profiler.profile():
+                    begun.set()
+                    over.wait()
+            thread = threading.Thread(target=profile)
+            thread.start()
+            begun.wait()
+            yield
+            over.set()
+            thread.join()
+
+        def test_it(profiled): torch.ones(2).neg()
+        """,
+        test_later="""
+        import torch
+
+        def test_afterwards(): torch.ones(2).neg()
+        """,
+    )
+    ran = run(pytester, "--torchprof")
+    record = ran.tests["test_it"]
+    assert ("passed", "not_profiled") == (record["outcome"], record["status"])
+    assert "another profiler session is active" in record["reason"]
+    assert "internal error" not in ran.out
+    assert "new" == ran.tests["test_afterwards"]["status"]
+
+
+def test_a_session_that_its_thread_has_left_is_no_longer_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    room: Any = torch.autograd.profiler
+    for name in ("_enable_profiler", "_disable_profiler"):
+        monkeypatch.setattr(room, name, partial(calls.append, name))
+    others = Others()
+    others.watch()
+    begin, over = threading.Event(), threading.Event()
+    seen = []
+
+    def work(*, ends: bool) -> None:
+        room._enable_profiler()
+        if ends:
+            room._disable_profiler()
+        begin.set()
+        over.wait()
+
+    for ends in (False, True):
+        thread = threading.Thread(target=work, kwargs={"ends": ends})
+        thread.start()
+        begin.wait()
+        seen.append(others.run_now)
+        over.set()
+        thread.join()
+        seen.append(others.run_now)
+        begin.clear()
+        over.clear()
+    others.forget()
+    assert [True, False, False, False] == seen
+    assert ["_enable_profiler"] * 2 + ["_disable_profiler"] == calls
 
 
 def test_no_session_begins_while_a_graph_is_captured(

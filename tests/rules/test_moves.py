@@ -15,6 +15,7 @@ from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -138,3 +139,14 @@ def test_both_need_to_identify_tensors(code: str) -> None:
         down(b, SHAPE)
         up(b, SHAPE)
     assert check(parse_trace(b.to_bytes()), [RULES[code]]).wants_tensors
+
+
+def test_without_operators_only_copies_are_in_doubt() -> None:
+    """A test that computes nothing is checked: there is nothing to find."""
+    rule = RULES["copy-round-trip"]
+    idle, moved = TraceBuilder(GPU), TraceBuilder(GPU)
+    with idle.annotation(REGION):
+        idle.sync("cudaDeviceSynchronize")
+    moved.memcpy("HtoD", 1 << 20)
+    assert not check(parse_trace(idle.to_bytes()), [rule]).unchecked
+    assert check(parse_trace(moved.to_bytes()), [rule]).unchecked

@@ -37,4 +37,6 @@ def values(ran: Session, metric: str, *tests: str) -> dict[str, Any]:
 
 def counts(ran: Session, metric: str, **expected: int) -> None:
     """Each test has this number, see `values`."""
-    assert expected == values(ran, metric, *expected)
+    found = values(ran, metric, *expected)
+    wrong = {test: seen for test, seen in found.items() if seen != expected[test]}
+    assert not wrong, f"{metric}: {wrong}, expected { ({test: expected[test] for test in wrong}) }"

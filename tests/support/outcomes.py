@@ -60,6 +60,8 @@ def pytest_unconfigure(config):
 _PASSING = re.compile(
     r"0x[0-9a-f]+|\b\d+\.\d+s\b( \(\d:\d\d:\d\d\))?|(?<=tid=)\d+|(?<=Thread-)\d+|(?<=pid )\d+"
     r"|=+(?= \w|$)|(?<=\w )=+$|(?<=id=')\d+"
+    # Who else has memory on the device.
+    r"|(?<=CUDA out of memory\. )Tried to allocate .*"
 )
 #: Of Kineto, which is silent where we asked for it before torch was imported.
 _KINETO = re.compile(r"^(USDT:|\[W.*profiler_kineto).*\n?", re.MULTILINE)

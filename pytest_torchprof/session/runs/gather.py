@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.cuda_graphs import CUDA_GRAPHS
+from pytest_torchprof.capture.device_watch import leave_device, watch_device
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.state import World
@@ -84,7 +84,7 @@ class Gatherer(OfProcesses):
         self._values: tuple[Checked, dict[str, Value]] | None = None
         self.longest_ns = 0
         if machine.accelerator is not None:
-            CUDA_GRAPHS.watch()
+            watch_device()
         self._compiled = CompileCount.now()
         #: What the first run compiled, once it is over.
         self._compilation: Facts | None = None
@@ -317,7 +317,7 @@ class Gatherer(OfProcesses):
         """Release memory and files, once the test is fully reported."""
         self._checked = self._values = None
         self._captures.forget()
-        CUDA_GRAPHS.stop()
+        leave_device()
 
     # ---------------------------------------------------------------- which runs are needed
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.exports import hold, passing_file
 from pytest_torchprof.capture.lines import LineTracer
+from pytest_torchprof.capture.machine import captures_graph
 from pytest_torchprof.capture.modules import ModuleTracer
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
@@ -82,6 +83,14 @@ class Run:
     def captures(self) -> bool:
         """Whether the profiler runs now."""
         return self._capture is not None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the test captures a CUDA graph, which the end of our session would break."""
+        if self._capture is None or not captures_graph():
+            return False
+        self.gatherer.refuse(because(Why.GRAPH_CAPTURE))
+        return True
 
     @property
     def _like(self) -> RunKind:

@@ -9,12 +9,11 @@ from torch.nn import functional as F  # noqa: N812
 BF16 = torch.bfloat16
 
 
-def split_up_to(mib=1 << 20):
+def split_up_to(mib: int = 1 << 20) -> None:
     """Let the caching allocator split blocks of up to this size, by default of any."""
-    module, name = torch._C, "_accelerator_setAllocatorSettings"
-    if not hasattr(module, name):  # before torch 2.10
-        module, name = torch.cuda.memory, "_set_allocator_settings"
-    getattr(module, name)(f"max_split_size_mb:{mib}")
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.10
+    change = change or torch.cuda.memory._set_allocator_settings
+    change(f"max_split_size_mb:{mib}")
 
 
 def perceptron(width=256, layers=3, classes=16, **where):

@@ -86,5 +86,6 @@ def chosen(rows: Iterable[Mapping[str, Any]], folder: Path, machine: Mapping[str
         for kind in (True, False)
         if (code, kind) not in best
     ]
+    folder.mkdir(parents=True, exist_ok=True)
     answers = {"machine": dict(machine), "missing": missing, "traces": traces}
     (folder / "expected.json").write_text(json.dumps(answers, indent=1) + "\n", "utf-8")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.idle import idle as idle_spans
 from pytest_torchprof.analysis.idle_causes import FIRST_USE_NS, idle_parts
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
@@ -27,7 +28,7 @@ from pytest_torchprof.trace.name_index import (
     marks_named,
     operators_named,
 )
-from pytest_torchprof.trace.tree import operators_around, within_named
+from pytest_torchprof.trace.tree import marked, operators_around, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -92,6 +93,8 @@ def _one_time_work(trace: Events) -> OneTimeWork:
     calls, what = _calls(trace)
     # Idle time is given to the outermost annotation of a compilation, whatever it calls.
     outside = ~within_named(trace, calls, COMPILING) & ~_in_capture(trace, calls)
+    # A search first builds each kernel that it will time, and may load it; all of that is its own.
+    outside &= ~nesting.below(marked(trace, searches), trace.parent, calls)
     calls, what = calls[outside], what[outside]
     event = np.concatenate([compiles, searches, calls])
     if not len(event):
@@ -107,13 +110,11 @@ def _one_time_work(trace: Events) -> OneTimeWork:
     np.add.at(idle, parts.event[known], parts.ns[known])
     own = len(compiles) + len(searches)
     ns = idle[event]
-    first, kernels = launched_in(trace, event[:own], end[:own])
-    ns[:own] += kernels
-    # A search begins with the first kernel that it times.
+    _, kernels = launched_in(trace, event[:own], end[:own])
     searching = slice(len(compiles), own)
-    begin[searching] = np.where(
-        first[searching] >= 0, trace.ts[trace.launch[first[searching]]], begin[searching]
-    )
+    lost = idle_spans(trace).between(begin[searching], end[searching])
+    ns[searching] = np.maximum(ns[searching], lost)
+    ns[:own] += kernels
     order = np.lexsort((event, trace.ts[event]))
     order = order[ns[order] > 0]
     return OneTimeWork(event[order], what[order], ns[order], begin[order], end[order])

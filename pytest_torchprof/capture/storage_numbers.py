@@ -7,6 +7,7 @@ takes as long as that file. So only captures that need them keep them.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.trace.tensors import ListedTensors
@@ -87,28 +88,32 @@ class _Node:
 
 
 class _Level:
-    """Sibling events on one thread, by their starts."""
+    """Sibling events, by their starts.
 
-    __slots__ = ("_nodes", "_starts")
+    They may overlap: torch puts a backward pass's thread below the region of the forward one, and
+    what the device ran below the region that launched it.
+    """
+
+    __slots__ = ("_ends", "_nodes", "_starts")
 
     def __init__(self, events: Iterable[Any]) -> None:
         self._nodes = sorted(
             (_Node(event) for event in events), key=lambda node: node.event.start_time_ns
         )
         self._starts = [node.event.start_time_ns for node in self._nodes]
+        #: The latest end of each node and of all before it.
+        self._ends = list(accumulate((node.event.end_time_ns for node in self._nodes), max))
 
     def find(self, start: int, name: str) -> _Node | None:
         """The operator with this name and start, here or below."""
         at = bisect_right(self._starts, start) - 1
-        while at >= 0:
+        while at >= 0 and self._ends[at] >= start:
             node = self._nodes[at]
             event = node.event
             if self._starts[at] == start and event.name == name and _is_operator(event):
                 return node
             if event.end_time_ns >= start and (below := node.below.find(start, name)) is not None:
                 return below
-            if self._starts[at] < start:
-                return None
             at -= 1
         return None
 
@@ -154,18 +159,16 @@ def _listed(arguments: Any) -> ListedTensors | None:
 
 
 def _made(event: Any) -> set[int]:
-    kept: set[int] = set()
+    made: set[int] = set()
+    freed: set[int] = set()
     todo = [event]
     while todo:
         for child in todo.pop().children:
             fields = child.typed[1]
             if hasattr(fields, "alloc_size"):
-                if fields.id is None:  # nothing took it
-                    continue
-                if fields.alloc_size > 0:
-                    kept.add(int(fields.allocation_id))
-                else:
-                    kept.discard(int(fields.allocation_id))
+                if fields.id is not None:  # else nothing took it
+                    # A number has one allocation, and one release.
+                    (made if fields.alloc_size > 0 else freed).add(int(fields.allocation_id))
             else:
                 todo.append(child)
-    return kept
+    return made - freed

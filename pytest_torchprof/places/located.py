@@ -291,11 +291,31 @@ def _labels(trace: Events) -> tuple[Ints, Ints]:
         return out
 
     own = [_numbered(trace, prefix) for prefix in (LINE, MODULE)]
+    begun, lines = _begun_in(trace, own[0])
+    own[0][begun] = lines
     found = [spread(numbers) for numbers in own]
     backward, forward = _nodes(trace)
     for numbers, known in zip(own, found, strict=True):
         numbers[backward] = np.where(found[0][forward] >= 0, known[forward], -1)
     return spread(own[0]), spread(own[1])
+
+
+def _begun_in(trace: Events, line: Ints) -> tuple[Ints, Ints]:
+    """Annotations that begin while a line runs, and that line: they may end lines later."""
+    marks = np.flatnonzero(line >= 0)
+    real = ~trace.names_where(lambda name: name.startswith((LINE, MODULE, REGION)))
+    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION) & real)
+    around = np.full(len(rows), -1, np.int64)
+    above = nesting.nearest(line >= 0, trace.parent, trace.parent[marks])
+    for thread in nesting.distinct(trace.thread[rows]).tolist():
+        own = marks[trace.thread[marks] == thread]
+        mine = np.flatnonzero(trace.thread[rows] == thread)
+        at = np.searchsorted(trace.ts[own], trace.ts[rows[mine]], side="right") - 1
+        around[mine] = np.append(own, -1)[at]
+    ends = trace.ts + trace.dur
+    while (over := (around >= 0) & (ends[around] <= trace.ts[rows])).any():
+        around[over] = above[np.searchsorted(marks, around[over])]
+    return rows[around >= 0], line[around[around >= 0]]
 
 
 def _outside(trace: Events) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:

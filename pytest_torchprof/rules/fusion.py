@@ -69,15 +69,16 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
     within the chain is written and read again. Only the reading counts where the result may be
     needed later: in the forward pass, if the trace has a backward pass; if it is a sum of two
     tensors of its shape, as a residual; if a reduction reads it, as in a norm; and if the trace
-    identifies tensors, as that of a live test may, and another operator takes it. At most, the cost
-    is the same share of the kernels' time as of their bytes, and all but the longest kernel.
+    identifies tensors, and another operator takes it. At most, the cost is the same share of the
+    kernels' time as of their bytes, and all but the longest kernel.
 
     Not counted: what was compiled, and Triton kernels; an optimizer's step, see
     `single-tensor-optimizer`; dropout and the sum after it alone; what follows a call whose
     arguments have the shapes of an earlier one of the chain, because a loop has rather gone on to
     the next tensor; links after which the device waited for the host, see `launch-bound`. A stored
     trace tells tensors apart by shape and dtype alone: two operators in a row on different tensors
-    of one kind look like a chain. What a CUDA graph launched has no operators.
+    of one kind look like a chain. A live test is captured once more to tell them apart. What a CUDA
+    graph launched has no operators.
 
     Times decide here, so the matches may change with the machine.
 
@@ -136,6 +137,7 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
         bytes=np.add.reduceat(chains.saved, starts),
         fix=fixes,
         span_ns=(launched[starts], launched[stops - 1] + 1),
+        wants_tensors=True,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.costs import launched_between
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.accelerator import chip_of
 from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.trace import nesting
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 #: Kernels of cuDNN and of MIOpen that change the layout of a tensor.
 _LAYOUT: Final = late(
@@ -85,9 +86,11 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     Not counted are tensors that already are channels_last, whose layout the library changes by
     itself; convolutions of sequences (`conv1d`), which have no such layout; copies and transposes
     outside of convolutions, such as a `permute` of the user; FFT's transposes. How many layers a
-    pass has is the number of convolutions by the runs of the rarest weight, told apart by shapes,
-    or without them by the grids of these kernels; weights that run less than half as often as the
-    median do not tell. Convolutions in CUDA graphs are not checked.
+    pass has is the number of convolutions by the runs of the rarest weight. A stored trace tells
+    weights apart by shapes, or without them by the grids of these kernels, so layers of one shape
+    look like one that runs again. A live test is captured once more where that decides. Weights
+    that run less than half as often as the median do not tell. Convolutions in CUDA graphs are not
+    checked.
 
     The cost is the time of these kernels, less that of one layer: forward, backward and weights.
     Times decide here, so the matches may change with the machine.
@@ -120,6 +123,7 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     every = trace.device_rows[trace.selection[trace.device_rows]]
     out: list[tuple[int, Ints, int, str, str]] = []
     spans = list[tuple[int, int]]()
+    asks = False
     for device in nesting.distinct(trace.device[found.kernel]).tolist():
         total = int(trace.dur[every[trace.device[every] == device]].sum())
         for copied in (False, True):
@@ -129,6 +133,7 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
                 continue
             of_a_pass = _layers(trace, found, mine, calls)
             if of_a_pass < layers:
+                asks |= trace.could_know_tensors and len(calls) >= layers
                 continue
             amd = chip_of(trace, device).vendor == "amd"
             more = ", with PYTORCH_MIOPEN_SUGGEST_NHWC=1 in the environment" if amd else ""
@@ -136,7 +141,7 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
             out.append((int(ns * (1 - 1 / of_a_pass)), calls, device, _MESSAGES[copied], fix))
             spans.append(launched_between(trace, found.kernel[mine]))
     if not out:
-        return NO_MATCHES
+        return NONE_SO_FAR if asks else NO_MATCHES
     forward = [calls[are_named(trace, calls, _FORWARD)] for _, calls, *_ in out]
     parts = [own if len(own) else calls for own, (_, calls, *_) in zip(forward, out, strict=True)]
     begin, end = np.array(spans, np.int64).T
@@ -224,7 +229,8 @@ def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int
     weight = 1
     if not len(forward):
         forward, weight = calls, 2
-    kinds = [_weight(args, weight) for args in trace.operands(forward)]
+    kinds = _weights(trace, forward, weight)
+    kinds = kinds or [_weight(args, weight) for args in trace.operands(forward)]
     if not all(kinds):
         rows = found.kernel[mine]
         grids = decode(LaunchArgs, trace.args[rows])
@@ -238,6 +244,19 @@ def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int
     counts = sorted(Counter(kinds).values())
     usual = counts[(len(counts) - 1) // 2]
     return len(forward) // min(count for count in counts if 2 * count >= usual)
+
+
+def _weights(trace: Events, calls: Ints, at: int) -> list[str]:
+    """The weight of each convolution, this operand, before autocast; none if not identified."""
+    casts = operators_named(trace, "aten::_to_copy")
+    taken, made, own = trace.taken(casts), trace.made(casts), trace.taken(calls)
+    if taken is None or made is None or own is None:
+        return []
+    source: dict[Taken, Taken] = {
+        number: one[0] for one, out in zip(taken, made, strict=True) if one for number in out
+    }
+    found = [one[at] if len(one) > at else -1 for one in own]
+    return [] if -1 in found else [str(source.get(one, one)) for one in found]
 
 
 def _weight(args: Any, at: int) -> str:

@@ -173,6 +173,27 @@ def test_a_convolution_that_waits_for_each_kernel_searches() -> None:
     assert found(b)["TUNING"] == pytest.approx(6, abs=0.1)
 
 
+def test_a_search_includes_what_it_builds_before_it_times_anything() -> None:
+    """CuDNN 9 spends most of the time of a search on plans: no call of the driver tells of it."""
+    b = begun()
+    with b.op("aten::conv2d"), b.op("aten::cudnn_convolution"):
+        b.advance(30_000)
+        b.runtime("cuModuleLoadData", 4_000)
+        for _ in range(3):
+            b.launch("candidate", 100)
+            b.sync("cudaEventSynchronize")
+            b.advance(1_000)
+    assert found(b) == {"TUNING": pytest.approx(36.3, abs=0.3)}
+
+
+def test_what_a_convolution_builds_without_a_search_is_none() -> None:
+    b = begun()
+    with b.op("aten::conv2d"), b.op("aten::cudnn_convolution"):
+        b.advance(30_000)
+        b.launch("chosen", 100)
+    assert found(b) == {}
+
+
 def test_a_trace_of_the_cpu_has_none() -> None:
     b = TraceBuilder()
     with b.annotation("_compile.compile_inner (dynamo_timed)"):

@@ -393,7 +393,7 @@ def two_batches_only():
 
     def block():
         with torch.no_grad():
-            for x, _ in zip(loader, range(1), strict=False):
+            for (x, _), _ in zip(loader, range(1), strict=False):
                 model(x.cuda())
 
     return block
@@ -452,7 +452,7 @@ def a_worker_and_pinned_memory():
     return block
 
 
-@ON_GPU.near_miss("starved-loader")
+@ON_GPU.near_miss("starved-loader", also="host-sync")
 def workers_that_are_faster_than_the_step():
     big = torch.randn(8192, 8192, device="cuda", dtype=BF16)
     loader = DataLoader(Slow(24, 0.001), batch_size=4, num_workers=2)

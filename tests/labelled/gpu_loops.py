@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from labelled.case import ANY, Examples
+from labelled.case import Examples
 from labelled.gpu_models import BF16, Decoder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -37,7 +37,7 @@ def distances_row_by_row():
     return block
 
 
-@ON_GPU.positive("for-loop-indexing", ANY, also="host-sync")
+@ON_GPU.positive("for-loop-indexing", also="host-sync")
 def a_mean_for_each_class():
     x, labels = torch.randn(256, 8, device="cuda"), torch.arange(256, device="cuda") % 12
 
@@ -91,7 +91,7 @@ def features_joined_after_each_batch():
     return block
 
 
-@ON_GPU.positive("growing-cat", ANY)
+@ON_GPU.positive("growing-cat")
 def a_cache_of_keys_that_grows():
     keys = torch.randn(4, 8, 256, 64, device="cuda", dtype=BF16)
     query = torch.randn(4, 8, 1, 64, device="cuda", dtype=BF16)
@@ -161,7 +161,7 @@ def five_parts_joined_one_by_one():
 # -------------------------------------------------------------------- decode-without-cache
 
 
-@ON_GPU.positive("decode-without-cache", ANY, also="all-logits growing-cat")
+@ON_GPU.positive("decode-without-cache", also="all-logits growing-cat")
 def tokens_appended_to_the_prompt():
     model = Decoder().eval()
     prompt = torch.randint(512, (2, 16), device="cuda")
@@ -177,7 +177,7 @@ def tokens_appended_to_the_prompt():
     return block
 
 
-@ON_GPU.positive("decode-without-cache", ANY, also="all-logits")
+@ON_GPU.positive("decode-without-cache", also="all-logits")
 def tokens_written_into_a_buffer():
     model = Decoder().eval()
     prompt = torch.randint(512, (1, 8), device="cuda")
@@ -194,7 +194,7 @@ def tokens_written_into_a_buffer():
     return block
 
 
-@ON_GPU.positive("decode-without-cache", ANY, also="growing-cat")
+@ON_GPU.positive("decode-without-cache", also="growing-cat")
 def samples_of_the_last_position_only():
     model = Decoder().eval()
     prompt = torch.randint(512, (2, 8), device="cuda")

@@ -9,6 +9,13 @@ from torch.nn import functional as F  # noqa: N812
 BF16 = torch.bfloat16
 
 
+def split_up_to(mib: int = 1 << 20) -> None:
+    """Let the caching allocator split blocks of up to this size, by default of any."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.10
+    change = change or torch.cuda.memory._set_allocator_settings
+    change(f"max_split_size_mb:{mib}")
+
+
 def perceptron(width=256, layers=3, classes=16, **where):
     """Linear layers and activations, on the GPU."""
     where = {"device": "cuda", **where}

@@ -131,7 +131,7 @@ def a_training_step_in_bf16():
 # -------------------------------------------------------------------- unaligned-matmul
 
 
-@ON_GPU.positive("unaligned-matmul", ANY)
+@ON_GPU.positive("unaligned-matmul")
 def the_vocabulary_of_gpt2():
     head = nn.Linear(768, 50257, bias=False, device="cuda", dtype=BF16)
     x = torch.randn(256, 768, device="cuda", dtype=BF16)
@@ -161,7 +161,7 @@ def a_batch_of_odd_matrices():
     return lambda: x @ x  # <- here
 
 
-@ON_GPU.positive("unaligned-matmul", ANY)
+@ON_GPU.positive("unaligned-matmul", 5)
 def an_odd_width_in_training_under_autocast():
     model = perceptron(250, layers=2)
     x = torch.randn(256, 250, device="cuda")
@@ -278,7 +278,7 @@ def weights_of_samples_from_numpy():
     return block
 
 
-@ON_GPU.positive("float64", ANY)
+@ON_GPU.positive("float64")
 def a_table_of_positions_from_numpy():
     table = torch.from_numpy(np.sin(np.arange(256.0)[:, None] * np.ones(256))).cuda()
     layer = nn.Linear(256, 256, device="cuda")
@@ -326,7 +326,7 @@ def numbers_of_python():
 # -------------------------------------------------------------------- small-grid
 
 
-@ON_GPU.positive("small-grid", ANY)
+@ON_GPU.positive("small-grid", 5)
 def a_softmax_of_few_long_rows():
     logits = torch.randn(16, 1 << 20, device="cuda")
 
@@ -337,7 +337,7 @@ def a_softmax_of_few_long_rows():
     return block
 
 
-@ON_GPU.positive("small-grid", ANY)
+@ON_GPU.positive("small-grid", 5)
 def a_norm_of_few_long_rows():
     x = torch.randn(8, 1 << 20, device="cuda")
 
@@ -348,7 +348,7 @@ def a_norm_of_few_long_rows():
     return block
 
 
-@ON_GPU.positive("small-grid", ANY)
+@ON_GPU.positive("small-grid", 5)
 def a_running_sum_of_few_long_rows():
     x = torch.randn(16, 1 << 20, device="cuda")
 
@@ -359,7 +359,7 @@ def a_running_sum_of_few_long_rows():
     return block
 
 
-@ON_GPU.positive("small-grid", ANY)
+@ON_GPU.positive("small-grid", 5)
 def a_batch_norm_of_few_channels():
     norm = nn.BatchNorm2d(16, device="cuda").requires_grad_(False)
     x = torch.randn(32, 16, 128, 128, device="cuda")
@@ -484,14 +484,14 @@ def steps_of_an_optimizer_on_large_weights():
 # -------------------------------------------------------------------- layout-transpose
 
 
-@ON_GPU.positive("layout-transpose", ANY)
+@ON_GPU.positive("layout-transpose", 7)
 def a_residual_network_in_half_precision():
     model = resnet(64, blocks=3, dtype=HALF).eval().requires_grad_(False)
     x = torch.randn(16, 3, 128, 128, device="cuda", dtype=HALF)
     return lambda: model(x)
 
 
-@ON_GPU.positive("layout-transpose", ANY)
+@ON_GPU.positive("layout-transpose", 14)
 def a_residual_network_trained_under_autocast():
     model = resnet(64, blocks=3)
     x = torch.randn(16, 3, 128, 128, device="cuda")
@@ -520,8 +520,9 @@ def a_network_in_channels_last():
     return lambda: model(x)
 
 
-@ON_GPU.near_miss("layout-transpose")
+@ON_GPU.near_miss("layout-transpose", also="unaligned-matmul")
 def patches_of_pictures():
+    """Their 196 positions are the columns of what the first layer multiplies."""
     patches = nn.Conv2d(3, 768, 16, 16, device="cuda", dtype=HALF).requires_grad_(False)
     mlp = perceptron(768, layers=3, classes=768, dtype=HALF).requires_grad_(False)
     x = torch.randn(16, 3, 224, 224, device="cuda", dtype=HALF)
@@ -565,7 +566,7 @@ def a_mask_cast_for_each_layer():
     return block
 
 
-@ON_GPU.positive("repeated-cast", ANY)
+@ON_GPU.positive("repeated-cast", 20)
 def autocast_without_its_cache():
     model = perceptron(256, layers=2)
     data = batches(6)

@@ -76,7 +76,7 @@ def a_fused_adam():
 def one_embedding_alone():
     return stepping(
         lambda p: torch.optim.SGD(p, lr=0.1, foreach=False),
-        nn.Linear(256, 10, bias=False, device="cuda"),
+        nn.Linear(256, 16, bias=False, device="cuda"),
     )
 
 
@@ -132,7 +132,7 @@ def an_update_by_hand():
     return block
 
 
-@ON_GPU.positive("per-parameter-loop", ANY, also="host-sync")
+@ON_GPU.positive("per-parameter-loop", also="host-sync")
 def norms_of_gradients_read_one_by_one():
     model, data = perceptron(layers=6), batches(1)
 
@@ -205,7 +205,7 @@ def gradients_zeroed_by_the_optimizer():
     return block
 
 
-@ON_GPU.positive("grad-not-none", ANY)
+@ON_GPU.positive("grad-not-none", 2)
 def gradients_zeroed_by_hand():
     model, data = perceptron(), batches(3)
 
@@ -272,7 +272,7 @@ def gradients_accumulated_and_dropped():
 # -------------------------------------------------------------------- missing-no-grad
 
 
-@ON_GPU.positive("missing-no-grad", ANY)
+@ON_GPU.positive("missing-no-grad")
 def a_validation_that_records():
     model, data = perceptron().eval(), batches(4)
 
@@ -300,7 +300,7 @@ def a_teacher_that_records():
     return block
 
 
-@ON_GPU.positive("missing-no-grad", ANY)
+@ON_GPU.positive("missing-no-grad")
 def samples_of_a_decoder_that_record():
     model = Decoder().eval()
     ids = torch.randint(512, (2, 64), device="cuda")
@@ -406,7 +406,7 @@ def a_group_norm():
 # -------------------------------------------------------------------- debug-left-on
 
 
-@ON_GPU.positive("debug-left-on", ANY, also="host-sync")
+@ON_GPU.positive("debug-left-on", 3, also="host-sync")
 def anomaly_detection_in_three_steps():
     model, data = perceptron(), batches(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -422,7 +422,7 @@ def anomaly_detection_in_three_steps():
     return block
 
 
-@ON_GPU.positive("debug-left-on", ANY)
+@ON_GPU.positive("debug-left-on")
 def memory_filled_by_deterministic_mode():
     x = torch.ones(1 << 20, device="cuda")
 
@@ -436,7 +436,7 @@ def memory_filled_by_deterministic_mode():
     return block
 
 
-@ON_GPU.positive("debug-left-on", ANY, also="host-sync")
+@ON_GPU.positive("debug-left-on", 4, also="host-sync")
 def anomaly_detection_around_a_loop():
     layer = nn.Linear(64, 64, device="cuda")
     x = torch.randn(32, 64, device="cuda")
@@ -752,7 +752,7 @@ def another_dtype_each_time():
     return Compiling(block)
 
 
-@ON_GPU.positive("recompile", ANY)
+@ON_GPU.positive("recompile")
 def another_length_after_the_first():
     tensors = [torch.ones(n, device="cuda") for n in (8, 16)]
 
@@ -767,7 +767,7 @@ def another_length_after_the_first():
     return Compiling(block)
 
 
-@ON_GPU.positive("recompile", ANY)
+@ON_GPU.positive("recompile")
 def another_number_of_python_each_time():
     x = torch.ones(8, device="cuda")
 

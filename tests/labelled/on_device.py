@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from labelled import corpus
 from labelled.case import MARK
+from labelled.gpu_models import split_up_to
 from support.live import captured_file, placing
 from support.recorded import quiet
 
@@ -65,10 +66,12 @@ def settled() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
         torch.set_grad_enabled(True)
+        gc.unfreeze()
         if torch.cuda.is_available():
             if torch.cuda.memory_allocated() > _MUCH_BYTES:
                 gc.collect()
             torch.cuda.set_per_process_memory_fraction(1.0)
+            split_up_to()
             torch.cuda.empty_cache()
 
 

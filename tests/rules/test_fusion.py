@@ -135,3 +135,13 @@ def test_a_result_that_another_operator_takes_is_only_read_less() -> None:
         identified(b, exp=((1,), 2), neg=((2,), 3), sum=((of,), 5))[0] for of in (3, 2)
     )
     assert (alone.bytes, shared.bytes) == (2 * SIZE + SIZE, SIZE)
+
+
+def test_a_live_test_is_captured_again_to_tell_tensors_apart() -> None:
+    b = Gpu("H100")
+    with b.annotation(b.region):
+        b.launch("gemm", 100)
+        for name in ("exp", "mul"):
+            with b.op(f"aten::{name}", [SHAPE, []], ["float", "Scalar"], ["", "2"]):
+                b.launch(KERNEL.format(name), 400)
+    assert check(parse_trace(b.to_bytes()), [RULE]).wants_tensors

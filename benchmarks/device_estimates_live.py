@@ -1,13 +1,16 @@
 """How good estimates on the CPU are of what the same tests do on the device that there is.
 
-`python -m benchmarks.device_estimates_live [--device CHIP] [--out DIR] [--timeout 40]`
+`python -m benchmarks.device_estimates_live [--device CHIP] [--out DIR] [--timeout 40] [--own]`
+`python -m benchmarks.device_estimates_live --device CHIP --recorded DIR`
+`python -m benchmarks.device_estimates_live --table DIR/live.json`
 
-Runs ``examples/`` and ``benchmarks/device_tests/`` in two processes at once: without a device,
-where ``launches``, ``host_reads``, ``bound_ms``, and ``estimated_cuda_bytes`` are estimated for the
-chip of the device, and on the device, where kernels, waits, their time, and the peak are measured.
-Prints both for each test, ratios and their medians; and for tests that are off by more than 5 %,
-the operators that account for it. ``DIR/live.json`` has all of it, and ``DIR/traces`` the traces of
-the device.
+Runs ``examples/``, and with ``--own`` ``benchmarks/device_tests/``, in two processes at once:
+without a device, where ``launches``, ``host_reads``, ``bound_ms``, and ``estimated_cuda_bytes`` are
+estimated for the chip of the device, and on the device, where kernels, waits, their time, and the
+peak are measured. With ``--recorded``, what ``benchmarks.device_processes`` left in its first
+process stands for the latter. Prints both for each test, ratios and their medians; and for tests
+that are off by more than 5 %, the operators that account for it. ``DIR/live.json`` has all of it,
+and ``DIR/traces`` the traces of the device. ``--table`` prints the table of the docs from it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -32,11 +36,13 @@ from benchmarks.device_estimates import result_of
 from pytest_torchprof.analysis.estimated_launches import units_of
 from pytest_torchprof.analysis.waits import waits
 from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import LAUNCH_CALL
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.tree import parents
+from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.devices.targets import chip_named
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 ESTIMATES = ("launches", "host_reads", "bound_ms", "estimated_cuda_bytes")
 MEASURED = ("kernels", "syncs", "self_cuda_ms", "peak_cuda_bytes")
+#: Seconds in which an interrupted pytest has to report.
+_GRACE = 5
 #: From this relative error on, the operators are named.
 _OFF = 0.05
 
@@ -80,18 +88,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/device-estimates"))
     parser.add_argument("--timeout", type=float, default=40)
     parser.add_argument("-k", default="", help="only these tests, as for pytest")
+    parser.add_argument("--own", action="store_true", help="benchmarks/device_tests, too")
+    parser.add_argument("--recorded", type=Path, help="what device_processes wrote")
+    parser.add_argument("--table", type=Path, help="print the table of the docs from this file")
     options = parser.parse_args(arguments)
+    if options.table:
+        print(table(json.loads(options.table.read_text("utf-8"))["tests"]))
+        return 0
     chip = chip_named(options.device or _own_device()).name
     options.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="estimates-") as name:
         project = Path(name)
         ignored = shutil.ignore_patterns("__pycache__", "__torchprof__")
-        for folder in ("examples", "benchmarks/device_tests"):
+        for folder in ("examples", *(["benchmarks/device_tests"] if options.own else [])):
             shutil.copytree(ROOT / folder, project / Path(folder).name, ignore=ignored)
         (project / "pytest.ini").write_text("[pytest]\n", "utf-8")
-        sides = {side: _start(project, side, chip, options) for side in ("host", "device")}
+        wanted = ("host",) if options.recorded else ("device", "host")
+        sides = {side: _start(project, side, chip, options) for side in wanted}
         end = time.monotonic() + options.timeout
         statuses = {side: _end(process, end) for side, process in sides.items()}
+        if options.recorded:
+            _take(options.recorded, project)
         tests = _compare(project)
         for file in (project / "traces-device").rglob("*.gz"):
             (options.out / "traces").mkdir(exist_ok=True)
@@ -123,7 +140,8 @@ def _start(
     command += ["--import-mode=importlib", "--torchprof-rounds=0", f"--torchprof-device={chip}"]
     command += [f"--torchprof-json={project / side}.json", "--torchprof-traces-of=all"]
     command += [f"--torchprof-traces={project / f'traces-{side}'}", "--torchprof-top=0"]
-    command += ["examples", "device_tests", *(["-k", options.k] if options.k else [])]
+    command += ["examples", *(["device_tests"] if options.own else [])]
+    command += ["-k", options.k] if options.k else []
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), environment.get("PYTHONPATH")])
@@ -137,12 +155,30 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes], end: float) -> int | None:
+    """Wait for it; after its time, pytest is interrupted, so that it reports what it has."""
     try:
         return process.wait(max(end - time.monotonic(), 0.1))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
         return None
+
+
+def _take(recorded: Path, project: Path) -> None:
+    """Write the first process of ``benchmarks.device_processes`` as the report of the device."""
+    found = json.loads((recorded / "processes.json").read_text("utf-8"))
+    first = str(found["processes"][0]["number"])
+    tests = []
+    for name, values in found["values"][first].items():
+        stem = name.replace("/", "+").replace("::", ".")
+        trace = recorded / "traces" / f"first-{stem}.pt.trace.json.gz"
+        metrics = {k: {"value": v} for k, v in values.items() if isinstance(v, int | float)}
+        tests.append({"nodeid": name, "metrics": metrics, "trace": str(trace.resolve())})
+    (project / "device.json").write_text(json.dumps({"tests": tests}), "utf-8")
 
 
 def _compare(project: Path) -> list[Test]:
@@ -160,6 +196,9 @@ def _compare(project: Path) -> list[Test]:
                     reasons[metric] = str(entry.get("reason") or report.get("reason"))
         traces = [_trace(project, report) for report in (host, device)]
         numbers |= _counted(traces[1])
+        if numbers["self_cuda_ms"] is None and traces[1] is not None:
+            time_there = measure(METRICS["self_cuda_ms"], traces[1])
+            numbers["self_cuda_ms"] = None if isinstance(time_there, MissingValue) else time_there
         tests.append(
             Test(name, numbers, reasons, _by_operator(*traces), _on_device(traces[1], name))
         )
@@ -274,6 +313,24 @@ def _print(chip: str, statuses: dict[str, int | None], tests: Sequence[Test]) ->
             print(f"{test.name}: {test.numbers}")
         for metric, reason in test.reasons.items() if any(test.numbers.values()) else ():
             print(f"{test.name}: {metric}: {reason}"[:300])
+
+
+def table(tests: Sequence[dict[str, Any]]) -> str:
+    """The table of the docs: tests that ran kernels."""
+    rows = []
+    for test in tests:
+        n = test["numbers"]
+        if not n["kernels"] or n["launches"] is None:
+            continue
+        off = n["launches"] / n["kernels"] - 1
+        bound = n["bound_ms"] / n["self_cuda_ms"]
+        row = [f"`{test['name'].rpartition('::')[2]}`", n["launches"], n["kernels"], f"{off:+.1%}"]
+        row += [n["host_reads"], n["waits"], f"{bound:.2f}"]
+        row += [n["estimated_cuda_bytes"], n["peak_cuda_bytes"]]
+        rows.append(row)
+    heads = ["test", "`launches`", "kernels", "off by", "`host_reads`", "waits", "bound / time"]
+    heads += ["`estimated_cuda_bytes`", "peak"]
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True)
 
 
 def _number(value: float | None) -> str:

@@ -1,15 +1,18 @@
 """Whether exact metrics are the same in each process, on the device that there is.
 
 `python -m benchmarks.device_processes [--processes 20] [--at-once 7] [--seconds 100] [--out DIR]
-[--device CHIP]`
+[--own 20] [--expandable 0] [--accept] [--device CHIP]`
 
-Copies ``examples/`` and ``benchmarks/device_tests/`` into a temporary project. A first process
-accepts what it measures as the baselines of this machine. Others, several at a time, profile the
-same tests against these: with one or two OpenMP threads, in two workers of pytest-xdist if it is
-installed, in other orders of tests, and the last four with an allocator that has no free blocks
-when a test starts. For each test and metric that is not a time, the values of
-all processes are compared. What differs is printed with its values, and two traces of each such
-test are kept. No process starts after ``--seconds``, and each is ended after ``--timeout``.
+Copies ``examples/`` with its baselines and ``benchmarks/device_tests/`` into a temporary project.
+Processes, several at a time, profile the same tests: with one or two OpenMP threads, in two workers
+of pytest-xdist if it is installed, in other orders of tests, with and without timed rounds, and the
+last four with an allocator that has no free blocks when a test starts. ``--own`` is the number of
+those that run ``device_tests/``, too. ``--expandable`` adds processes that run these alone with
+expandable segments, and are compared with each other. With ``--accept``, a first process accepts
+what it measures as the baselines of this machine. For each test and metric that is not a time, the
+values of all processes are compared. What differs is printed with its values, and two traces of
+each such test are kept. No process starts after ``--seconds``, and each is ended after
+``--timeout``.
 
 In ``--out``: ``processes.json`` with all values, ``accepted/`` with the baselines, ``output/`` with
 what pytest printed, and ``traces/``. The status is 1 if an exact metric of an example differs.
@@ -55,6 +58,9 @@ class Process(NamedTuple):
     order: str = ""
     workers: int = 0
     empties: bool = False
+    rounds: bool = True
+    folders: tuple[str, ...] = (_EXAMPLES, _OWN)
+    expandable: bool = False
 
     @property
     def title(self) -> str:
@@ -64,6 +70,7 @@ class Process(NamedTuple):
             *([f"order {self.order}"] if self.order else ()),
             *([f"-n {self.workers}"] if self.workers else ()),
             *(["empty pool"] if self.empties else ()),
+            *(["expandable segments"] if self.expandable else ()),
         ]
         return ", ".join(parts)
 
@@ -86,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--timeout", type=float, default=60, help="of one process")
     parser.add_argument("--out", type=Path, default=Path("build/device-processes"))
+    parser.add_argument("--own", type=int, default=20, help="processes with our own tests")
+    parser.add_argument("--expandable", type=int, default=0, help="more, with expandable segments")
+    parser.add_argument("--accept", action="store_true", help="in a first process")
     parser.add_argument("--device", help="estimate the work of this chip, too")
     parser.add_argument("-k", default="", help="only these tests, as for pytest")
     options = parser.parse_args(arguments)
@@ -94,38 +104,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory(prefix="processes-") as name:
         project = Path(name)
         _fill(project)
-        first, *others = planned(options.processes)
-        runs = [_run(project, first, options, end, accept=True)]
-        _keep_baselines(project, options.out)
+        planned_ones = planned(options.processes, options.own, options.expandable)
+        runs = []
+        if options.accept:
+            runs.append(_run(project, planned_ones.pop(0), options, end, accept=True))
+            _keep_baselines(project, options.out)
+        longest = sorted(planned_ones, key=lambda one: -len(one.folders))
         with ThreadPoolExecutor(options.at_once) as pool:
-            tasks = [pool.submit(_run, project, one, options, end) for one in others]
+            tasks = [pool.submit(_run, project, one, options, end) for one in longest]
             runs += [task.result() for task in tasks]
+        runs.sort(key=lambda run: run.process.number)
         done = [run for run in runs if run.values]
-        differing = differences(done)
+        differing = differences([run for run in done if not run.process.expandable])
         _keep_traces(project, options.out, done, differing)
-    empty = differences([run for run in done if run.process.empties])
-    _report(options.out, runs, done, differing, empty)
+    apart = {
+        "with an empty pool": differences([run for run in done if run.process.empties]),
+        "with expandable segments": differences([run for run in done if run.process.expandable]),
+    }
+    _report(options.out, runs, done, differing, apart)
     exact = [d for d in differing if d["class"] == "exact" and d["test"].startswith(_EXAMPLES)]
     return 1 if exact or len(done) < len(runs) else 0
 
 
-def planned(count: int) -> list[Process]:
+def planned(count: int, own: int = 20, expandable: int = 0) -> list[Process]:
     """So many processes; the first four are like most users' runs.
 
-    >>> [one.title for one in planned(9)][3:6]
+    >>> [one.title for one in planned(12)][3:6]
     ['1 threads, -n 2', '1 threads, order reversed', '2 threads, order 5']
+    >>> [one.number for one in planned(9, 2, 1) if _OWN in one.folders]
+    [0, 3, 9]
     """
     orders = ["", "", "", "", "reversed"]
     workers = 2 if find_spec("xdist") is not None else 0
-    return [
+    first = [0, 3, 5, 7, count - 1, count - 3]  # the last two with an empty pool
+    with_own = [*first, *(n for n in range(count) if n not in first)][:own]
+    usual = [
         Process(
             number,
             (None, 1, 2)[number % 3] if number != 3 else 1,
             orders[number] if number < len(orders) else str(number) if number % 2 else "",
             workers if number in (3, 8, 13) else 0,
-            number >= count - 4 and count > 8,
+            empties=number >= count - 4 and count > 8,
+            rounds=number < len(orders),
+            folders=(_EXAMPLES, _OWN) if number in with_own else (_EXAMPLES,),
         )
         for number in range(count)
+    ]
+    return usual + [
+        Process(number, 1, str(number), rounds=False, folders=(_OWN,), expandable=True)
+        for number in range(count, count + expandable)
     ]
 
 
@@ -153,7 +180,8 @@ def _run(
     traces = project / f"traces-{number}"
     command = [sys.executable, "-m", "pytest", *_PYTEST, "--accept" if accept else "--torchprof"]
     command += [f"--torchprof-json={report}", f"--torchprof-traces={traces}"]
-    command += ["--torchprof-traces-of=all", "--torchprof-top=0", _EXAMPLES, _OWN]
+    command += ["--torchprof-traces-of=all", "--torchprof-top=0", *process.folders]
+    command += [] if process.rounds else ["--torchprof-rounds=0"]
     command += ["-k", options.k] if options.k else []
     command += [f"--torchprof-device={options.device}"] if options.device else []
     if find_spec("xdist") is not None:
@@ -199,6 +227,8 @@ def _environment(process: Process) -> dict[str, str]:
         kept["TORCHPROF_BENCH_ORDER"] = process.order
     if process.empties:
         kept["TORCHPROF_BENCH_EMPTY"] = "1"
+    if process.expandable:
+        kept["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return kept
 
 
@@ -263,8 +293,7 @@ def _keep_traces(
 ) -> None:
     """Of each test that differs, a trace of a process with each of two values."""
     kept, size = set[str](), 0
-    order = sorted(differing, key=lambda one: one["class"] != "exact")
-    for row in order:
+    for row in sorted(differing, key=lambda one: one["class"] != "exact"):
         test = row["test"]
         if test in kept or row["class"] not in {"exact", "near"}:
             continue
@@ -280,10 +309,9 @@ def _keep_traces(
                     return
                 (out / "traces").mkdir(exist_ok=True)
                 shutil.copy(file, out / "traces" / f"{number}-{file.name}")
-    # What the first process recorded of the examples, whatever differs.
-    for file in sorted(
-        (project / f"traces-{runs[0].process.number}").rglob("*.gz") if runs else ()
-    ):
+    # What the first process recorded, whatever differs.
+    first = project / f"traces-{runs[0].process.number}" if runs else project
+    for file in sorted(first.rglob("*.gz")):
         size += file.stat().st_size
         if size > _TRACE_BYTES:
             return
@@ -300,7 +328,7 @@ def _report(
     runs: Sequence[Run],
     done: Sequence[Run],
     differing: Sequence[dict[str, Any]],
-    empty: Sequence[dict[str, Any]],
+    apart: dict[str, list[dict[str, Any]]],
 ) -> None:
     document = {
         "machine": _machine(),
@@ -315,7 +343,7 @@ def _report(
             for run in runs
         ],
         "differences": differing,
-        "differences_with_empty_pool": empty,
+        "differences_among": apart,
         "values": {run.process.number: run.values for run in done},
     }
     (out / "processes.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
@@ -324,14 +352,12 @@ def _report(
         odd = {t: o for t, o in run.outcomes.items() if o not in _USUAL}
         for test, outcome in odd.items():
             print(f"process {run.process.number}: {test}: {outcome}")
+    usual = [run for run in done if not run.process.expandable]
     for part in (_EXAMPLES, _OWN):
         print(f"\n{part}: tests with the same value in all processes")
-        print(tabulate(_totals(part, done, differing), ("metric", "class", "same", "tests")))
-    for title, rows in (
-        ("not the same", differing),
-        ("not the same among those with an empty pool", empty),
-    ):
-        print(f"\n{title}:")
+        print(tabulate(_totals(part, usual, differing), ("metric", "class", "same", "tests")))
+    for title, rows in (("", differing), *apart.items()):
+        print(f"\nnot the same{title and f' among those {title}'}:")
         _print_rows(rows)
 
 

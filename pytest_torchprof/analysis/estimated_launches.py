@@ -26,11 +26,10 @@ from pytest_torchprof.work.counting import only_shapes
 from pytest_torchprof.work.launch_counts import (
     Launches,
     count_launches,
-    count_long_list,
-    is_long_list,
     is_part,
     launches_of,
 )
+from pytest_torchprof.work.list_launches import count_long_list, is_long_list
 from pytest_torchprof.work.movers import may_move
 from pytest_torchprof.work.operands import Operands
 

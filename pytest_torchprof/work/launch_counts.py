@@ -10,12 +10,13 @@ for the fastest algorithm. Copies and memsets are no kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import ceil, prod
+from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.composites import COMPOSITES
+from pytest_torchprof.work.list_launches import LaunchRule, foreach, foreach_norm, fused
 from pytest_torchprof.work.movers import may_move
 from pytest_torchprof.work.operands import (
     TRUTH,
@@ -26,9 +27,6 @@ from pytest_torchprof.work.operands import (
 )
 from pytest_torchprof.work.operators import work_of
 from pytest_torchprof.work.views import VIEWS, aten
-
-#: From the operands of a call to the kernels it starts; raises if it cannot tell.
-LaunchRule = Callable[[Operands], int]
 
 
 class Launches(Frozen, frozen=True):
@@ -163,101 +161,19 @@ def _repeats(call: Operands) -> int:
     return int(not call.has_tensor(1))
 
 
+def _power(call: Operands) -> int:
+    """`pow(x, 1)`, as in the gradient of a square, is a copy."""
+    return int(call.has_tensor(1) or float(call.text(1)) != 1)
+
+
+def _sparse_mask(call: Operands) -> int:
+    """Of a dense tensor: ones at the mask's places, the lookup, and their product."""
+    return 1 if call.is_sparse(0) else 3
+
+
 def _one_hot(call: Operands) -> int:
     """Zeros and ones, and the largest class where it is not given."""
     return 2 + (call.integers(1)[0] < 0)
-
-
-# ------------------------------------------------------------------------- lists of tensors
-
-#: A launch takes so many tensors, by the number of lists, and so many chunks of so many elements.
-#: With CUDA 13 it takes more of them. Source: aten/src/ATen/native/cuda/MultiTensorApply.cuh.
-_MOST_TENSORS: Final = (110, 64, 48, 36, 30)
-_MOST_CHUNKS: Final = 320
-_CHUNK: Final = 65_536
-
-
-def chunked(sizes: list[int], lists: int) -> int:
-    """Launches for a list of tensors of these numbers of elements, and ``lists`` such lists.
-
-    >>> chunked([10] * 110, 1), chunked([10] * 111, 1), chunked([65_536 * 321], 2)
-    (1, 2, 2)
-    """
-    most = _MOST_TENSORS[min(max(lists, 1), len(_MOST_TENSORS)) - 1]
-    launches = tensors = chunks = 0
-    for size in filter(None, sizes):
-        left = ceil(size / _CHUNK)
-        tensors += 1
-        if chunks + left >= _MOST_CHUNKS:
-            more, chunks = divmod(chunks + left, _MOST_CHUNKS)
-            launches, tensors = launches + more, int(chunks > 0)
-        else:
-            chunks += left
-        if tensors == most:
-            launches, chunks, tensors = launches + 1, 0, 0
-    return launches + (chunks > 0)
-
-
-def _sizes(call: Operands, at: int = 0) -> list[int]:
-    """Elements of each tensor of a list; torch records lists of up to 30."""
-    shapes = call.dims[at]
-    if not shapes or not isinstance(shapes[0], list):
-        raise UnknownOperandError
-    return [prod(shape) for shape in shapes]
-
-
-def _foreach(written: int) -> LaunchRule:
-    """``written``: 1 if the results are lists of their own."""
-
-    def rule(call: Operands) -> int:
-        sizes = _sizes(call)
-        if is_host_count(call):
-            return 0
-        lists = sum(1 for shapes in call.dims if shapes and isinstance(shapes[0], list))
-        return chunked(sizes, lists + written)
-
-    return rule
-
-
-def is_host_count(call: Operands) -> bool:
-    """Whether it adds a tensor to counters of steps, which optimizers keep on the host."""
-    shapes = call.dims[0]
-    plain = all(shape == [] for shape in shapes) and len(call.dims) == 3
-    return plain and call.types[1] != "Scalar" and call.dims[1] == []
-
-
-def is_long_list(name: str, call: Operands) -> bool:
-    """Whether it works on a list of more tensors than torch records."""
-    if not name.startswith(("aten::_foreach_", "aten::_fused_")):
-        return False
-    types = call.types if isinstance(call.types, list) else []
-    dims = call.dims if isinstance(call.dims, list) else []
-    return types[:1] == ["TensorList"] and dims[:1] == [[]]
-
-
-def count_long_list(name: str, call: Operands, shapes: list[Any]) -> int:
-    """Launches for such a list, with the shapes of the tensors; of fused ones only their number."""
-    lists = call.types[:5].count("TensorList")
-    if name.startswith("aten::_fused_"):
-        return chunked([1] * len(shapes), lists)
-    try:
-        sizes = [prod(shape) for shape in shapes]
-        counters = not any(shapes) and len(call.types) == 3
-        if counters and call.types[1] not in {"Scalar", "TensorList"}:
-            return 0  # an optimizer's counters, on the host
-        return max(chunked(sizes, lists + (not name.endswith("_"))), 1)
-    except TypeError:
-        return 1
-
-
-def _foreach_norm(call: Operands) -> int:
-    """The parts of each norm, and their sums."""
-    return chunked(_sizes(call), 1) + 1
-
-
-def _fused(call: Operands) -> int:
-    lists = sum(1 for shapes in call.dims[:5] if shapes and isinstance(shapes[0], list))
-    return chunked(_sizes(call), lists)
 
 
 # ------------------------------------------------------------------------- the table
@@ -317,6 +233,9 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("_flash_attention_backward _scaled_dot_product_flash_attention_backward "
             "_scaled_dot_product_flash_attention_for_cpu_backward", 3,
             "flash_attn/flash_bwd_launch_template.h: run_flash_bwd"),
+    **_rows("_efficient_attention_backward _scaled_dot_product_efficient_attention_backward", 3,
+            "transformers/cuda/attention_backward.cu: a product, its sum, then one; a trace of "
+            "H200"),
     # Orders, scans, positions
     **_rows("cumsum cumprod logcumsumexp", _scan, f"ScanUtils.cuh: scan_dim; {_TRACES}"),
     **_rows("sort", 2, f"Sort.cpp: positions, then the sort; {_TRACES}"),
@@ -329,20 +248,26 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("repeat_interleave", _repeats, "Repeat.cu: compute_cuda", nested=True),
     **_rows("one_hot", _one_hot, "../Onehot.cpp"),
     **_rows("equal", 2, "Equal.cpp: a comparison and its reduction"),
+    **_rows("pow", _power, "../Pow.cpp: pow_tensor_scalar"),
+    **_rows("_coalesce", 6, "../sparse/cuda/SparseCUDATensor.cu: two transforms, a sort, two for "
+            "the unique indices, and the sums; a trace of H200"),
+    **_rows("sparse_mask", _sparse_mask, "../sparse/SparseTensor.cpp; a trace of H200"),
+    **_rows("sparse_coo_tensor _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors "
+            "is_coalesced _coalesced_", 0, "../sparse/SparseTensor.cpp: no values", nested=True),
     **_rows("bincount", 4, "SummaryOps.cu: extremes, zeros, counts"),
     **_rows("_unique2 unique_dim unique_consecutive", 3, "Unique.cu: at least a sort and a scan"),
     # Lists of tensors, optimizers
-    **_rows("_amp_foreach_non_finite_check_and_unscale_", _foreach(0), "AmpKernels.cu"),
-    **_rows("_foreach_norm", _foreach_norm, "ForeachReduceOp.cu"),
-    **_rows("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", _fused, "FusedAdamKernel.cu"),
+    **_rows("_amp_foreach_non_finite_check_and_unscale_", foreach(0), "AmpKernels.cu"),
+    **_rows("_foreach_norm", foreach_norm, "ForeachReduceOp.cu"),
+    **_rows("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", fused, "FusedAdamKernel.cu"),
     # What the host asks for, or what asks the host
     **_rows("_local_scalar_dense", 0, "CUDAScalar.cu: a copy"),
     **_rows("_assert_async", 1, "TensorCompare.cu"),
     **_rows("randperm", 1, "Randperm.cu"),
 }  # fmt: skip
 
-_FOREACH_IN_PLACE: Final = Launches(_foreach(0), "MultiTensorApply.cuh")
-_FOREACH: Final = Launches(_foreach(1), "MultiTensorApply.cuh")
+_FOREACH_IN_PLACE: Final = Launches(foreach(0), "MultiTensorApply.cuh")
+_FOREACH: Final = Launches(foreach(1), "MultiTensorApply.cuh")
 _ONE: Final = Launches(1, "one kernel, as most")
 _NONE: Final = Launches(0, "a view, an allocation, or a question")
 

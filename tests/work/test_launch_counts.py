@@ -15,11 +15,11 @@ from pytest_torchprof.work.composites import COMPOSITES
 from pytest_torchprof.work.host_reads import READS, TO_PYTHON, count_reads
 from pytest_torchprof.work.launch_counts import (
     LAUNCHES,
-    chunked,
     count_launches,
     is_part,
     launches_of,
 )
+from pytest_torchprof.work.list_launches import chunked, count_long_list
 from pytest_torchprof.work.operands import Operands
 
 FLOAT = "float"
@@ -56,6 +56,21 @@ CASES: dict[str, tuple[str, Any, int]] = {
         "_foreach_add_", ([[[], []], [], []], ["TensorList", FLOAT, "Scalar"], []), 0),
     "counters on the device": ("_foreach_add_", ([[[], []], []], ["TensorList", "Scalar"], []), 1),
     "an unknown list": ("_foreach_add_", ([[], []], ["", "Scalar"], ["", "1"]), 1),
+    "norms of a list": ("_foreach_norm", ([[[4]] * 2, []], ["TensorList", "Scalar"], ["", "2"]), 3),
+    "a square": ("pow", ([[4], []], [FLOAT, "Scalar"], ["", "2"]), 1),
+    "a square's gradient": ("pow", ([[4], []], [FLOAT, "Scalar"], ["", "1."]), 0),
+    "a power of each": ("pow", ([[4], [4]], [FLOAT] * 2, ["", ""]), 1),
+    "a power of a number": ("pow", ([[], [4]], ["Scalar", FLOAT], ["1", ""]), 1),
+    "sums of a sparse tensor": ("_coalesce", ([[9, 9]], [FLOAT], [""]), 6),
+    "a sparse tensor of others": (
+        "sparse_coo_tensor", ([[1, 4], [4, 2], []], ["long", FLOAT, "ScalarList"],
+                              ["", "", "[9, 2]"]), 0),
+    "places of a dense tensor": (
+        "sparse_mask", ([[9, 2]] * 2, [FLOAT] * 2, ["", ""], [[2, 1], []]), 3),
+    "places of a sparse tensor": (
+        "sparse_mask", ([[9, 2]] * 2, [FLOAT] * 2, ["", ""], [[], []]), 1),
+    "attention's gradients": (
+        "_scaled_dot_product_efficient_attention_backward", ([[1, 2, 8, 4]], [FLOAT], [""]), 3),
     "a value": ("_local_scalar_dense", ([[]], [FLOAT], [""]), 0),
     "where of one": ("where", ([[16]], ["bool"], [""]), 3),
     "where of three": ("where", ([[16]] * 3, ["bool", FLOAT, FLOAT], [""] * 3), 1),
@@ -68,6 +83,11 @@ def test_a_call_starts_so_many(case: str) -> None:
     row = launches_of(f"aten::{name}")
     assert row is not None
     assert expected == count_launches(row, Operands(*operands))
+
+
+def test_norms_of_a_long_list_take_zeros_and_sums() -> None:
+    call = Operands([[], [], []], ["TensorList", "Scalar", ""], ["", "2", ""])
+    assert 3 == count_long_list("aten::_foreach_norm", call, [[4]] * 70)
 
 
 def test_what_nobody_knows_has_no_number() -> None:

@@ -44,6 +44,7 @@ from pytest_torchprof.capture.unpatched import REAL, no_collection
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.uncollected import others_froze
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.known_names import REGION, region_mark
 from pytest_torchprof.trace.read import parse_trace
@@ -204,7 +205,7 @@ class Capture:
         # Freezing hides older garbage from the collector instantly; a full collection would take 50
         # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
         # whether other code has frozen objects takes time proportional to their number.
-        if not (self._first or self._frozen) and gc.get_freeze_count() == 0:
+        if not (self._first or self._frozen or others_froze()):
             gc.freeze()
             undo.callback(gc.unfreeze)
         else:

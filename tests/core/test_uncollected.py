@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -75,3 +77,14 @@ def test_an_import_that_fails_leaves_the_collector_on() -> None:
     with pytest.raises(ImportError), uncollected():
         raise ImportError
     assert gc.isenabled()
+
+
+def test_what_an_interpreter_freezes_when_it_starts_is_not_other_codes() -> None:
+    """Python 3.12 starts with frozen objects, and has ten times as many that are not."""
+    asks = "from pytest_torchprof.core.uncollected import others_froze; print(others_froze())"
+    froze = f"import gc; gc.freeze(); {asks}"
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for code in (asks, froze)
+    ]
+    assert [one.stdout.split() for one in said] == [["False"], ["True"]]

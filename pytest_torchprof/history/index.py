@@ -253,8 +253,8 @@ class Index:
         exact = None if metric is None or set("*?[") & set(metric) else metric
         rows = self._db.execute(
             "SELECT id, repository, nodeid, region, metric, environment, source, machine, unit,"
-            " class, better, low, high FROM series WHERE ?1 IS NULL OR metric = ?1",
-            (exact,),
+            " class, better, low, high FROM series WHERE :metric IS NULL OR metric = :metric",
+            {"metric": exact},
         )
         matching: dict[tuple[str, str], bool] = {}
         found = []

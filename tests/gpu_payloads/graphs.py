@@ -103,7 +103,7 @@ def compiled(device: str) -> Made:
 
 
 @COMPILED.add(
-    flops=3 * PASS, or_unknown="flops", syncs=0, graph_breaks=0, recompiles=0, graphs=1,
+    flops=3 * PASS, or_unknown="flops", graph_breaks=0, recompiles=0, graphs=1,
     compiles=True, h2d_copies=0, d2h_copies=0, warmups=5, anywhere=False,
 )  # fmt: skip
 def compiled_with_less_overhead(device: str) -> Made:

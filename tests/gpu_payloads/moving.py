@@ -8,7 +8,7 @@ one a kernel. Source: aten/src/ATen/native/cuda/Copy.cu.
 from __future__ import annotations
 
 import torch
-from gpu_payloads.payload import Made, Payloads, Run
+from gpu_payloads.payload import SPINS, Made, Payloads, Run
 
 PAYLOADS = Payloads()
 MIB = 1 << 20
@@ -212,7 +212,7 @@ def regions(device: str) -> Made:
 
 @PAYLOADS.add(
     anywhere=False, syncs=0, h2d_copies=0, d2h_copies=0, d2d_copies=4, d2d_bytes=4 << 30,
-    timed=(0.95, 1.01),
+    timed=(0.95, 1.01), rules=SPINS,
 )  # fmt: skip
 def large_copies_within_the_device(device: str) -> Made:
     """1 GiB four times, beside CUDA events."""
@@ -227,7 +227,7 @@ def large_copies_within_the_device(device: str) -> Made:
 
 @PAYLOADS.add(
     anywhere=False, syncs=0, h2d_copies=0, d2h_copies=0, d2d_copies=0,
-    timed=(0.95, 1.01), rates={"gb_per_s@aten::mul": 8 * 2.0 * (1 << 30)},
+    timed=(0.95, 1.01), rules=SPINS, rates={"gb_per_s@aten::mul": 8 * 2.0 * (1 << 30)},
     may="unfused-elementwise",
 )  # fmt: skip
 def large_multiplications(device: str) -> Made:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Block: TypeAlias = Callable[[], Any]
+
+#: Rules of payloads beside CUDA events: the kernel that spins before them has one block.
+SPINS: Final = {"small-grid": 1}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from gpu_payloads.payload import Made, Payloads
+from gpu_payloads.payload import SPINS, Made, Payloads
 from torch import nn
 
 PAYLOADS = Payloads()
@@ -106,7 +106,7 @@ def product_in_fp64(device: str) -> Made:
 
 @PAYLOADS.add(
     anywhere=False, flops=8 * 2 * 8192**3, syncs=0, h2d_copies=0, d2h_copies=0,
-    timed=(0.97, 1.005), rates={"tflops_per_s@aten::mm": 8 * 2 * 8192**3},
+    timed=(0.97, 1.005), rules=SPINS, rates={"tflops_per_s@aten::mm": 8 * 2 * 8192**3},
 )  # fmt: skip
 def large_products_in_bf16(device: str) -> Made:
     """Eight products of 8192 × 8192, beside CUDA events."""
@@ -122,7 +122,7 @@ def large_products_in_bf16(device: str) -> Made:
 
 @PAYLOADS.add(
     anywhere=False, flops=4 * 2 * 8192**3, syncs=0,
-    timed=(0.97, 1.005), rates={"tflops_per_s@aten::mm": 4 * 2 * 8192**3},
+    timed=(0.97, 1.005), rules=SPINS, rates={"tflops_per_s@aten::mm": 4 * 2 * 8192**3},
 )  # fmt: skip
 def large_products_in_tf32(device: str) -> Made:
     """Four products of 8192 × 8192 in TF32, beside CUDA events."""
@@ -139,7 +139,7 @@ def large_products_in_tf32(device: str) -> Made:
 
 @PAYLOADS.add(
     anywhere=False, flops=8 * 2 * 8192**3, syncs=0,
-    timed=(0.97, 1.005), rates={"tflops_per_s@aten::_scaled_mm": 8 * 2 * 8192**3},
+    timed=(0.97, 1.005), rules=SPINS, rates={"tflops_per_s@aten::_scaled_mm": 8 * 2 * 8192**3},
 )  # fmt: skip
 def large_products_in_fp8(device: str) -> Made:
     """Eight scaled products of 8192 × 8192 in fp8, beside CUDA events."""

@@ -150,16 +150,18 @@ def test_a_test_that_hides_the_device_while_it_is_collected(pytester: pytest.Pyt
     same(pytester, source, subprocess=True)
 
 
-def test_an_allocator_that_is_chosen_while_tests_are_collected(pytester: pytest.Pytester) -> None:
-    source = f"""
+def test_an_allocator_that_a_conftest_chooses(pytester: pytest.Pytester) -> None:
+    """A test file would be too late: torch reads the backend's name when it is imported."""
+    conftest = """
     import os
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
-    {HEAD}
+    """
+    source = f"""{HEAD}
     def test_it():
         launch(3)
         assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
     """
-    same(pytester, source, subprocess=True)
+    same(pytester, source, conftest=conftest, subprocess=True)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

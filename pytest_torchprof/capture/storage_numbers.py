@@ -6,9 +6,8 @@ takes as long as that file. So only captures that need them keep them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.trace.tensors import ListedTensors
 
@@ -31,7 +30,7 @@ class StorageNumbers:
     def __init__(self, results: Any, base_ns: int) -> None:
         self._results = results
         self._base_ns = base_ns
-        self._threads: list[_Level] | None = None
+        self._index: _Index | None = None
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
         """What each argument is, for operators given by their starts (ns) and names.
@@ -40,93 +39,80 @@ class StorageNumbers:
         operator that is not found.
         """
         found = self._found(starts, names)
-        return [() if n is None else tuple(map(_taken, n.event.typed[1].inputs)) for n in found]
+        return [() if one is None else tuple(map(_taken, one.typed[1].inputs)) for one in found]
 
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
         """The numbers of the tensors whose memory was allocated within each operator, and kept."""
         found = self._found(starts, names)
-        return [frozenset() if node is None else frozenset(_made(node.event)) for node in found]
+        return [frozenset() if one is None else self._within(one) for one in found]
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """The address of each operator's first argument, -1 if that is not a tensor."""
         found = self._found(starts, names)
-        return [_NONE if node is None else _object(node.event.typed[1].inputs) for node in found]
+        return [_NONE if one is None else _object(one.typed[1].inputs) for one in found]
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
         found = self._found(starts, names)
-        return [_NONE if node is None else _address(node.event.typed[1].inputs) for node in found]
+        return [_NONE if one is None else _address(one.typed[1].inputs) for one in found]
 
     def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
         """The list of tensors that each operator's first argument is, None if it is none."""
         found = self._found(starts, names)
-        return [None if node is None else _listed(node.event.typed[1].inputs) for node in found]
+        return [None if one is None else _listed(one.typed[1].inputs) for one in found]
 
-    def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[_Node | None]:
-        if self._threads is None:
-            self._threads = _levels(self._results.experimental_event_tree())
+    def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
+        operators = self._indexed().operators
         for start, name in zip(starts, names, strict=True):
-            at = int(start) + self._base_ns
-            nodes = (level.find(at, name) for level in self._threads)
-            yield next((node for node in nodes if node is not None), None)
+            yield operators.get((int(start) + self._base_ns, name))
+
+    def _within(self, event: Any) -> frozenset[int]:
+        changes = self._indexed().memory.get(event.start_tid, [])
+        begin = bisect_left(changes, (event.start_time_ns,))
+        inside = changes[begin : bisect_left(changes, (event.end_time_ns + 1,), begin)]
+        # A number has one allocation, and one release.
+        freed = {number for _, number, size in inside if size <= 0}
+        return frozenset(number for _, number, size in inside if size > 0) - freed
+
+    def _indexed(self) -> _Index:
+        if self._index is None:
+            self._index = _indexed(self._results.experimental_event_tree())
+        return self._index
 
 
-class _Node:
-    """An event of the profiler's tree; its children are read on first use."""
+class _Index(NamedTuple):
+    """The events of the profiler's tree, without its nesting.
 
-    __slots__ = ("_below", "event")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self._below: _Level | None = None
-
-    @property
-    def below(self) -> _Level:
-        if self._below is None:
-            self._below = _Level(self.event.children)
-        return self._below
-
-
-class _Level:
-    """Sibling events, by their starts.
-
-    They may overlap: torch puts a backward pass's thread below the region of the forward one, and
-    what the device ran below the region that launched it.
+    What is below an event need not run within it. Torch puts the thread of backward passes below
+    what is open in the forward one when the first pass begins, and keeps it there. That may be what
+    a region runs on the device. When it ends, torch ends an operator that began meanwhile, too.
+    Source: build_tree in torch/csrc/profiler/collection.cpp.
     """
 
-    __slots__ = ("_ends", "_nodes", "_starts")
-
-    def __init__(self, events: Iterable[Any]) -> None:
-        self._nodes = sorted(
-            (_Node(event) for event in events), key=lambda node: node.event.start_time_ns
-        )
-        self._starts = [node.event.start_time_ns for node in self._nodes]
-        #: The latest end of each node and of all before it.
-        self._ends = list(accumulate((node.event.end_time_ns for node in self._nodes), max))
-
-    def find(self, start: int, name: str) -> _Node | None:
-        """The operator with this name and start, here or below."""
-        at = bisect_right(self._starts, start) - 1
-        while at >= 0 and self._ends[at] >= start:
-            node = self._nodes[at]
-            event = node.event
-            if self._starts[at] == start and event.name == name and _is_operator(event):
-                return node
-            if event.end_time_ns >= start and (below := node.below.find(start, name)) is not None:
-                return below
-            at -= 1
-        return None
+    #: By start and name; the outer one of two.
+    operators: dict[tuple[int, str], Any]
+    #: By thread: when memory is allocated or freed, its number, its bytes (< 0 if freed).
+    memory: dict[int, list[tuple[int, ...]]]
 
 
-def _levels(roots: Iterable[Any]) -> list[_Level]:
-    threads: dict[int, list[Any]] = {}
-    for event in roots:
-        threads.setdefault(event.start_tid, []).append(event)
-    return [_Level(events) for events in threads.values()]
-
-
-def _is_operator(event: Any) -> bool:
-    return hasattr(event.typed[1], "inputs")
+def _indexed(roots: Iterable[Any]) -> _Index:
+    operators = dict[tuple[int, str], Any]()
+    memory = dict[int, list[tuple[int, ...]]]()
+    todo = list(roots)
+    while todo:
+        event = todo.pop()
+        fields = event.typed[1]
+        if hasattr(fields, "alloc_size"):
+            if fields.id is not None:  # else nothing took it
+                change = event.start_time_ns, int(fields.allocation_id), fields.alloc_size
+                memory.setdefault(event.start_tid, []).append(change)
+            continue
+        if hasattr(fields, "inputs"):
+            operators.setdefault((event.start_time_ns, event.name), event)
+        todo += event.children
+    for changes in memory.values():
+        changes.sort()
+    return _Index(operators, memory)
 
 
 def _taken(argument: Any) -> Taken:
@@ -156,19 +142,3 @@ def _listed(arguments: Any) -> ListedTensors | None:
         return None
     shapes = tuple(tuple(tensor.sizes) for tensor in one)
     return ListedTensors(shapes, max(tensor.dtype.itemsize for tensor in one))
-
-
-def _made(event: Any) -> set[int]:
-    made: set[int] = set()
-    freed: set[int] = set()
-    todo = [event]
-    while todo:
-        for child in todo.pop().children:
-            fields = child.typed[1]
-            if hasattr(fields, "alloc_size"):
-                if fields.id is not None:  # else nothing took it
-                    # A number has one allocation, and one release.
-                    (made if fields.alloc_size > 0 else freed).add(int(fields.allocation_id))
-            else:
-                todo.append(child)
-    return made - freed

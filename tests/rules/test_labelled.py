@@ -24,8 +24,18 @@ SLOW = {"compilation", "graphs", "clean_language", "decoding", "growing", "outsi
     ],
 )
 def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
-    answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
-    assert {} == {name: answer.problems for name, answer in answers.items() if answer.problems}
+    problems = {}
+    for case in corpus.themes()[theme]:
+        # Where times decide, other work on the machine may keep an example waiting.
+        tries = 3 if case.rule in RULES and RULES[case.rule].timed else 1
+        for _ in range(tries):
+            answer = corpus.evaluate(case)
+            if not answer.problems:
+                break
+            corpus.evaluate.cache_clear()
+        else:
+            problems[case.name] = answer.problems
+    assert {} == problems
 
 
 @pytest.mark.thorough

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.estimated_launches import on_host, operands_of, units_of
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 #: The step of one of torch's optimizers; LBFGS reads its losses.
 _STEP: Final = Names(r"Optimizer\.step#(?!LBFGS)")
+
+#: How torch's optimizers count a step: each parameter's counter, or all at once.
+_COUNTS: Final = ("aten::add_", "aten::_foreach_add_")
+_REDUCES: Final = late(
+    r"aten::(linalg_(vector_)?norm|norm|sum|mean|max|min|amax|amin|dot|prod|any|all|std|var)$"
+)
 
 
 class HostReads(Frozen, frozen=True):
@@ -70,12 +77,33 @@ def _all(trace: Events) -> HostReads:
 
 
 def _is_counter(trace: Events, rows: Ints) -> Bools:
-    """An optimizer's own counters, which are on the host unless it is told otherwise."""
+    """An optimizer's own counters, which are on the host unless it is told otherwise.
+
+    It reads them once it has counted. What a closure reads comes before that, and what is read of
+    parameters or gradients was reduced to one number just before.
+    """
+    found = np.zeros(len(rows), bool)
     steps = events_named(trace, _STEP)
-    scalars = trace.named("aten::_local_scalar_dense")[rows]
     if not (len(steps) and len(rows)):
-        return np.zeros(len(rows), bool)
-    return scalars & nesting.below(marked(trace, steps)[:-1], trace.parent, rows)
+        return found
+    is_step = marked(trace, steps)[:-1]
+    scalars = trace.named("aten::_local_scalar_dense")[rows]
+    mine = np.flatnonzero(scalars & nesting.below(is_step, trace.parent, rows))
+    counts = operators_named(trace, *_COUNTS)
+    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(counts)], bool)
+    counts = counts[single | trace.named("aten::_foreach_add_")[counts]]
+    counts = counts[nesting.below(is_step, trace.parent, counts)]
+    if not (len(mine) and len(counts)):
+        return found
+    begun = np.full(len(trace), np.iinfo(np.int64).max)
+    of = nesting.nearest(is_step, trace.parent, counts)
+    np.minimum.at(begun, of, trace.ts[counts])
+    read = rows[mine]
+    later = trace.ts[read] > begun[nesting.nearest(is_step, trace.parent, read)]
+    before = _operator_before(trace, _outermost_operators(trace, read))
+    reduced = trace.names_where(_REDUCES.match)[before] & (before >= 0)
+    found[mine[later & ~reduced]] = True
+    return found
 
 
 def _is_filler(trace: Events, rows: Ints) -> Bools:

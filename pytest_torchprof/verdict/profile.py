@@ -130,6 +130,11 @@ def profile_of(measured: Measured) -> Profile:
     trace, allowed, recorded = measured.trace, measured.allowed, measured.recorded
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
+    values = values_of(measured.checked, allowed, measured.own)
+    if measured.allowances:
+        from pytest_torchprof.verdict.allowances import without_allowed
+
+        values, found = without_allowed(measured, values, found)
     functions = {metric.name: metric for metric in measured.own}
     own = {name: metric.own for name, metric in functions.items() if metric.own is not None}
     own |= declared_in(recorded)
@@ -161,11 +166,6 @@ def profile_of(measured: Measured) -> Profile:
             scoped[budget.label] = MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
             continue
         scoped[budget.label] = value_of_part(measured, budget, metric)
-    values = values_of(measured.checked, allowed, measured.own)
-    if measured.allowances:
-        from pytest_torchprof.verdict.allowances import without_allowed
-
-        values, found = without_allowed(measured, values, found)
     return Profile(
         metrics=values | values_in(recorded.get(None, {})),
         operators=operator_counts(trace),

@@ -220,6 +220,7 @@ def test_a_kept_trace_has_the_same_numbers(pytester: pytest.Pytester) -> None:
     assert json.dumps(found)
 
 
+FORBIDDEN = '@pytest.mark.no_antipatterns("host-read")'
 SAMPLER = """
 import pytest
 import torch
@@ -263,6 +264,21 @@ def test_reads_are_allowed_at_their_place(
     if reads:
         pytester.makepyfile(test_it=SAMPLER.format(where=where, limit=reads - 1))
         assert {"failed": 1} == run(pytester, "--torchprof").outcomes
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("where", "outcome"), [('line="test_it.py"', "passed"), ('line="test_it.py:6"', "failed")]
+)
+def test_what_is_allowed_at_its_place_is_no_forbidden_finding(
+    pytester: pytest.Pytester, where: str, outcome: str
+) -> None:
+    source = SAMPLER.format(where=where, limit=3)
+    forbidden = source.replace("@pytest.mark.max_host_reads(3)", FORBIDDEN)
+    assert forbidden != source
+    pytester.makepyfile(test_it=forbidden)
+    ran = run(pytester, "--torchprof")
+    assert {outcome: 1} == ran.outcomes, ran.out
 
 
 @pytest.mark.thorough

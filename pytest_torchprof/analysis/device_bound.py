@@ -61,11 +61,15 @@ class Work(Frozen, frozen=True):
 
 
 class Bound(Frozen, frozen=True):
-    """The least time of each selected unit on a chip, in ns, and which of `LIMITS` holds."""
+    """The least time of each selected unit on a chip, in ns, and which of `LIMITS` holds.
+
+    ``unrated`` are the dtypes of `DTYPES` whose peak is unknown, so that their FLOPs take no time.
+    """
 
     work: Work
     ns: _Floats
     limit: Ints
+    unrated: tuple[str, ...] = ()
 
     @property
     def total_ms(self) -> float:
@@ -92,7 +96,9 @@ def _bound(trace: Events, chip: Device) -> Bound:
             (work.flops / rates).sum(axis=1) * 1e9,
         ]
     )
-    return Bound(work, parts.max(axis=0, initial=0.0), parts.argmax(axis=0))
+    used = work.flops.any(axis=0) & np.isinf(rates)
+    unrated = tuple(dtype for dtype, missing in zip(DTYPES, used.tolist(), strict=False) if missing)
+    return Bound(work, parts.max(axis=0, initial=0.0), parts.argmax(axis=0), unrated)
 
 
 _TF32_PEAK: Final = "tf32"

@@ -150,6 +150,7 @@ class Why(Enum):
     NO_LAUNCHES = "no_launches"
     COMPILED_FOR_HOST = "compiled_for_host"
     NO_CHIP = "no_chip"
+    NO_PEAK = "no_peak"
     UNKNOWN_CHIP = "unknown_chip"
     # rules
     RULE_RAISED = "rule_raised"

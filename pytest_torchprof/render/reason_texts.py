@@ -197,6 +197,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_LAUNCHES: "starts an unknown number of kernels",
     Why.COMPILED_FOR_HOST: "was compiled for the CPU, and for a device becomes other kernels",
     Why.NO_CHIP: "no chip to estimate for (--torchprof-device=CHIP names one)",
+    Why.NO_PEAK: "no peak of {chip} is known for {dtypes}",
     Why.UNKNOWN_CHIP: "no chip {name} is known (docs/devices.md lists them)",
     # rules
     Why.RULE_RAISED: "the rule failed: {error}",

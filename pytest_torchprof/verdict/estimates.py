@@ -49,7 +49,11 @@ def bound_ms(trace: Events, chip: Device | Reason | None = None) -> Value:
     parts = unknown_parts(trace)
     if parts:
         return MissingValue(reason_of(parts, 0, "ms"))
-    return bound(trace, chip).total_ms
+    least = bound(trace, chip)
+    if least.unrated:
+        why = because(Why.NO_PEAK, chip=chip.name, dtypes=", ".join(least.unrated))
+        return MissingValue(why)
+    return least.total_ms
 
 
 def chip_of(trace: Events) -> Device | Reason:

@@ -16,12 +16,32 @@ from pytest_torchprof.analysis.bound_rows import bound_rows
 from pytest_torchprof.analysis.device_bound import KERNEL_NS, LIMITS, bound
 from pytest_torchprof.analysis.elementwise_fusions import fusions
 from pytest_torchprof.analysis.estimated_memory import block_bytes, estimated_peak
+from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.verdict.estimates import bound_ms
 from pytest_torchprof.work.devices.device import make_row
 
 #: 1 TFLOP/s and 1 GB/s.
 CHIP = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1, "tf32": 2, "bf16": 4})
 BF16 = ["c10::BFloat16"] * 2
+
+
+@pytest.mark.parametrize(("dtype", "lacks"), [("float", ()), ("double", ("fp64",))])
+def test_a_chip_without_a_peak_of_a_dtype_is_no_faster_in_it(
+    dtype: str, lacks: tuple[str, ...]
+) -> None:
+    b = TraceBuilder()
+    with b.op("aten::mm", [[1000, 1000], [1000, 1000]], [dtype] * 2):
+        pass
+    trace = parse_trace(b.to_bytes())
+    assert lacks == bound(trace, CHIP).unrated
+    value = bound_ms(trace, CHIP)
+    if lacks:
+        assert isinstance(value, MissingValue)
+        assert "no peak of Slow is known for fp64" == in_words(value.reason)
+    else:
+        assert value == bound(trace, CHIP).total_ms
 
 
 def test_an_operator_takes_the_greatest_of_three() -> None:

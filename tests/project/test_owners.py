@@ -21,6 +21,7 @@ PROCESS_WIDE = {
     "capture/forking.py:_HELD": "Python calls hooks of forks by process",
     "capture/forking.py:_PROFILERS": "torch's profiler leaves threads in the process",
     "capture/inductor.py:_GRAPHS": "inductor keeps compiled graphs by process",
+    "capture/caching_allocator.py:CACHING_ALLOCATOR": "torch has one, and no getter for it",
     "capture/children/child.py:HERE": "a process has one capture from its start to its end",
     "capture/startup/arming.py:_Armed.handed": "a process is told of its job once, by its parent",
     "capture/other_sessions.py:OTHERS": "torch has one profiler, whose functions are wrapped",

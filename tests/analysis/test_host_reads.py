@@ -21,7 +21,7 @@ class Clipped(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters."""
         for group in self.param_groups:
             for p in group["params"]:

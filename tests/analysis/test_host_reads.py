@@ -82,7 +82,7 @@ def test_what_a_closure_reads_counts(make: Any, tmp_path: Path) -> None:
     model, x = nn.Linear(8, 2), torch.ones(4, 8)
     optimizer = make(model.parameters(), lr=0.1)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()

@@ -42,7 +42,7 @@ def prime(*, whole: bool = False) -> None:
     if profiler_active():
         return  # other code profiles the session; each test reports that
     with muted(2), kineto_quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.11 warns of every first session, also of this
+        warnings.simplefilter("ignore")  # a warning of torch's must not end the session as an error
         older = torch.ones(1)
         before = threads_now()
         profiler = new_session()

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from gpu_payloads import catalog, recording
-from support.gpu import needs_gpu
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = needs_gpu
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from support.cupti import CUPTI, needs_cupti
-from support.gpu import needs_gpu
 from support.outcomes import Session, same, session
 from support.seen import show
 
-pytestmark = [needs_gpu, pytest.mark.thorough]
+pytestmark = [pytest.mark.gpu, pytest.mark.thorough]
 
 HEAD = """
     import contextlib

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.gpu import needs_gpu
 from support.gpu_sources import HEAD, counts, values
 from support.outcomes import same, session
 from support.seen import show
 
-pytestmark = [needs_gpu, pytest.mark.thorough]
+pytestmark = [pytest.mark.gpu, pytest.mark.thorough]
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from support.gpu import needs_gpu
 from support.gpu_sources import HEAD, counts, values
 from support.outcomes import same
 from support.seen import show
 
-pytestmark = [needs_gpu, pytest.mark.thorough]
+pytestmark = [pytest.mark.gpu, pytest.mark.thorough]
 
 # -------------------------------------------------------------------- compiled code
 

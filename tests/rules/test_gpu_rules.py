@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from labelled import corpus, on_device
-from support.gpu import needs_gpu
 from support.sessions import run
 
 from pytest_torchprof.rules.engine.registry import CODES, RULES
@@ -21,7 +20,7 @@ ELSEWHERE = {"exposed-communication", "small-collectives", "blocking-collective"
 ENOUGH = 3
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", on_device.cases(), ids=lambda case: f"{case.rule}:{case.name}")
 def test_a_rule_matches_a_live_example_as_often_as_it_says(case: Case, tmp_path: Path) -> None:
@@ -30,7 +29,7 @@ def test_a_rule_matches_a_live_example_as_often_as_it_says(case: Case, tmp_path:
     assert [] == ran.problems
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.thorough
 @pytest.mark.parametrize("theme", sorted(corpus.themes()))
 def test_no_rule_raises_on_what_the_cpu_s_examples_do_on_a_gpu(theme: str, tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ IN_A_SUITE = """
 """
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.thorough
 def test_a_suite_on_a_gpu_is_told_the_line_of_each_finding(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(test_it=IN_A_SUITE)

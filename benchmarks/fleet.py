@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import ROOT
+from benchmarks.processes import installed
 from benchmarks.repeated import CORPUS, printed
 
 NAME = "v100_dlrm_rank0.pt.trace.json.gz"
@@ -105,14 +105,12 @@ def measure(folder: Path, command: Sequence[str], jobs: int, pairs: int) -> Iter
 
 
 def _run(arguments: Sequence[str]) -> Ran:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "pytest_torchprof", *arguments],
         capture_output=True,
         check=True,
-        env=environment,
+        env=installed(),
     )
     after = os.times()
     cpu = after.children_user - before.children_user + after.children_system

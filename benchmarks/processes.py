@@ -8,9 +8,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,12 +91,28 @@ def project(*, own_cache: bool = False, **files: str) -> Iterator[Project]:
     with TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
         if own_cache:
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            environment["PYTHONPYCACHEPREFIX"] = str(folder / "byte-code")
+            environment = cached_in(folder, environment)
         (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
         for stem, text in files.items():
             (folder / f"{stem}.py").write_text(text, "utf-8")
         yield Project(folder, environment)
+
+
+def cached_in(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """This environment, with byte code in the folder, as an installation has its own."""
+    kept = {k: v for k, v in environment.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
+
+
+@cache
+def _byte_code() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="benchmark-")
+
+
+def installed() -> dict[str, str]:
+    """An environment in which our code is found, and compiled once, not in each process."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return cached_in(Path(_byte_code().name), {**os.environ, "PYTHONPATH": path})
 
 
 def block_others() -> tuple[str, ...]:

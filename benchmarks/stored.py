@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import repeated
 from benchmarks.pairs import Row, added, paired, ratio, summarize
-from benchmarks.processes import ROOT
+from benchmarks.processes import installed
 
 #: A Python with HolisticTraceAnalysis, if this one lacks it.
 HTA_PYTHON = "TORCHPROF_BENCHMARK_HTA_PYTHON"
@@ -116,7 +116,7 @@ def _commands(large: Path, small: Path, count: int) -> Iterator[Row]:
             [(ours.wall_s, plain.wall_s) for ours, plain in samples],
             unit="s",
             goal=goal,
-            note=f"whole process; peer: one that only runs json.load{note}",
+            note=f"whole process, byte code cached; peer: one that only runs json.load{note}",
         )
         yield summarize(
             f"stored: {command}, memory",
@@ -158,14 +158,12 @@ def _run(command: Sequence[str]) -> Process:
     Raises:
         RuntimeError: its exit status is not 0.
     """
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     with TemporaryDirectory(prefix="benchmark-") as name:
         out = Path(name, "out")
         with out.open("wb") as file:
             start = time.perf_counter()
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=name
+                command, stdout=file, stderr=subprocess.STDOUT, env=installed(), cwd=name
             )
             _, status, used = os.wait4(process.pid, 0)
             wall = time.perf_counter() - start

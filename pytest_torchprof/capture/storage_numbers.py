@@ -6,9 +6,10 @@ takes as long as that file. So only captures that need them keep them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace.tensors import ListedTensors
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ class StorageNumbers:
     def __init__(self, results: Any, base_ns: int) -> None:
         self._results = results
         self._base_ns = base_ns
-        self._index: _Index | None = None
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
         """What each argument is, for operators given by their starts (ns) and names.
@@ -62,57 +62,54 @@ class StorageNumbers:
         return [None if one is None else _listed(one.typed[1].inputs) for one in found]
 
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
-        operators = self._indexed().operators
+        events = self._indexed
         for start, name in zip(starts, names, strict=True):
-            yield operators.get((int(start) + self._base_ns, name))
+            yield next(
+                (
+                    one
+                    for one in events.get(int(start) + self._base_ns, ())
+                    if one.name == name and hasattr(one.typed[1], "inputs")
+                ),
+                None,
+            )
 
     def _within(self, event: Any) -> frozenset[int]:
-        changes = self._indexed().memory.get(event.start_tid, [])
-        begin = bisect_left(changes, (event.start_time_ns,))
-        inside = changes[begin : bisect_left(changes, (event.end_time_ns + 1,), begin)]
-        # A number has one allocation, and one release.
-        freed = {number for _, number, size in inside if size <= 0}
-        return frozenset(number for _, number, size in inside if size > 0) - freed
+        begin = bisect_left(self._starts, event.start_time_ns)
+        end = bisect_right(self._starts, event.end_time_ns, begin)
+        changes = [
+            (one.start_tid, one.typed[1])
+            for start in self._starts[begin:end]
+            for one in self._indexed[start]
+        ]
+        kept, freed = set[int](), set[int]()
+        for thread, change in changes:
+            # Without an id nothing took it. A number has one allocation, and one release.
+            known = thread == event.start_tid and getattr(change, "alloc_size", 0)
+            if known and change.id is not None:
+                (kept if change.alloc_size > 0 else freed).add(int(change.allocation_id))
+        return frozenset(kept - freed)
 
-    def _indexed(self) -> _Index:
-        if self._index is None:
-            self._index = _indexed(self._results.experimental_event_tree())
-        return self._index
+    @cached
+    def _indexed(self) -> dict[int, list[Any]]:
+        """The events of the profiler's tree by start, an outer one before those below it.
 
+        What is below an event need not run within it. Torch puts the thread of backward passes
+        below what is open in the forward one when the first pass begins, and keeps it there. That
+        may be what a region runs on the device. When it ends, torch ends an operator that began
+        meanwhile, too. Source: build_tree in torch/csrc/profiler/collection.cpp.
+        """
+        events = dict[int, list[Any]]()
+        todo = list(self._results.experimental_event_tree())
+        while todo:
+            event = todo.pop()
+            # Each attribute of an event costs half a microsecond or more, so no other one is read.
+            events.setdefault(event.start_time_ns, []).append(event)
+            todo += event.children
+        return events
 
-class _Index(NamedTuple):
-    """The events of the profiler's tree, without its nesting.
-
-    What is below an event need not run within it. Torch puts the thread of backward passes below
-    what is open in the forward one when the first pass begins, and keeps it there. That may be what
-    a region runs on the device. When it ends, torch ends an operator that began meanwhile, too.
-    Source: build_tree in torch/csrc/profiler/collection.cpp.
-    """
-
-    #: By start and name; the outer one of two.
-    operators: dict[tuple[int, str], Any]
-    #: By thread: when memory is allocated or freed, its number, its bytes (< 0 if freed).
-    memory: dict[int, list[tuple[int, ...]]]
-
-
-def _indexed(roots: Iterable[Any]) -> _Index:
-    operators = dict[tuple[int, str], Any]()
-    memory = dict[int, list[tuple[int, ...]]]()
-    todo = list(roots)
-    while todo:
-        event = todo.pop()
-        fields = event.typed[1]
-        if hasattr(fields, "alloc_size"):
-            if fields.id is not None:  # else nothing took it
-                change = event.start_time_ns, int(fields.allocation_id), fields.alloc_size
-                memory.setdefault(event.start_tid, []).append(change)
-            continue
-        if hasattr(fields, "inputs"):
-            operators.setdefault((event.start_time_ns, event.name), event)
-        todo += event.children
-    for changes in memory.values():
-        changes.sort()
-    return _Index(operators, memory)
+    @cached
+    def _starts(self) -> list[int]:
+        return sorted(self._indexed)
 
 
 def _taken(argument: Any) -> Taken:

@@ -149,6 +149,35 @@ def of_rules(metric: str, rules: Iterable[str]) -> str:
     return f"{metric}[rule={','.join(rules)}]"
 
 
+class Range(Sendable, frozen=True):
+    """The accepted values of a metric that varies, both ends included."""
+
+    low: Number
+    high: Number
+
+    @classmethod
+    def of(cls, *values: Number) -> Range:
+        """The smallest range that holds these values.
+
+        >>> Range.of(3, 1, 2)
+        Range(low=1, high=3)
+        """
+        return cls(min(values), max(values))
+
+
+class Unstable(Sendable, frozen=True):
+    """What two profiled runs of one test differ in.
+
+    ``ranges`` are those of metrics, by label, with their ``units``, and ``operators`` those of
+    operators' calls. ``drawn``: the seeds differed, and what the test draws depends on them.
+    """
+
+    ranges: Mapping[str, Range]
+    units: Mapping[str, str]
+    operators: Mapping[str, Range]
+    drawn: bool
+
+
 class Verdict(Frozen, frozen=True):
     """One metric of one test against its baseline and its limits, with the numbers.
 
@@ -157,7 +186,7 @@ class Verdict(Frozen, frozen=True):
     multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
     lower bound, and already over the limit or what was accepted. ``region``: it is of that one.
     ``source``: where the limit stands, if not in a marker. ``own``: what is declared of the metric,
-    if it is the user's own.
+    if it is the user's own. ``baseline_range``: what is accepted, if that varies.
     """
 
     metric: str
@@ -175,6 +204,7 @@ class Verdict(Frozen, frozen=True):
     region: str | None = None
     source: str = ""
     own: OwnMetric | None = None
+    baseline_range: Range | None = None
 
     @property
     def limited(self) -> bool:
@@ -213,7 +243,8 @@ class Record(Sendable, frozen=True):
     ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
     over. ``strict``: it fails for ``--torchprof-strict`` alone. ``regions`` are those that the test
     has named. ``message``: with which the plugin failed the test. ``ranks`` are the metrics of each
-    process, by rank or number, if there were several.
+    process, by rank or number, if there were several. ``unstable``: what a run with another seed
+    differs in, if there was one.
     """
 
     nodeid: str
@@ -228,6 +259,7 @@ class Record(Sendable, frozen=True):
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
     message: str | None = None
     ranks: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    unstable: Unstable | None = None
 
 
 class Profile(Frozen, frozen=True):
@@ -263,35 +295,6 @@ class Profile(Frozen, frozen=True):
 
 #: Between the instruction sets of CPUs that have the same numbers.
 CPU_SEPARATOR = ", "
-
-
-class Range(Sendable, frozen=True):
-    """The accepted values of a metric that varies, both ends included."""
-
-    low: Number
-    high: Number
-
-    @classmethod
-    def of(cls, *values: Number) -> Range:
-        """The smallest range that holds these values.
-
-        >>> Range.of(3, 1, 2)
-        Range(low=1, high=3)
-        """
-        return cls(min(values), max(values))
-
-
-class Unstable(Sendable, frozen=True):
-    """What two profiled runs of one test differ in.
-
-    ``ranges`` are those of metrics, by label, with their ``units``, and ``operators`` those of
-    operators' calls. ``drawn``: the seeds differed, and what the test draws depends on them.
-    """
-
-    ranges: Mapping[str, Range]
-    units: Mapping[str, str]
-    operators: Mapping[str, Range]
-    drawn: bool
 
 
 class Baseline(Frozen, frozen=True):

@@ -18,7 +18,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own_metrics import metric_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import RegionRecord
+    from pytest_torchprof.core.results import RegionRecord, Unstable
     from pytest_torchprof.core.samples import Sample
 
 REPORT_SCHEMA = "torchprof-report/1"
@@ -38,6 +38,7 @@ def test_of(record: Record) -> dict[str, Any]:
         **({} if record.message is None else {"message": record.message}),
         **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
         **({"ranks": dict(map(_rank, record.ranks.items()))} if record.ranks else {}),
+        **({"unstable": _unstable(record.unstable)} if record.unstable else {}),
     }
 
 
@@ -73,6 +74,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "class": metric.klass,
             **({} if verdict.own is None else {"better": metric.better}),
             "baseline": verdict.baseline,
+            **_baseline_range(verdict),
             "limit": verdict.limit,
             **({} if verdict.least is None else {"least": verdict.least}),
             "status": verdict.status,
@@ -82,6 +84,20 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),
         }
     return metrics
+
+
+def _baseline_range(verdict: Verdict) -> dict[str, list[Number]]:
+    known = verdict.baseline_range
+    return {} if known is None else {"baseline_range": [known.low, known.high]}
+
+
+def _unstable(found: Unstable) -> dict[str, Any]:
+    """Metrics and operators' calls of two runs with different seeds, where they differ."""
+    return {
+        "drawn": found.drawn,
+        "metrics": {label: [one.low, one.high] for label, one in found.ranges.items()},
+        "operators": {name: [one.low, one.high] for name, one in found.operators.items()},
+    }
 
 
 def _bound(verdict: Verdict) -> dict[str, Number]:

@@ -294,13 +294,15 @@ def _against_accepted(
         verdict = Verdict(metric.name, value, "ok", accepted)
         return _of_time(metric, verdict, profile, baseline, policy)
     reference = within(baseline, metric.name, value, accepted)
+    known = range_of(baseline, metric.name, accepted)
     status = _against(value, reference, metric.tolerance, better=metric.better)
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
         status = "advisory"
-    elif status != "ok" and (known := range_of(baseline, metric.name, accepted)) is not None:
+    elif status != "ok" and known is not None:
         note = outside(known, metric.unit)
-    return Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
+    verdict = Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
+    return verdict if known is None else replace(verdict, baseline_range=known)
 
 
 def _of_time(

@@ -64,9 +64,17 @@ def test_accepting_stores_ranges_and_names_what_varies_and_why(pytester: pytest.
     )
     assert lines[same + 1].startswith("  test_it.py::test_counts: ops 16 to 24, ")
 
+    varies = {test: found.get("unstable", {}) for test, found in accepted.tests.items()}
+    assert [low, high] == varies["test_draws"]["metrics"]["ops"]
+    assert [True, False] == [varies[test]["drawn"] for test in ("test_draws", "test_counts")]
+    assert [2, 3] == varies["test_counts"]["operators"]["aten::ones"]
+    assert not any(varies[test] for test in steady)
+
     again = run(pytester, "--torchprof")
     assert {"ok"} == set(again.statuses.values()), again.out
     assert "1 test varies" not in again.out
+    assert [low, high] == again.metric("ops", "test_draws")["baseline_range"]
+    assert "baseline_range" not in again.metric("ops", "test_is_steady")
 
 
 def test_a_regression_beyond_the_range_is_found(pytester: pytest.Pytester) -> None:

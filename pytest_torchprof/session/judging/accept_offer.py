@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.own_metrics import OwnMetric  # noqa: TC001 - msgspec reads it
-from pytest_torchprof.core.results import (
-    Baseline,  # noqa: TC001 - msgspec reads it
-    Unstable,  # noqa: TC001 - msgspec reads it
-)
+from pytest_torchprof.core.results import Baseline  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.structs import Sendable
 
 
@@ -16,7 +13,7 @@ class Offer(Sendable, frozen=True):
 
     ``times_changed``: its times replace the accepted ones. ``edits`` are inline expectations to
     rewrite. ``dropped`` are metrics of which only a lower bound is known, above the accepted value.
-    ``own`` are the metrics that the user has defined. ``unstable``: what varies.
+    ``own`` are the metrics that the user has defined.
     """
 
     path: str
@@ -27,4 +24,3 @@ class Offer(Sendable, frozen=True):
     edits: tuple[Edit, ...] = ()
     dropped: tuple[str, ...] = ()
     own: tuple[OwnMetric, ...] = ()
-    unstable: Unstable | None = None

@@ -105,7 +105,6 @@ class Judge:
                 tuple(edits),
                 tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
                 tuple(compared.profile.own.values()),
-                verdict.unstable,
             )
         record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
         return Judgement(record, offer, message, (*faults, *kept.faults))
@@ -260,4 +259,5 @@ def _record(
             for name, region in regions.items()
         },
         ranks=profile.ranks if profile is not None else {},
+        unstable=verdict.unstable,
     )

@@ -75,8 +75,9 @@ class Results:
     @property
     def unstable_lines(self) -> list[str]:
         """The tests whose numbers vary, in lines."""
-        offers = self._offers.items()
-        if not (found := {test: o.unstable for test, o in offers if o.unstable is not None}):
+        records = {test: self._records[test] for test in self._offers}
+        found = {test: one.unstable for test, one in records.items() if one.unstable}
+        if not found:
             return []
         from pytest_torchprof.render.unstable_tests import unstable_tests
 

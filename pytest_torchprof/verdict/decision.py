@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 #: 25 % still catches nearly every slowdown of 50 %. Source: measured, see docs/time-in-ci.md.
 TIME_TOLERANCE = 0.25
 
-
 #: Nothing of its name ran, or nothing was recorded there.
 _NOT_RUN = DID_NOT_RUN | frozenset(
     {
@@ -301,8 +300,8 @@ def _against_accepted(
         status = "advisory"
     elif status != "ok" and known is not None:
         note = outside(known, metric.unit)
-    verdict = Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
-    return verdict if known is None else replace(verdict, baseline_range=known)
+    verdict = Verdict(metric.name, value, status, accepted, tolerance=metric.tolerance, reason=note)
+    return replace(verdict, baseline_range=known)
 
 
 def _of_time(

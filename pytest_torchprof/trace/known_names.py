@@ -57,8 +57,12 @@ H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; grouped, torch writes it with a star.
 STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
-#: torch's own annotations, which it recorded as operators until 2021.
-TORCH_MARK = late(r"(ProfilerStep\*?|Optimizer\.\w+|enumerate\(DataLoader\))#")
+#: torch's own annotations that it may record as operators: until 2021, and of a compiled graph's
+#: call without shapes, or with all threads profiled. Source: RecordFunctionFast_enter in
+#: torch/csrc/profiler/python/init.cpp, which reads the scope only with the inputs of this thread.
+TORCH_MARK = late(
+    r"(?:ProfilerStep\*?|Optimizer\.\w+|enumerate\(DataLoader\))#|## Call CompiledFxGraph "
+)
 #: Printable, but special within JSON or in the encoding of names.
 _ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")

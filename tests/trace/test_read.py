@@ -158,6 +158,7 @@ def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
     [
         "ProfilerStep#3",
         "Optimizer.step#SGD.step",
+        "## Call CompiledFxGraph f2p2cq ##",
         "Optimizer.zero_grad#SGD.zero_grad",
         "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     ],

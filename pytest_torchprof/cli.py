@@ -257,7 +257,9 @@ COMMANDS = (
             *FLEET,
         ),
     ),
-    *distributed_commands(TRACES, STEP, STEP_NAME, SORT, LIMIT, FORMAT, RANK),
+    *distributed_commands(
+        TRACES, STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK, *FLEET, merge=MERGE
+    ),
     Command(
         "report",
         "commands.report:run_report",

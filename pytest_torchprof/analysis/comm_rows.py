@@ -13,6 +13,7 @@ from pytest_torchprof.analysis.comm_sizes import comm_sizes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pytest_torchprof.analysis.rank_calls import RankCalls
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -62,11 +63,10 @@ class CollectiveRow:
     wait_ms: float | None
 
 
-def collective_rows(trace: Events, earliest_ns: Ints | None = None) -> list[CollectiveRow]:
+def collective_rows(trace: Events) -> list[CollectiveRow]:
     """The rows of the selected calls, the longest first; those of unknown length come last.
 
-    ``earliest_ns``: of each call, the wait of the rank that began it first, -1 if unknown; see
-    `rank_waits`.
+    ``wait_ms`` is None: one trace does not tell it, see `waits_by_row`.
     """
     calls, sizes = comm_calls(trace), comm_sizes(trace)
     groups: dict[tuple[str, str, str, int], list[int]] = {}
@@ -82,7 +82,6 @@ def collective_rows(trace: Events, earliest_ns: Ints | None = None) -> list[Coll
         total_ns = int(duration[at].sum())
         carried = size * len(at) if size >= 0 else None
         rate = carried / total_ns if carried and timed and total_ns else None
-        waits = None if earliest_ns is None else earliest_ns[at]
         rows.append(
             CollectiveRow(
                 operation,
@@ -94,12 +93,34 @@ def collective_rows(trace: Events, earliest_ns: Ints | None = None) -> list[Coll
                 total_ns / 1e6 if timed else None,
                 rate,
                 _bus(operation, sizes.ranks[at], rate),
-                None if waits is None or (waits < 0).any() else int(waits.sum()) / 1e6,
+                None,
             )
         )
     return sorted(
         rows, key=lambda row: -1.0 if row.total_ms is None else row.total_ms, reverse=True
     )
+
+
+#: What tells the rows of a trace apart.
+ROW_KEY: Final = ("operation", "group", "size", "dtype")
+
+
+def waits_by_row(calls: RankCalls, earliest_ns: Ints) -> dict[tuple[object, ...], float | None]:
+    """The ``wait_ms`` of the rows of these calls, by the fields of `ROW_KEY`.
+
+    ``earliest_ns``: of each call, the wait of the rank that began it first, -1 if unknown; see
+    `RankWaits`.
+    """
+    found: dict[tuple[object, ...], float | None] = {}
+    numbers: dict[tuple[object, ...], list[int]] = {}
+    for number, kind in enumerate(calls.kinds):
+        size = kind.size if kind.size >= 0 else None
+        key = (kind.operation, kind.group or None, size, kind.dtype or None)
+        numbers.setdefault(key, []).append(number)
+    for row, mine in numbers.items():
+        waits = earliest_ns[np.isin(calls.kind, mine)]
+        found[row] = None if (waits < 0).any() else int(waits.sum()) / 1e6
+    return found
 
 
 def _bus(operation: str, ranks: Ints, rate: float | None) -> float | None:

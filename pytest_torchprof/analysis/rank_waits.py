@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.analysis.comm_calls import comm_calls
-from pytest_torchprof.analysis.comm_sizes import comm_sizes
+from pytest_torchprof.analysis.rank_calls import rank_calls
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
+    from pytest_torchprof.analysis.rank_calls import CallKind, RankCalls
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -25,6 +25,7 @@ TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_
 _ALIKE: Final = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 #: Only the root has what tells the dtype.
 _OF_ROOT: Final = frozenset({"gather", "scatter"})
+_OF_TWO: Final = frozenset({"send", "receive"})
 #: Enough for the clocks of ranks that share no group, but are linked by others.
 _ROUNDS: Final = 50
 #: If ends on the clocks of hosts are apart by this many times more than on a clock for each rank,
@@ -38,7 +39,7 @@ Signature: TypeAlias = "tuple[str, str, int | None]"
 class Matched(Frozen, frozen=True):
     """The collectives of one group that its ranks have in common, in order.
 
-    ``ranks`` are those with a trace; ``call`` has the index in `comm_calls` of each rank's, one row
+    ``ranks`` are those with a trace; ``call`` has the index in `RankCalls` of each rank's, one row
     per collective and one column per rank; ``begin`` and ``end`` are ns since the first event of
     the job, by the recorded clocks, -1 if unknown.
     """
@@ -92,6 +93,11 @@ class RankWaits(Frozen, frozen=True):
 
 
 def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
+    """Compare the collectives of these ranks of one job; see `waits_between`."""
+    return waits_between({rank: rank_calls(trace) for rank, trace in traces.items()})
+
+
+def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
     """Compare the collectives of these ranks of one job.
 
     Collectives match by group and order. Clocks of hosts differ, so each host's is shifted until
@@ -99,14 +105,14 @@ def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
     `TOGETHER` end at about the same time. A trace without its host's name has a clock of its own. A
     rank waits from its own begin until the last begin, and no longer than the collective lasts.
     """
-    ranks = tuple(sorted(traces))
-    matched, mismatches = match(traces)
-    together = [_together(traces, one) for one in matched]
-    shift = _clock_shifts(traces, together)
+    ranks = tuple(sorted(by_rank))
+    matched, mismatches = match(by_rank)
+    together = [_together(by_rank, one) for one in matched]
+    shift = _clock_shifts(by_rank, together)
     column = {rank: i for i, rank in enumerate(ranks)}
     wait = np.zeros((len(ranks), len(ranks)), np.int64)
     last, met = np.zeros((2, len(ranks)), np.int64)
-    earliest = {rank: np.full(len(comm_calls(traces[rank])), -1, np.int64) for rank in ranks}
+    earliest = {rank: np.full(len(by_rank[rank]), -1, np.int64) for rank in ranks}
     for one in together:
         if not len(one.call):
             continue
@@ -133,51 +139,61 @@ def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
     )
 
 
-def match(traces: Mapping[int, Events]) -> tuple[list[Matched], tuple[Mismatch, ...]]:
+def match(by_rank: Mapping[int, RankCalls]) -> tuple[list[Matched], tuple[Mismatch, ...]]:
     """The collectives of each group with several of these ranks, and what does not match."""
-    rows: dict[str, dict[int, list[int]]] = {}
+    rows: dict[str, dict[int, Ints]] = {}
     signatures: dict[str, dict[int, list[Signature]]] = {}
     labels: dict[str, str] = {}
-    for rank, trace in sorted(traces.items()):
-        calls, sizes = comm_calls(trace), comm_sizes(trace)
-        chosen = np.flatnonzero(~np.isin(calls.operation, ["send", "receive"]))
-        for i in chosen.tolist():
-            key = sizes.key[i]
-            labels[key] = sizes.group[i]
-            rows.setdefault(key, {}).setdefault(rank, []).append(i)
-            operation = calls.operation[i]
-            size = int(sizes.size[i]) if operation in _ALIKE else None
-            signature = operation, "" if operation in _OF_ROOT else sizes.dtype[i], size
-            signatures.setdefault(key, {}).setdefault(rank, []).append(signature)
-    zero = min((_zero(trace) + int(trace.ts[0]) for trace in traces.values() if len(trace)),
-               default=0)  # fmt: skip
+    for rank, calls in sorted(by_rank.items()):
+        told = [_signature(kind) for kind in calls.kinds]
+        for key, numbers in _by_group(calls.kinds).items():
+            labels[key] = calls.kinds[numbers[0]].group
+            rows.setdefault(key, {})[rank] = at = np.flatnonzero(np.isin(calls.kind, numbers))
+            own = [told[number] for number in calls.kind[at].tolist()]
+            signatures.setdefault(key, {})[rank] = own
+    begun = [calls.base_ns + calls.first_ns for calls in by_rank.values()
+             if calls.first_ns is not None]  # fmt: skip
+    zero = min(begun, default=0)
     matched, mismatches = list[Matched](), list[Mismatch]()
-    for key, by_rank in signatures.items():
-        if len(by_rank) < 2:
+    for key, each in signatures.items():
+        if len(each) < 2:
             continue
-        usual = _usual(by_rank)
+        usual = _usual(each)
         kept = dict[int, int]()  # rank: how many of its calls come before those in common
-        for rank, own in by_rank.items():
+        for rank, own in each.items():
             if (offset := _offset(own, usual)) is not None:
                 kept[rank] = offset
             else:
                 mismatches.append(_difference(rank, labels[key], own, usual))
         if len(kept) < 2:
             continue
-        count = min(len(usual), *(len(by_rank[rank]) - before for rank, before in kept.items()))
-        call = np.stack([
-            np.array(rows[key][rank], np.int64)[before : before + count]
-            for rank, before in kept.items()
-        ], axis=1)  # fmt: skip
+        count = min(len(usual), *(len(each[rank]) - before for rank, before in kept.items()))
+        call = np.stack(
+            [rows[key][rank][before : before + count] for rank, before in kept.items()], axis=1
+        )
         begin, end = (
             np.stack([
-                _since(zero, traces[rank], getattr(comm_calls(traces[rank]), which)[call[:, i]])
+                _since(zero, by_rank[rank], getattr(by_rank[rank], which)[call[:, i]])
                 for i, rank in enumerate(kept)
             ], axis=1)
             for which in ("begin", "end")
         )  # fmt: skip
         matched.append(Matched(labels[key], tuple(kept), call, begin, end))
     return matched, tuple(mismatches)
+
+
+def _by_group(kinds: Sequence[CallKind]) -> dict[str, list[int]]:
+    """The numbers of these kinds, by the key of their group, in which all ranks take part."""
+    found: dict[str, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        if kind.operation not in _OF_TWO:
+            found.setdefault(kind.key, []).append(number)
+    return found
+
+
+def _signature(kind: CallKind) -> Signature:
+    size = kind.size if kind.operation in _ALIKE else None
+    return kind.operation, "" if kind.operation in _OF_ROOT else kind.dtype, size
 
 
 def _usual(by_rank: Mapping[int, list[Signature]]) -> list[Signature]:
@@ -213,10 +229,11 @@ def _difference(rank: int, group: str, own: list[Signature], usual: list[Signatu
     )
 
 
-def _together(traces: Mapping[int, Events], matched: Matched) -> Matched:
+def _together(by_rank: Mapping[int, RankCalls], matched: Matched) -> Matched:
     """Only collectives of `TOGETHER` whose times are known."""
-    operation = comm_calls(traces[matched.ranks[0]]).operation
-    chosen = np.array([operation[i] in TOGETHER for i in matched.call[:, 0].tolist()], bool)
+    calls = by_rank[matched.ranks[0]]
+    together = np.array([kind.operation in TOGETHER for kind in calls.kinds], bool)
+    chosen = together[calls.kind[matched.call[:, 0]]]
     chosen &= (matched.begin >= 0).all(axis=1) & (matched.end >= 0).all(axis=1)
     return Matched(
         matched.group,
@@ -227,13 +244,13 @@ def _together(traces: Mapping[int, Events], matched: Matched) -> Matched:
     )
 
 
-def _clock_shifts(traces: Mapping[int, Events], matched: list[Matched]) -> Ints:
+def _clock_shifts(by_rank: Mapping[int, RankCalls], matched: list[Matched]) -> Ints:
     """What to add to the clock of each rank, in order, so that collectives end together.
 
     Ranks of one host have one clock, unless the ends say that several hosts have the name.
     """
-    ranks = sorted(traces)
-    hosts = [_host(traces[rank]) or rank for rank in ranks]
+    ranks = sorted(by_rank)
+    hosts = [by_rank[rank].host or rank for rank in ranks]
     alone = _shifts(ranks, list(range(len(ranks))), matched)
     if len({*hosts}) == len(ranks):
         return alone
@@ -277,17 +294,5 @@ def _apart(ranks: list[int], shift: Ints, matched: list[Matched]) -> float:
     return float(np.median(np.concatenate(spread))) if spread else 0.0
 
 
-def _host(trace: Events) -> str:
-    """The name of its host, "" if unknown."""
-    name = trace.metadata.get("host_name")
-    return name if isinstance(name, str) else ""
-
-
-def _zero(trace: Events) -> int:
-    """When the trace's clock began, in ns since the epoch, if it says so."""
-    base = trace.metadata.get("baseTimeNanoseconds")
-    return base if type(base) is int else 0
-
-
-def _since(zero: int, trace: Events, times: Ints) -> Ints:
-    return np.where(times < 0, -1, times + (_zero(trace) - zero))
+def _since(zero: int, calls: RankCalls, times: Ints) -> Ints:
+    return np.where(times < 0, -1, times + (calls.base_ns - zero))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.comm_rows import CollectiveRow, collective_rows
+from pytest_torchprof.analysis.comm_rows import (
+    ROW_KEY,
+    CollectiveRow,
+    collective_rows,
+    waits_by_row,
+)
 from pytest_torchprof.analysis.comm_sizes import comm_sizes
 from pytest_torchprof.analysis.gaps import device_time_gap
-from pytest_torchprof.analysis.rank_waits import rank_waits
-from pytest_torchprof.commands.inputs import load_steps, notes_of
-from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.analysis.rank_calls import rank_calls
+from pytest_torchprof.analysis.rank_waits import waits_between
+from pytest_torchprof.commands.merged import COLLECTIVES, show_merged
+from pytest_torchprof.commands.parts import ask, at_steps, part_of
+from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.rank_texts import compared
 from pytest_torchprof.render.reason_texts import in_words
@@ -18,35 +25,46 @@ from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
 
-    from pytest_torchprof.analysis.rank_waits import RankWaits
+    from pytest_torchprof.analysis.rank_calls import RankCalls
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.parts import Body
+    from pytest_torchprof.commands.printing import Table
 
 
 def run_collectives(options: Namespace) -> int:
     """Calls that communicate with other ranks."""
-    ranks = load_steps(options, options.traces)
-    found = waits_of(ranks)
-    earliest = {} if found is None else found.earliest_ns
-    by_trace = {id(trace): earliest.get(rank) for rank, trace in ranks.items()}
+    parts = ask(options, "commands.collectives:collectives_part")
+    tables: dict[int, Table] = parts.each("table")
+    calls: dict[int, RankCalls] = parts.each("calls")
+    found = waits_between(calls) if len(parts) > 1 and not parts.apart else None
+    notes = parts.notes
+    if found is not None:
+        for rank, table in tables.items():
+            waits = waits_by_row(calls[rank], found.earliest_ns[rank])
+            for row in table.rows:
+                row["wait_ms"] = waits[tuple(row[field] for field in ROW_KEY)]
+        notes += compared(found)
+    if options.merge:
+        return parts.status(
+            show_merged(options, parts, COLLECTIVES, tables, order="total_ms", notes=notes)
+        )
+    return parts.status(show_tables(options, parts, tables, order="total_ms", notes=notes))
 
-    def rows(trace: Trace) -> Rows[CollectiveRow]:
-        unknown = [] if _bytes_gap(trace) is None else ["bytes"]
-        made = collective_rows(trace.events, by_trace[id(trace)])
-        unknown += ["total_ms"] if any(row.total_ms is None for row in made) else []
-        return Rows(made, fields_of(CollectiveRow), unknown)
 
-    notes = notes_of(ranks, _nothing, _sizes_note, _times_note, _groups_note)
-    notes += [] if found is None else [*compared(found)]
-    return ranks_table(options, ranks, rows, order="total_ms", notes=notes)
-
-
-def waits_of(ranks: Ranks) -> RankWaits | None:
-    """The waits of ranks for one another, if these are several ranks of one job."""
-    if len(ranks) < 2 or ranks.apart:
-        return None
-    return rank_waits({rank: trace.events for rank, trace in ranks.items()})
+def collectives_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace: its rows, without waits, and the calls that tell these."""
+    trace = at_steps(trace, settings)
+    made = collective_rows(trace.events)
+    unknown = [] if _bytes_gap(trace) is None else ["bytes"]
+    unknown += ["total_ms"] if any(row.total_ms is None for row in made) else []
+    return part_of(
+        trace,
+        [_nothing(trace), _sizes_note(trace), _times_note(trace), _groups_note(trace)],
+        table=table_of(Rows(made, fields_of(CollectiveRow), unknown)),
+        calls=rank_calls(trace.events),
+    )
 
 
 def _nothing(trace: Trace) -> str:

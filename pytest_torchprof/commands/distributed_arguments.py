@@ -5,15 +5,15 @@ from __future__ import annotations
 from pytest_torchprof.commands.parsing import Add, Command
 
 
-def distributed_commands(*shared: Add) -> tuple[Command, ...]:
-    """The commands, with the arguments that they share with others."""
+def distributed_commands(*shared: Add, merge: Add) -> tuple[Command, ...]:
+    """The commands, with the arguments that they share with others; ``merge``: that of rows."""
     return (
         Command(
             "collectives",
             "commands.collectives:run_collectives",
-            "TRACE…",
+            "TRACE… [--merge]",
             "calls that communicate: bytes, time, bandwidth, and the wait for the last rank",
-            shared,
+            (*shared, merge),
         ),
         Command(
             "ranks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.analysis.comm_rows import ROW_KEY
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
 from pytest_torchprof.commands.printing import OK, show, sorted_rows
 from pytest_torchprof.core.units import plural
@@ -38,6 +39,15 @@ FINDINGS: Final = Merging(
 #: Peaks of different traces are at different moments, so the largest is told, not a sum.
 MEMORY: Final = Merging(
     keys=("device", "operator"), spread="bytes", largest=("peak_bytes", "bytes", "count")
+)
+#: Each rank that meets at a call has the same wait.
+COLLECTIVES: Final = Merging(
+    keys=ROW_KEY,
+    spread="total_ms",
+    sums=("calls", "bytes", "total_ms"),
+    largest=("wait_ms",),
+    weighted=("algbw_gb_per_s", "busbw_gb_per_s"),
+    weight="total_ms",
 )
 METRICS: Final = Merging(keys=("metric",), spread="value", sums=("value",))
 BREAKDOWN: Final = Merging(

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 _MAGIC = b"PAR1"
 #: Suffixes of fields with fractions. All other numbers are whole, unless a row has a fraction.
 _FRACTIONS = ("_ms", "_us", "_pct", "_per_s", "share", "value", "intensity", "waves", "tail")
-_WHOLE = ("bytes", "flops", "calls", "count", "gaps", "traces", "rank", "step", "modules")
+_WHOLE = (
+    "bytes",
+    "flops",
+    "calls",
+    "count",
+    "gaps",
+    "traces",
+    "rank",
+    "step",
+    "modules",
+    "size",
+)
 _TRUTHS = ("accepted",)
 _LARGEST = 2**63
 #: Of a file that could not be read, the only columns with a value.

@@ -196,8 +196,12 @@ def _claim(file: _File, *, look_inside: bool) -> int | None:
 
 def rank_source(trace: Events) -> RankSource:
     """What tells the rank of this trace."""
-    path = Path(trace.source)
-    if rank_of(trace.metadata) is not None:
+    return rank_source_of(rank_of(trace.metadata), Path(trace.source))
+
+
+def rank_source_of(own: int | None, path: Path) -> RankSource:
+    """The same of a trace at this path, whose metadata has the rank ``own``."""
+    if own is not None:
         return "metadata"
     if _rank_in(path.name) is not None:
         return "file name"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from pytest_torchprof.analysis.comm_time import RankTime, rank_time
-from pytest_torchprof.analysis.rank_waits import RankWaits, rank_waits
+from pytest_torchprof.analysis.rank_calls import RankCalls, rank_calls
+from pytest_torchprof.analysis.rank_waits import RankWaits, waits_between
 from pytest_torchprof.core.reasons import Reason
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.structs import Frozen
@@ -78,22 +79,54 @@ class RankTable(Frozen, frozen=True):
     found: RankWaits | None
 
 
+class RankPart(Frozen, frozen=True):
+    """What the table needs of one rank; it can be sent.
+
+    ``times`` is why they are unknown, if they are. ``peak_bytes`` and ``comm_bytes`` are None if
+    unknown.
+    """
+
+    times: RankTime | Reason
+    peak_bytes: int | None
+    comm_bytes: int | None
+    calls: RankCalls
+
+
+def rank_part(trace: Events) -> RankPart:
+    """What the table needs of this rank."""
+    carried = measure(METRICS["comm_bytes"], trace)
+    return RankPart(
+        rank_time(trace),
+        _peak(trace),
+        None if isinstance(carried, MissingValue) else int(carried),
+        rank_calls(trace),
+    )
+
+
 def rank_table(traces: Mapping[int, Events], *, one_job: bool = True) -> RankTable:
+    """The table of these ranks; see `rank_table_of`."""
+    parts = {rank: rank_part(trace) for rank, trace in traces.items()}
+    return rank_table_of(parts, one_job=one_job)
+
+
+def rank_table_of(parts: Mapping[int, RankPart], *, one_job: bool = True) -> RankTable:
     """The table of these ranks; ``one_job``: whether their collectives are the same ones."""
-    found = rank_waits(traces) if one_job and len(traces) > 1 else None
-    ranks = sorted(traces)
+    calls = {rank: part.calls for rank, part in parts.items()}
+    found = waits_between(calls) if one_job and len(parts) > 1 else None
+    ranks = sorted(parts)
     unknown, on_host = dict[int, Reason](), list[int]()
     rows, fields = dict[int, RankRow](), {name: dict[int, float]() for name in _BALANCED}
     waited_for = dict.fromkeys(ranks, 0.0)
     waits = list[WaitRow]()
     if found is not None:
         for column, rank in enumerate(found.ranks):
-            waited_for[rank] = int(found.wait_ns[:, column].sum()) / 1e6
-            for row, other in enumerate(found.ranks):
-                if ns := int(found.wait_ns[row, column]):
-                    waits.append(WaitRow(other, rank, ns / 1e6))
+            waiting = found.wait_ns[:, column]
+            waited_for[rank] = int(waiting.sum()) / 1e6
+            for row in waiting.nonzero()[0].tolist():
+                waits.append(WaitRow(found.ranks[row], rank, int(waiting[row]) / 1e6))
     for number, rank in enumerate(ranks):
-        times, peak = rank_time(traces[rank]), _peak(traces[rank])
+        part = parts[rank]
+        times = part.times
         if isinstance(times, Reason):
             unknown[rank] = times
         elif not times.on_device:
@@ -109,11 +142,10 @@ def rank_table(traces: Mapping[int, Events], *, one_job: bool = True) -> RankTab
             _ms(times, "exposed_ns"),
             _ms(times, "idle_ns"),
             wait,
-            peak,
+            part.peak_bytes,
         )
-        carried = measure(METRICS["comm_bytes"], traces[rank])
-        sent = None if isinstance(carried, MissingValue) else carried
-        for name, value in zip(_BALANCED, (rows[rank].compute_ms, peak, sent), strict=True):
+        balanced = (rows[rank].compute_ms, part.peak_bytes, part.comm_bytes)
+        for name, value in zip(_BALANCED, balanced, strict=True):
             if value is not None:
                 fields[name][rank] = value
     order = sorted(ranks, key=lambda rank: (-waited_for[rank], -(rows[rank].span_ms or 0), rank))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,22 @@ from pytest_torchprof.cli import COMMANDS
 if TYPE_CHECKING:
     from support.command_line import Say
 
+    from pytest_torchprof.commands.parsing import Command
+
 #: Commands that print a table of many traces.
-TABLES = ("summary", "steps", "idle", "ops", "kernels", "lint", "memory")
-#: Those that can add them up.
-MERGING = tuple(name for name in TABLES if name != "steps")
+TABLES = (
+    "summary",
+    "steps",
+    "idle",
+    "ops",
+    "kernels",
+    "lint",
+    "memory",
+    "collectives",
+    "ranks",
+)
+#: Those that can add them up; `test_ranks` has those of jobs.
+MERGING = ("summary", "idle", "ops", "kernels", "lint", "memory")
 FORMATS = ("table", "json", "csv", "markdown")
 
 
@@ -37,8 +51,19 @@ def document(say: Say, *words: str | Path) -> dict[str, Any]:
 
 
 def test_every_table_command_takes_the_options_of_many_traces() -> None:
-    named = [command.name for command in COMMANDS if command.name in TABLES]
-    assert set(TABLES) == set(named)
+    taking = {
+        command.name
+        for command in COMMANDS
+        if {"--jobs", "--dask", "--no-cache"} <= _options_of(command)
+    }
+    assert set(TABLES) == taking
+
+
+def _options_of(command: Command) -> set[str]:
+    parser = argparse.ArgumentParser()
+    for add in command.arguments:
+        add(parser)
+    return {*re.findall(r"--[a-z-]+", parser.format_usage())}
 
 
 def test_a_glob_is_a_folder_and_fills_the_cache(say: Say, own_cache: Path) -> None:
@@ -173,7 +198,7 @@ def test_traces_in_an_archive_are_read_by_their_url(say: Say) -> None:
 @pytest.mark.thorough
 def test_notes_on_many_traces_are_few(say: Say) -> None:
     save_ranks(Path("job"), 12)
-    for command in TABLES[2:]:
+    for command in TABLES[2:7]:
         _, out, _ = say(command, "job", "--limit", "3")
         assert out.count("\n") < 130, command
     _, out, _ = say("memory", "job")

@@ -178,6 +178,65 @@ def test_every_format_has_the_same_rows(say: Say, command: str) -> None:
     assert "rank" in printed["markdown"][1]
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "torchprof" / "parts"
+
+
+@pytest.mark.parametrize("command", ["collectives", "ranks"])
+@pytest.mark.parametrize("kind", ["ddp", "pipeline"])
+def test_what_was_found_in_each_trace_is_compared_as_the_traces_are(
+    say: Say, command: str, kind: str, own_cache: Path
+) -> None:
+    """Notes, waits, and shifts of clocks included, and again from the cache."""
+    words = (command, RECORDED / kind, "--format", "json")
+    whole = say(*words)
+    assert whole == say(*words, "--jobs", "1")
+    assert 2 == len([*own_cache.iterdir()])
+    assert whole == say(*words, "--jobs", "1")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", [["ranks"], ["collectives"], ["collectives", "--merge"]])
+def test_workers_print_what_one_process_prints(say: Say, words: list[str], tmp_path: Path) -> None:
+    """To the last digit, files that are none included."""
+    folder = job(tmp_path / "job")
+    (folder / "rank3.json").write_text("{")
+    words = [*words, str(folder), "--no-cache", "--format", "json"]
+    one = say(*words, "--jobs", "1")
+    assert one == say(*words, "--jobs", "3")
+    assert 0 == one[0]
+    assert ["rank3.json"] == [Path(row["trace"]).name for row in json.loads(one[1])["unread"]]
+
+
+def test_merged_collectives_are_of_all_ranks(say: Say, tmp_path: Path) -> None:
+    """Calls, bytes, and times add up; each rank of a call has the same wait."""
+    (row,) = answer(say, "collectives", job(tmp_path / "job"), "--merge")["rows"]
+    assert (6, 3 * 8192, 1.8, 0.6, 3) == tuple(
+        row[field] for field in ("calls", "bytes", "total_ms", "wait_ms", "traces")
+    )
+    assert (0.2, 0.8, 0) == tuple(row[field] for field in ("min_ms", "max_ms", "max_rank"))
+    assert 3 * 8192 / 1.8e6 == pytest.approx(row["algbw_gb_per_s"])
+
+
+@pytest.mark.parametrize("command", ["collectives", "ranks"])
+def test_parquet_has_the_rows_of_json(say: Say, command: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder, target = job(tmp_path / "job"), tmp_path / "out.parquet"
+    assert (0, "", "") == say(command, folder, "--format", "parquet", "-o", target)
+    rows = answer(say, command, folder)["rows"]
+    found = parquet.read_table(target)
+    assert [{**row, "reason": None} for row in rows] == [
+        {field: value for field, value in row.items() if field != "trace"}
+        for row in found.to_pylist()
+    ]
+    whole = {"size": "int64", "calls": "int64", "peak_bytes": "int64", "wait_ms": "double"}
+    assert {name: kind for name, kind in whole.items() if name in found.column_names} == {
+        field.name: str(field.type) for field in found.schema if field.name in whole
+    }
+
+
 def test_the_python_api_has_the_same() -> None:
     traces = pytest_torchprof.load_ranks(RECORDED / "ddp")
     table = pytest_torchprof.compare_ranks(traces)

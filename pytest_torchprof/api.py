@@ -51,7 +51,6 @@ from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_r
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rows import Rows, fields_of
 from pytest_torchprof.render.short_kernel_names import short_kernels
-from pytest_torchprof.rules.engine.gathering import check_chosen
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
@@ -318,13 +317,15 @@ class Trace:
         Raises:
             SettingsError: an unknown rule or threshold, or a wrong unit.
         """
+        from pytest_torchprof.rules.engine.gathering import check_chosen  # no table needs rules
+
         found = check_chosen(self.events, ignore, thresholds, rules)
         unchecked = {code: in_words(why) for code, why in found.unchecked.items()}
         return Linted(found.counts, unchecked, found.errors, found)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
         """Anti-patterns, the costliest first; see `lint`."""
-        return Rows(check_chosen(self.events, ignore, thresholds).findings(), fields_of(Finding))
+        return Rows(self.lint(ignore, thresholds).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
         """Folded stacks, ``frame;frame value`` per line, values in whole microseconds.

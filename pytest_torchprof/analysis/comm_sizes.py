@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.comm_calls import comm_calls
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list, whole_number
 from pytest_torchprof.work.dtypes import BY_TYPE, TABLE
 
@@ -59,6 +61,8 @@ _NAMELESS: Final = ("", "undefined")
 #: No memory is as large; damaged files may say so.
 _TOO_LARGE: Final = 2**50
 _MOST_RANKS: Final = 2**31
+#: Their tensors are no lists, so that a dtype is recorded.
+_FUNCTIONAL: Final = late(r"_?c10d_functional(_autograd)?::")
 #: They carry nothing.
 _EMPTY: Final = "barrier"
 
@@ -100,15 +104,17 @@ def _sizes(trace: Events) -> CommSizes:
     own = trace.operands(calls.event)
     marks = _marks(trace, calls.event, calls.work)
     inner = trace.operands(np.maximum(marks, 0))
+    around = _functional(trace, calls.event, marks)
+    outer = trace.operands(np.maximum(around, 0))
     only = _only_group(trace.metadata)
     common = _common_ranks(trace.metadata)
     size = np.full(len(calls), -1, np.int64)
     ranks = np.zeros(len(calls), np.int64)
     dtypes, groups, keys = list[str](), list[str](), list[str]()
-    for i, (args, event, mark, operation) in enumerate(
-        zip(noted, own, inner, calls.operation, strict=True)
+    for i, (args, event, mark, functional, operation) in enumerate(
+        zip(noted, own, inner, outer, calls.operation, strict=True)
     ):
-        name = trace.names[trace.name[calls.event[i]]].rpartition("::")[2]
+        name = _short_name(trace, calls.event[i])
         group, key = args.description, f"{args.group} {args.members}".strip()
         if group in _NAMELESS:
             group = args.group
@@ -122,6 +128,8 @@ def _sizes(trace: Events) -> CommSizes:
         ]
         if marks[i] >= 0:
             known.append(_of_operands("", operation, mark, count))
+        if around[i] >= 0:
+            known.append(_of_operands(_short_name(trace, around[i]), operation, functional, count))
         elements = next((one.elements for one in known if one.elements >= 0), -1)
         dtype = next((one.dtype for one in known if one.dtype), "")
         if operation == _EMPTY:
@@ -167,6 +175,24 @@ def _marks(trace: Events, event: Ints, work: Ints) -> Ints:
             left = ~found_it & (around >= 0)
             inner, around = inner[left], trace.parent[around[left]]
     return found
+
+
+def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
+    """The functional collective around each call without an annotation, -1 for none.
+
+    Gloo's is not recorded if nobody has waited for the work before the end of the recording.
+    """
+    found = np.full(len(event), -1, np.int64)
+    missing = np.flatnonzero(mark < 0)
+    is_functional = trace.names_where(_FUNCTIONAL.match)
+    if len(missing) and is_functional.any():
+        found[missing] = nesting.nearest(is_functional, trace.parent, trace.parent[event[missing]])
+    return found
+
+
+def _short_name(trace: Events, event: np.integer[Any]) -> str:
+    name: str = trace.names[int(trace.name[event])]
+    return name.rpartition("::")[2]
 
 
 _MARKS: Final = ("nccl:", "rccl:", "xccl:", "gloo:", "mpi:", "ucc:")

@@ -21,7 +21,6 @@ from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import streams
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.ranks import read_job
@@ -317,6 +316,8 @@ def warn(message: str) -> None:
 
 def rule_book() -> Mapping[str, Rule]:
     """All rules: built-in ones and those of installed packages."""
+    from pytest_torchprof.rules.engine.gathering import gather  # other tables need no rules
+
     book = gather()
     for error in book.errors:
         warn(error)

@@ -91,8 +91,9 @@ class Compared(Frozen, frozen=True):
 
     @property
     def has_places(self) -> bool:
-        """Whether there is anything to locate."""
-        bad = [v.metric for v in self.all_verdicts if v.status in ("regressed", "over_budget")]
+        """Whether there is anything to locate: of fewer calls than before, those that are left."""
+        failing = ("regressed", "over_budget", *["improved"] * self.policy.strict)
+        bad = [v.metric for v in self.all_verdicts if v.status in failing]
         explained = any(metric in _HAS_PLACES for metric in bad)
         return explained or bool(new_findings(self.profile, self.baseline))
 

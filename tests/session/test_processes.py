@@ -12,7 +12,6 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from support.jobs import COMM_BYTES, FLOPS, JOBS
 from support.sessions import accept, read_baseline, run
 
 import pytest_torchprof
@@ -269,44 +268,6 @@ def test_however_a_process_starts(way: str, pytester: pytest.Pytester, temporary
     assert {"passed": 1} == ran.outcomes, ran.out
     assert 3 * PRODUCT == ran.metric("flops", "test_it")["value"]
     assert [] == _left(temporary)
-
-
-JOB = """
-    import os
-    import pytest, torch
-    import torch.multiprocessing
-    from support.jobs import rank_of_job
-
-    torch.set_num_threads(1)
-
-    def start(tmp_path, job, ranks, how="fork"):
-        torch.multiprocessing.start_processes(
-            rank_of_job, (job, ranks, str(tmp_path / "store")), nprocs=ranks, start_method=how
-        )
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_adds_up_to_what_is_counted_by_hand(
-    job: str, ranks: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FLOPs of each rank, and their sum."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
-    pytester.makepyfile(
-        test_it=f"{JOB}\n    def test_it(tmp_path): start(tmp_path, {job!r}, {ranks})\n"
-    )
-    ran = run(pytester, "--torchprof", "--torchprof-rounds=0", subprocess=True)
-    assert {"passed": 1} == ran.outcomes, ran.out
-    each = FLOPS[job](ranks)
-    found = ran.tests["test_it"]["ranks"]
-    assert {"main": 0, **{str(rank): each for rank in range(ranks)}} == {
-        label: metrics["flops"]["value"] for label, metrics in found.items()
-    }
-    assert ranks * each == ran.metric("flops", "test_it")["value"]
-    if (payload := COMM_BYTES.get(job)) is not None:
-        assert ranks * payload(ranks) == ran.metric("comm_bytes", "test_it")["value"]
 
 
 @pytest.mark.thorough

@@ -15,6 +15,7 @@ from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.fleet.cache import Cache, content_digest
+from pytest_torchprof.fleet.memory import give_back_memory
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 from pytest_torchprof.trace.read import peek, read_trace
@@ -107,6 +108,7 @@ def answer(question: Question, source: Source, progress: ReadProgress | None = N
     finally:
         if source.size > _LARGE_BYTES:
             gc.collect()  # a trace and what was derived from it refer to each other
+            give_back_memory()
     claim = claim if part.own_rank is None else part.own_rank
     return Answer(claim, part, cached=cached)
 
@@ -132,6 +134,8 @@ def _part(
 
 def _made(question: Question, source: Source, path: Path, progress: ReadProgress | None) -> Part:
     events = with_source(read_trace(path, progress=progress), source=source.shown)
+    if source.size > _LARGE_BYTES:
+        give_back_memory()
     function: Callable[[Trace, Mapping[str, Any]], Any]
     function = resolve_name(f"pytest_torchprof.{question.function}")
     body = function(Trace(events, Path(source.shown)), question.settings)

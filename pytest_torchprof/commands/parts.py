@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -189,7 +189,9 @@ def _answers(
         return
     from pytest_torchprof.fleet.workers import Workers
 
-    with tempfile.TemporaryDirectory(prefix="torchprof-") as room:
+    # For copies, which a worker that is killed leaves there.
+    copies = any(source.remote for source in sources)
+    with tempfile.TemporaryDirectory(prefix="torchprof-") if copies else nullcontext() as room:
         workers = Workers(question._replace(room=room), sources, jobs)
         yield _counted(workers.answers(), sources, progress)
 

@@ -107,7 +107,7 @@ def _extra(parts: Parts, table: RankTable) -> TableRow:
     """What JSON has beside the rows."""
     found = table.found
     extra: TableRow = {
-        "waits": [dataclasses.asdict(row) for row in table.waits],
+        "waits": [{**vars(row)} for row in table.waits],  # up to a million of a thousand ranks
         "imbalance": [dataclasses.asdict(row) for row in table.imbalance],
         "collectives_compared": None if found is None else found.collectives,
     }

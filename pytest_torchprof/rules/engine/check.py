@@ -140,7 +140,7 @@ def check(
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = wants_module_calls = False
-    missing = _missing(trace)
+    missing = trace.once(_missing)
     candidates = _candidates(every, on_request, present(trace), frozenset(missing))
     for one in candidates:
         rule, values = one.rule, _values(one, thresholds) if thresholds else one.defaults
@@ -208,9 +208,9 @@ def nothing_seen(trace: Events) -> Reason | None:
 
 def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
-    if rule.needs and (need := _first(rule.needs, missing := _missing(trace))) is not None:
-        return missing[need]
-    return _unready(trace, rule)
+    missing = trace.once(_missing)
+    need = _first(rule.needs, missing)
+    return _unready(trace, rule) if need is None else missing[need]
 
 
 def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
@@ -227,7 +227,9 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
 
 def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
     """The need that is reported, of those that are missing."""
-    return next((need for need in NEEDS if need in needs and need in missing), None)
+    if needs.isdisjoint(missing):
+        return None
+    return next(need for need in NEEDS if need in needs and need in missing)
 
 
 def _unready(trace: Events, rule: Rule) -> Reason | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: As plain numbers, which numpy compares four times as fast.
 OPERATOR: Final = int(Kind.OP)
 ANNOTATION: Final = int(Kind.ANNOTATION)
+_MARKS: Final = frozenset({OPERATOR, ANNOTATION})
 
 
 class Names:
@@ -219,9 +220,9 @@ def selected_operators(trace: Events, *names: Name) -> Ints:
 def marks_named(trace: Events, *names: Name) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
-    if not len(rows):
-        return rows
     kind = trace.kind[rows]
+    if _MARKS.issuperset(kind.tolist()):  # mostly
+        return rows
     found: Ints = rows[(kind == OPERATOR) | (kind == ANNOTATION)]
     return found
 

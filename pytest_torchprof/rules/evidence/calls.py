@@ -66,16 +66,18 @@ def are_called(trace: Events, rows: Ints) -> Bools:
 
 
 def _closed(trace: Events) -> Bools:
-    """For each event, whether nothing nested in it was called by code outside torch."""
-    closed = named(trace, _CLOSED)
-    closed &= are_operators(trace)[:-1]
+    """For each event, whether nothing nested in it was called by code outside torch; the extra last
+    entry, index -1, is false.
+    """
+    closed = are_operators(trace).copy()
+    closed[:-1] &= named(trace, _CLOSED)
     closed[events_named(trace, _LIBRARY)] = True
     return closed
 
 
 def are_closed(trace: Events, rows: Ints) -> Bools:
     """Which of these events contain nothing called by code outside torch."""
-    return trace.once(_closed)[rows] & (rows >= 0)
+    return trace.once(_closed)[rows]
 
 
 def in_backward(trace: Events, rows: Ints) -> Bools:

@@ -15,7 +15,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.known_names import STEP
-from pytest_torchprof.trace.name_index import OPERATOR, Names, events_named
+from pytest_torchprof.trace.name_index import OPERATOR, Names, communicates, events_named
 from pytest_torchprof.trace.tree import within_named
 from pytest_torchprof.work.categories import operator_category
 
@@ -53,6 +53,8 @@ def _sized(trace: Events) -> Reason | None:
     from pytest_torchprof.analysis.comm_calls import comm_calls
     from pytest_torchprof.analysis.comm_sizes import comm_sizes
 
+    if not communicates(trace):
+        return None
     size = comm_sizes(trace).size
     if not len(size) or (size >= 0).any():
         return None

@@ -176,9 +176,10 @@ def recompile(trace: Events) -> Matches:
     when the model is built.
     """
     if trace.facts.compiled is not None:
-        known = trace.once(compile_counts.recompilations).rows
-        noted = trace.facts.recompilations if known else None
-        rows = [row for row in _after_the_first(noted or ()) if row.cause != "grad mode"]
+        if not trace.once(compile_counts.recompilations).rows:
+            return NO_MATCHES
+        noted = trace.facts.recompilations or ()
+        rows = [row for row in _after_the_first(noted) if row.cause != "grad mode"]
         found = _matches(trace, rows)
         fixes = [_FIXES.get(row.cause or "", _VARIES) for row in rows]
         return replace(found, fix=fixes) if rows else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.rules.evidence.optimizer_steps import OptimizerStep
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
 
 #: Classes that take ``fused=True``; others raise. Adagrad's was CPU-only for a long time.
 #: Source: ``fused`` in torch/optim, 2.6 to 2.13.
@@ -226,10 +228,15 @@ def _arguments(
     all operators.
     """
     once = UPDATES[step.known or ""][0]
-    updates = [at for at, call in enumerate(step.calls) if call == once]
-    some = range(0, len(step.rows), 1 + len(step.rows) // _SOME)
-    raws = trace.args[step.rows[[*updates, *some]]].tolist()
-    return raws[: len(updates)], raws[len(updates) :]
+    updates = _positions(step.calls, once)
+    some = step.rows[:: 1 + len(step.rows) // _SOME]
+    return trace.args[step.rows[updates]].tolist(), trace.args[some].tolist()
+
+
+@lru_cache(maxsize=100)
+def _positions(calls: tuple[str, ...], once: str) -> Ints:
+    """Where an operator is among calls; cached, because the steps of a test call the same."""
+    return np.array([at for at, call in enumerate(calls) if call == once], np.int64)
 
 
 def _occurs(word: bytes, raws: Sequence[bytes | None]) -> bool:

@@ -31,8 +31,8 @@ from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.trace.name_index import Names, are_named, events_named, operators_named
-from pytest_torchprof.trace.tree import are_free
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.trace.tree import free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -259,9 +259,9 @@ def _is_by_tensor(trace: Events, rows: Ints) -> bool:
 
 
 def _loops(trace: Events, least: int) -> Iterator[_Loop]:
-    some = events_named(trace, WRITES, MAKES, NORM)
-    some = some[trace.selection[some]]
-    if np.count_nonzero(are_free(trace, some)) < least:
+    some = free(trace)
+    some = some[are_named(trace, some, WRITES, MAKES, NORM)]
+    if np.count_nonzero(trace.selection[some]) < least:
         return
     rows = calls(trace)
     rows = rows[trace.selection[rows]]

@@ -73,6 +73,8 @@ _MAKERS: Final = Names(
 )
 #: A tensor in double precision among the types of operands.
 _DOUBLE: Final = b'"double"'
+#: In a trace with more events, all of its text is searched first.
+_MANY: Final = 2000
 #: torch's numbers for float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
 _FLOAT32, _FLOAT64 = "6", "7"
 #: The saved share of an operator's time in double precision: half the bytes, half the lanes.
@@ -153,7 +155,7 @@ def float64(trace: Events, *, elements: float) -> Matches:
     loss = criterion(model(images - mean), target)
     ```
     """
-    if not trace.args.may_contain(_DOUBLE):
+    if len(trace) > _MANY and not trace.args.may_contain(_DOUBLE):
         return NO_MATCHES
     doubles = _doubles(trace)
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
@@ -198,8 +200,7 @@ def _doubles(trace: Events) -> Ints:
     # Most operators are directly in torch's own: only those left are looked at.
     rows = may_be_called(trace)
     rows = rows[trace.selection[rows]]
-    args = trace.args[rows].tolist()
-    doubles = rows[[raw is not None and _DOUBLE in raw for raw in args]]
+    doubles = rows[trace.args[rows].containing(_DOUBLE)]
     return doubles[are_called(trace, doubles)] if len(doubles) else doubles
 
 

@@ -58,7 +58,7 @@ _LEAVE_OUT: Final = (
     fix=_READ_LATE,
     triggers=r"\w*Synchronize|\w*Memcpy|Memcpy (DtoH|DeviceToHost|D2M)",
     ready=_has_accelerator,
-    blind=waits_gap,
+    blind=_knows_waits,
 )
 def host_sync(trace: Events) -> Matches:
     """The host waits for the device, to read a value or by request.

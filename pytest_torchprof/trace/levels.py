@@ -16,6 +16,7 @@ from pytest_torchprof.trace.name_index import (
     are_named,
     count,
     events_named,
+    operators_between,
     operators_named,
 )
 from pytest_torchprof.trace.tree import has_frames, outermost, within
@@ -65,6 +66,11 @@ def compiled(trace: Events, rows: Ints) -> Bools:
 def engine_steps(trace: Events) -> Ints:
     """The autograd engine's steps, in time order."""
     return trace.once(operators_named, _ENGINE)
+
+
+def engine_steps_between(trace: Events, start: int, stop: int) -> Ints:
+    """Those of the autograd engine's steps from one event up to another one, in time order."""
+    return operators_between(trace, start, stop, _ENGINE)
 
 
 def are_engine_steps(trace: Events, operators: Ints) -> Bools:

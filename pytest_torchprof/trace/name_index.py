@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: As plain numbers, which numpy compares four times as fast.
 OPERATOR: Final = int(Kind.OP)
 ANNOTATION: Final = int(Kind.ANNOTATION)
-_IS_MARK: Final = np.isin(np.arange(len(Kind)), (OPERATOR, ANNOTATION))
+_MARKS: Final = frozenset({OPERATOR, ANNOTATION})
 
 
 class Names:
@@ -140,6 +140,11 @@ def count(trace: Events, *names: Name) -> int:
     return sum([index.counts[i] for i in numbers]) if numbers else 0
 
 
+def numbers_of(trace: Events, *names: Name) -> Sequence[int]:
+    """The numbers of such names, in order."""
+    return _index(trace).vocabulary.numbers(names)
+
+
 def _index(trace: Events) -> _Index:
     index: _Index | None = vars(trace).get("_by_name")
     if index is None or index.looks != len(_ALL):  # more expressions may have been added
@@ -159,7 +164,9 @@ class _Index:
         #: How many events have each name.
         self.counts: Final[list[int]] = np.bincount(trace.name, minlength=len(names)).tolist()
         self._name: Final = trace.name
-        self.is_operator: Final = trace.kind == OPERATOR
+        #: For each event whether it is an operator; the extra last entry, index -1, is false.
+        self.is_operator: Final = np.zeros(len(trace) + 1, bool)
+        np.equal(trace.kind, OPERATOR, out=self.is_operator[:-1])
 
     @cached
     def _ordered(self) -> tuple[Ints, list[int]]:
@@ -186,6 +193,17 @@ def events_named(trace: Events, *names: Name) -> Ints:
     return _index(trace).events(names)
 
 
+def operators_between(trace: Events, start: int, stop: int, *names: Name) -> Ints:
+    """Operators from one event up to another one, in time order."""
+    index = _index(trace)
+    numbers, marked = index.vocabulary.look_up(names)
+    if not numbers:
+        return _NONE
+    rows = marked[trace.name[start:stop]].nonzero()[0]
+    rows += start
+    return rows[index.is_operator[rows]] if len(rows) else rows
+
+
 def operators_named(trace: Events, *names: Name) -> Ints:
     """Operators, in time order."""
     index = _index(trace)
@@ -202,7 +220,19 @@ def selected_operators(trace: Events, *names: Name) -> Ints:
 def marks_named(trace: Events, *names: Name) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
-    return rows[_IS_MARK[trace.kind[rows]]] if len(rows) else rows
+    kind = trace.kind[rows]
+    if _MARKS.issuperset(kind.tolist()):  # mostly
+        return rows
+    found: Ints = rows[(kind == OPERATOR) | (kind == ANNOTATION)]
+    return found
+
+
+def are_operators(trace: Events) -> Bools:
+    """For each event whether it is an operator; the extra last entry, index -1, is false.
+
+    It is shared, and not to be written to.
+    """
+    return _index(trace).is_operator
 
 
 def named(trace: Events, *names: Name) -> Bools:

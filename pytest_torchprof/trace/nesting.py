@@ -62,15 +62,23 @@ def enclosing(
 
 def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     """Which of these events are nested in a root, at any depth."""
+    first = int(roots.argmax())  # what encloses an event comes before it
     at = parent[events]
-    found = roots[at] & (at >= 0)  # mostly the parent is one already
-    todo = ((at >= 0) & ~found).nonzero()[0]
+    near = at >= first
+    found = roots[at]  # mostly the parent is one already
+    found &= near
+    near ^= found
+    todo = near.nonzero()[0]
     at = at[todo]
     while len(todo):
         at = parent[at]
-        hit = roots[at] & (at >= 0)
+        left = (at >= first).nonzero()[0]
+        if not len(left):
+            break
+        todo, at = todo[left], at[left]
+        hit = roots[at]
         found[todo[hit]] = True
-        left = (at >= 0) & ~hit
+        left = (~hit).nonzero()[0]
         todo, at = todo[left], at[left]
     return found
 

@@ -12,8 +12,9 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
+    are_named,
+    are_operators,
     events_named,
-    operators_named,
 )
 
 if TYPE_CHECKING:
@@ -80,41 +81,50 @@ def are_free(trace: Events, rows: Ints) -> Bools:
     return trace.once(_are_free)[rows]
 
 
+def free(trace: Events) -> Ints:
+    """All such operators, in time order."""
+    return trace.once(_free)
+
+
 def outermost_named(trace: Events, names: Names) -> Ints:
     """All operators with such a name that are `outermost`, in time order."""
     return trace.once(_outermost_named, names)
 
 
 def _outermost_named(trace: Events, names: Names) -> Ints:
-    rows = operators_named(trace, names)
-    found: Ints = rows[are_outermost(trace, rows)]
+    rows = outermost(trace)
+    found: Ints = rows[are_named(trace, rows, names)]
     return found
 
 
 def _outermost(trace: Events) -> Ints:
-    return trace.once(_are_outermost).nonzero()[0]
+    return _on_top(are_operators(trace), trace.parent)
 
 
 def _are_outermost(trace: Events) -> Bools:
-    found: Bools = trace.kind == OPERATOR
-    rows = found.nonzero()[0]
-    found[rows] = ~nesting.below(found, trace.parent, rows)
-    return found
+    return marked(trace, outermost(trace))
+
+
+def _free(trace: Events) -> Ints:
+    operators = are_operators(trace)
+    marks = events_named(trace, _OPTIMIZER)
+    if not len(marks):
+        return outermost(trace)
+    hide = operators.copy()
+    hide[marks] = True
+    rows = _on_top(hide, trace.parent)
+    return rows[operators[rows]]
 
 
 def _are_free(trace: Events) -> Bools:
-    found = trace.once(_are_outermost)
-    marks = events_named(trace, _OPTIMIZER)
-    if not len(marks):
-        return found
-    found, optimizer = found.copy(), marked(trace, marks)
-    rows = found.nonzero()[0]
-    above = trace.parent[rows]
-    found[rows[optimizer[above]]] = False
-    # Only an event with a depth has more around it than its parent.
-    rows = rows[trace.depth[above] > 0]
-    if len(rows):
-        found[rows] &= ~nesting.below(optimizer, trace.parent, rows)
+    return marked(trace, free(trace))
+
+
+def _on_top(hide: Bools, parent: Ints) -> Ints:
+    """Which of these events are not nested in others of them; ``hide`` is as from `marked`."""
+    # Mostly the parent is one already, so few are looked at.
+    rows = (hide[:-1] > hide[parent]).nonzero()[0]
+    found: Ints = rows[~nesting.below(hide, parent, rows)]
     return found
 
 

@@ -27,3 +27,25 @@ def test_they_import_nothing_more() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "set()" == done.stdout.strip()
+
+
+@st.composite
+def _forests(draw: st.DrawFn) -> tuple[list[int], list[bool]]:
+    """The parent of each event, an earlier one or -1, and whether it is a root."""
+    count = draw(st.integers(1, 12))
+    parents = [draw(st.integers(-1, at - 1)) for at in range(count)]
+    return parents, draw(st.lists(st.booleans(), min_size=count, max_size=count))
+
+
+@given(_forests())
+def test_an_event_is_below_a_root_if_climbing_finds_one(
+    forest: tuple[list[int], list[bool]],
+) -> None:
+    parents, roots = forest
+
+    def climbs(event: int) -> bool:
+        above = parents[event]
+        return above >= 0 and (roots[above] or climbs(above))
+
+    found = nesting.below(np.array(roots), np.array(parents), np.arange(len(parents)))
+    assert [climbs(event) for event in range(len(parents))] == found.tolist()

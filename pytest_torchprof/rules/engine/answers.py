@@ -28,8 +28,15 @@ _COLUMNS: Final = (
     ("parts", ""),
     ("last", "iu"),
 )
-_TEXTS: Final = frozenset({"message", "fix", "location"})
+#: Of columns of texts, what each may be.
+_TEXTS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "message": str,
+    "fix": str,
+    "location": (str, type(None)),
+}
 _WANTED = "Matches, or the indices of events"
+#: Matches of which each is looked at by itself.
+_FEW: Final = 50
 
 
 class AnswerError(TypeError):
@@ -110,7 +117,7 @@ def _column(values: list[Any]) -> np.ndarray[Any, Any]:
 
 def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     """Raise an error for a column of a wrong type or length, or an event that does not exist."""
-    events = np.asarray(found.event)
+    events = _array(found.event)
     if events.ndim != 1 or events.dtype.kind not in "iu":
         what = f"Matches with events of {events.ndim} dimensions and type {events.dtype}"
         raise AnswerError(find, what, "one column of whole numbers")
@@ -124,11 +131,11 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
         if len(column) != count:
             what = f"{count} events, but {len(column)} values of {name}"
             raise AnswerError(find, what, "one value for each event")
-        if kinds and (kind := np.asarray(column).dtype).kind not in kinds:
+        if kinds and (kind := _array(column).dtype).kind not in kinds:
             numbers = "numbers" if "f" in kinds else "whole numbers"
             raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")
         if name in _TEXTS:
-            allowed = str | None if name == "location" else str
+            allowed = _TEXTS[name]
             wrong = [text for text in column if not isinstance(text, allowed)]
             if wrong:
                 raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
@@ -137,9 +144,23 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     last = () if found.last is None else (found.last,)
     if last or found.parts:
         events = np.concatenate([events, *last, *(found.parts or ())])
-    if len(events) and ((least := int(events.min())) < -1 or events.max() >= length):
-        wrong_event = least if least < -1 else int(events.max())
+    least, most = _range(events)
+    if least < -1 or most >= length:
+        wrong_event = least if least < -1 else most
         raise AnswerError(find, f"the event {wrong_event}", f"events from 0 to {length - 1}, or -1")
+
+
+def _range(numbers: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The least and the largest of these; both -1 if there are none."""
+    if not len(numbers):
+        return -1, -1
+    # Of few numbers, Python finds them sooner.
+    some = numbers.tolist() if len(numbers) < _FEW else [int(numbers.min()), int(numbers.max())]
+    return min(some), max(some)
+
+
+def _array(column: object) -> np.ndarray[Any, Any]:
+    return column if isinstance(column, np.ndarray) else np.asarray(column)
 
 
 def _shown(value: object) -> str:

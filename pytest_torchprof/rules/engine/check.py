@@ -130,20 +130,21 @@ def check(
 
     ``thresholds``: rule → name → value, for values other than the default.
     """
-    wanted = _wanted(trace, rules, ignore)
+    every = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
+    on_request = "host_reads" in (trace.facts.asked or ())
     if (gap := nothing_seen(trace)) is not None:
-        return Checked(trace, {}, {rule.code: gap for rule in wanted})
+        return Checked(trace, {}, {rule.code: gap for rule in _wanted(every, on_request)})
     _protect(trace)
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = wants_module_calls = False
-    missing = _missing(trace)
-    candidates = _candidates(wanted, present(trace), frozenset(missing))
+    missing = trace.once(_missing)
+    candidates = _candidates(every, on_request, present(trace), frozenset(missing))
     for one in candidates:
-        rule, values = one.rule, _values(one, thresholds)
-        triggered = one.triggered and _occur(trace, one, values)
+        rule, values = one.rule, _values(one, thresholds) if thresholds else one.defaults
+        triggered = one.triggered and not (one.several and not _occur(trace, one.several, values))
         if not triggered and rule.blind is None:
             continue
         try:
@@ -152,7 +153,7 @@ def check(
                 if triggered:
                     unchecked[rule.code] = why
                 continue
-            if rule.blind is not None and (blind := trace.once(rule.blind)) is not None:
+            if rule.blind is not None and (blind := rule.blind(trace)) is not None:
                 partly[rule.code] = reason_of(blind, rule.blind)
             if not triggered:
                 continue
@@ -181,17 +182,9 @@ def _protect(trace: Events) -> None:
         column.setflags(write=False)
 
 
-def _wanted(trace: Events, rules: Iterable[Rule], ignore: Collection[str]) -> tuple[Rule, ...]:
-    """The rules to check, without those that are ignored, or that the test does not ask for."""
-    wanted = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
-    return wanted if "host_reads" in (trace.facts.asked or ()) else _usual(wanted)
-
-
-@lru_cache(maxsize=100)
-def _usual(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Without those that only some tests ask for; the same object if there are none."""
-    usual = tuple(rule for rule in rules if not rule.on_request)
-    return rules if len(usual) == len(rules) else usual
+def _wanted(rules: tuple[Rule, ...], on_request: bool) -> list[Rule]:
+    """Those to check: some only where the test asks for them."""
+    return [rule for rule in rules if on_request or not rule.on_request]
 
 
 def _unsettled(
@@ -215,9 +208,9 @@ def nothing_seen(trace: Events) -> Reason | None:
 
 def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
-    if rule.needs and (need := _first(rule.needs, missing := _missing(trace))) is not None:
-        return missing[need]
-    return _unready(trace, rule)
+    missing = trace.once(_missing)
+    need = _first(rule.needs, missing)
+    return _unready(trace, rule) if need is None else missing[need]
 
 
 def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
@@ -234,7 +227,9 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
 
 def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
     """The need that is reported, of those that are missing."""
-    return next((need for need in NEEDS if need in needs and need in missing), None)
+    if needs.isdisjoint(missing):
+        return None
+    return next(need for need in NEEDS if need in needs and need in missing)
 
 
 def _unready(trace: Events, rule: Rule) -> Reason | None:
@@ -259,11 +254,14 @@ class _Candidate(NamedTuple):
 
 @lru_cache(maxsize=100)
 def _candidates(
-    rules: tuple[Rule, ...], there: AbstractSet[Names], missing: AbstractSet[RuleNeed]
+    rules: tuple[Rule, ...],
+    on_request: bool,
+    there: AbstractSet[Names],
+    missing: AbstractSet[RuleNeed],
 ) -> list[_Candidate]:
     """The rules that names do not rule out, in order: all that a trace of such names is asked."""
     found = []
-    for rule in rules:
+    for rule in _wanted(rules, on_request):
         least = {names_of(one): many for one, many in rule.least.items()}
         triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
         if triggered or (rule.blind is not None and lacks is None):
@@ -273,17 +271,17 @@ def _candidates(
     return found
 
 
-def _values(
-    one: _Candidate, thresholds: Mapping[str, Mapping[str, float]] | None
-) -> Mapping[str, float]:
+def _values(one: _Candidate, thresholds: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
     """Its thresholds."""
-    own = thresholds.get(one.rule.code) if thresholds else None
+    own = thresholds.get(one.rule.code)
     return {**one.defaults, **own} if own else one.defaults
 
 
-def _occur(trace: Events, one: _Candidate, values: Mapping[str, float]) -> bool:
+def _occur(
+    trace: Events, several: Sequence[tuple[Names, float | str]], values: Mapping[str, float]
+) -> bool:
     """Whether enough events have such names."""
-    for names, least in one.several:
+    for names, least in several:
         if count(trace, names) < int(values[least] if isinstance(least, str) else least):
             return False
     return True

@@ -114,7 +114,7 @@ def attentions(trace: Events, least_bytes: float, length: float) -> list[Attenti
 
 
 def _attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
-    if count(trace, PRODUCT) < 2 or not count(trace, SOFTMAX):
+    if not count(trace, SOFTMAX) or count(trace, PRODUCT) < 2:
         return []
     softmax = selected_operators(trace, SOFTMAX)
     if not len(softmax):

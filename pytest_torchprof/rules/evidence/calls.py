@@ -12,8 +12,11 @@ from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
     are_named,
+    are_operators,
+    events_named,
     marks_named,
     named,
+    operators_named,
 )
 from pytest_torchprof.trace.tree import within
 
@@ -41,16 +44,15 @@ def called(trace: Events) -> Bools:
 
 
 def _called(trace: Events) -> Bools:
-    found = named(trace, _CALLED)
-    found &= trace.kind == OPERATOR
-    rows = found.nonzero()[0]
+    found = np.zeros(len(trace), bool)
+    rows = operators_named(trace, _CALLED)
     found[rows] = ~nesting.below(trace.once(_closed), trace.parent, rows)
     return found
 
 
 def may_be_called(trace: Events) -> Ints:
     """All of these operators, and some others: those not directly in torch's own, in time order."""
-    rows = (named(trace, _CALLED) & (trace.kind == OPERATOR)).nonzero()[0]
+    rows = operators_named(trace, _CALLED)
     found: Ints = rows[~are_closed(trace, trace.parent[rows])]
     return found
 
@@ -64,15 +66,18 @@ def are_called(trace: Events, rows: Ints) -> Bools:
 
 
 def _closed(trace: Events) -> Bools:
-    """For each event, whether nothing nested in it was called by code outside torch."""
-    closed = named(trace, _CLOSED)
-    closed &= trace.kind == OPERATOR
-    return closed | named(trace, _LIBRARY)
+    """For each event, whether nothing nested in it was called by code outside torch; the extra last
+    entry, index -1, is false.
+    """
+    closed = are_operators(trace).copy()
+    closed[:-1] &= named(trace, _CLOSED)
+    closed[events_named(trace, _LIBRARY)] = True
+    return closed
 
 
 def are_closed(trace: Events, rows: Ints) -> Bools:
     """Which of these events contain nothing called by code outside torch."""
-    return trace.once(_closed)[rows] & (rows >= 0)
+    return trace.once(_closed)[rows]
 
 
 def in_backward(trace: Events, rows: Ints) -> Bools:

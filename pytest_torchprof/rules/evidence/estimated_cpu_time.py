@@ -11,7 +11,7 @@ from pytest_torchprof.analysis.live_bytes import ALLOCATORS
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.name_index import OPERATOR, count
+from pytest_torchprof.trace.name_index import are_operators, count
 from pytest_torchprof.trace.tree import outermost
 from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.views import IDLE
@@ -52,9 +52,9 @@ def guessed(trace: Events, *names: Names) -> Reason | None:
 
 
 def _estimate(trace: Events) -> float:
-    operators = trace.selection & (trace.kind == OPERATOR)
+    operators = trace.selection & are_operators(trace)[:-1]
     return (
-        int(np.count_nonzero(operators[outermost(trace)])) * CALL_NS
+        int(np.count_nonzero(trace.selection[outermost(trace)])) * CALL_NS
         + int(np.count_nonzero(operators)) * _INNER_NS
         + float(op_flops(trace).sum()) * FLOP_NS
         + _allocated(trace) * BYTE_NS

@@ -15,7 +15,13 @@ from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_texts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
-from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.trace.name_index import (
+    OPERATOR,
+    Names,
+    are_named,
+    numbers_of,
+    operators_named,
+)
 from pytest_torchprof.trace.tree import outermost_named, within
 
 if TYPE_CHECKING:
@@ -157,14 +163,12 @@ def node_steps(trace: Events) -> Ints:
 
 def numbers(trace: Events, rows: Ints) -> Ints:
     """Sequence numbers, -1 for none."""
-    found = np.full(len(rows), -1, np.int64)
-    raws = trace.args[rows].tolist()
     # Operators that are called without a graph have none: to look for the word is quicker.
-    some = [at for at, raw in enumerate(raws) if raw is not None and b"Sequence number" in raw]
-    if some:
-        texts = [raws[at] for at in some]
-        found[some] = [args.sequence for args in decode_texts(AutogradArgs, texts)]
-    return found
+    raws = [
+        raw if raw is not None and b"Sequence number" in raw else None
+        for raw in trace.args[rows].tolist()
+    ]
+    return np.array([args.sequence for args in decode_texts(AutogradArgs, raws)], np.int64)
 
 
 def _last_number(trace: Events, row: int) -> int:
@@ -188,8 +192,9 @@ def all_used(trace: Events, named: Names) -> bool:
 
 def _ran(trace: Events) -> set[int]:
     rows, args = engine_nodes(trace)
-    ends = are_named(trace, rows, _GRADIENT).tolist()
-    return {-1, *(one.sequence for one, end in zip(args, ends, strict=True) if not end)}
+    ends = frozenset(numbers_of(trace, _GRADIENT))
+    names = trace.name[rows].tolist()
+    return {-1, *[one.sequence for one, name in zip(args, names, strict=True) if name not in ends]}
 
 
 def engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.levels import engine_steps, frames_around
+from pytest_torchprof.trace.levels import engine_steps_between, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.tree import has_frames, marked
 
@@ -74,13 +74,13 @@ class OptimizerStep(Frozen, frozen=True):
     name: str
     known: str | None
     rows: Ints
-    calls: Sequence[str]
+    calls: tuple[str, ...]
     took_ns: int
 
     @property
     def together(self) -> bool:
         """Whether it already uses a form for all parameters at once."""
-        return any(map(_TOGETHER.match, set(self.calls)))
+        return _are_together(self.calls)
 
     @property
     def own(self) -> bool:
@@ -90,15 +90,25 @@ class OptimizerStep(Frozen, frozen=True):
     @property
     def updated(self) -> int:
         """How many parameters a class of torch's updates one by one."""
-        if self.known is None:
-            return 0
-        if self.name != self.known and self.known in _LOOPS:
-            found = len(_LOOPS[self.known].findall(_text(self.calls)))
-            if found:
-                return found
-        once, off = UPDATES[self.known]
-        calls = list(self.calls)
-        return calls.count(once) - (calls.count(off) if off else 0)
+        return _updated(self.name, self.known, self.calls)
+
+
+@lru_cache(maxsize=100)
+def _are_together(calls: tuple[str, ...]) -> bool:
+    return any(map(_TOGETHER.match, set(calls)))
+
+
+@lru_cache(maxsize=100)
+def _updated(name: str, known: str | None, calls: tuple[str, ...]) -> int:
+    """Cached, because the steps of a test call the same."""
+    if known is None:
+        return 0
+    if name != known and known in _LOOPS:
+        found = len(_LOOPS[known].findall(_text(calls)))
+        if found:
+            return found
+    once, off = UPDATES[known]
+    return calls.count(once) - (calls.count(off) if off else 0)
 
 
 def optimizer_steps(trace: Events) -> list[OptimizerStep]:
@@ -113,7 +123,8 @@ def _steps(trace: Events) -> list[OptimizerStep]:
         return []
     named = [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
     rows, took = _called(trace, events, sparse="SGD" in named)
-    calls = [[trace.names[number] for number in trace.name[one].tolist()] for one in rows]
+    name_of = trace.names.__getitem__
+    calls = [tuple(map(name_of, trace.name[one].tolist())) for one in rows]
     found = [
         name if name in UPDATES else None if name in _NO_FORM else _by_loop(names)
         for name, names in zip(named, calls, strict=True)
@@ -150,21 +161,20 @@ def _called(trace: Events, events: Ints, *, sparse: bool) -> tuple[list[Ints], l
     ts, parent = trace.ts, trace.parent
     left_out = _sparse_additions(trace) if sparse else None
     ends = ts[events] + trace.dur[events]
-    stops = ts.searchsorted(ends)
-    # With a closure, the updates follow its backward pass.
-    engine = engine_steps(trace)
-    ran, before = engine.searchsorted(stops).tolist(), engine.searchsorted(events).tolist()
+    stops = ts.searchsorted(ends).tolist()
     called: list[Ints] = []
     took: list[int] = []
-    for at, (step, stop) in enumerate(zip(events.tolist(), stops.tolist(), strict=True)):
-        closure = ran[at] > before[at]
-        since = int(engine[ran[at] - 1]) if closure else step
-        begin = since if closure else since + 1
+    for step, stop, end in zip(events.tolist(), stops, ends.tolist(), strict=True):
+        # With a closure, the updates follow its backward pass.
+        ran = engine_steps_between(trace, step, stop)
+        since, begin = (int(ran[-1]), int(ran[-1])) if len(ran) else (step, step + 1)
         mine = parent[begin:stop] == step
         if left_out is not None:
             mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
-        called.append(begin + mine.nonzero()[0])
-        took.append(int(ends[at] - ts[since]))
+        rows = mine.nonzero()[0]
+        rows += begin
+        called.append(rows)
+        took.append(end - int(ts[since]))
     return called, took
 
 

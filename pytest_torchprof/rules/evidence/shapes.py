@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.rules.evidence.calls import sizes
@@ -32,12 +33,12 @@ def mean_elements(operands: Iterable[OpArgs]) -> float:
     """The mean number of elements of these operators' first operands, without scalars; inf if
     unknown.
     """
-    known: dict[bytes, tuple[int, ...] | None] = {}
-    first = []
-    for args in operands:
-        key = bytes(args.dims)
-        if key not in known:
-            known[key] = sizes(next(iter(decode_part(key) or ()), None))
-        if shape := known[key]:
-            first.append(math.prod(shape))
+    first = [n for args in operands if (n := _elements(bytes(args.dims))) is not None]
     return sum(first) / len(first) if first else math.inf
+
+
+@lru_cache(maxsize=1000)
+def _elements(dims: bytes) -> int | None:
+    """How many elements the first operand has; None for a scalar, or if unknown."""
+    shape = sizes(next(iter(decode_part(dims) or ()), None))
+    return math.prod(shape) if shape else None

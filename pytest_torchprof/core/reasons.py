@@ -152,6 +152,9 @@ class Why(Enum):
     NO_CHIP = "no_chip"
     NO_PEAK = "no_peak"
     UNKNOWN_CHIP = "unknown_chip"
+    OTHER_CHIP = "other_chip"
+    CHIPS_DIFFER = "chips_differ"
+    CHIP_NOT_KEPT = "chip_not_kept"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"

@@ -33,7 +33,6 @@ _COLUMN_OF = {**COLUMN_OF, **ESTIMATE_COLUMN_OF}
 _MOST_METRICS = 12
 _MOST_CAUSES = 5
 
-
 #: Metrics that are broken down by name of kernel or copy.
 _BY_KERNEL = frozenset(
     {
@@ -56,6 +55,7 @@ _SENTENCES: Mapping[CauseKind, str] = {
     "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
     "metric_advises": "strict: {metric} differs from the baseline: {reason}",
     "metric_new": "strict: the baseline has no {metric}",
+    "metric_apart": "strict: {reason}",
     "improved": "strict: improved, but the improvement is not accepted",
     "no_baseline": "strict: no baseline for this environment",
     "comparison_unchecked": "strict: {metric} was compared in the test, and not measured",

@@ -53,13 +53,14 @@ class Policy(Frozen, frozen=True):
     """How strictly to compare.
 
     ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
-    instruction set decides does.
+    instruction set decides does; ``chip_note`` why bounds are not compared.
     """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
     strict: bool = False
     time_note: Reason | None = None
     cpu_note: Reason | None = None
+    chip_note: Reason | None = None
 
 
 def compare(
@@ -288,7 +289,8 @@ def _against_accepted(
         return Verdict(metric.name, value, "ok")
     if accepted is None:
         gated = policy.time == "gate" and metric.name in GATED_TIMES
-        return Verdict(metric.name, value, "new", reason=policy.time_note if gated else None)
+        note = policy.time_note if gated else policy.chip_note if metric.of_chip else None
+        return Verdict(metric.name, value, "new", reason=note)
     if metric.klass == "time":
         verdict = Verdict(metric.name, value, "ok", accepted)
         return _of_time(metric, verdict, profile, baseline, policy)

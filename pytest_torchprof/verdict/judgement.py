@@ -140,6 +140,11 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
         measured, profile = of_all(measured)
     else:
         profile = profile_of(measured)
+    if measured.trace.facts.chip is not None:
+        from pytest_torchprof.verdict.other_chip import of_this_chip
+
+        baseline, why = of_this_chip(measured, profile, baseline)
+        policy = replace(policy, chip_note=why)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     return Compared(measured, profile, baseline, policy, verdicts, regions)
@@ -218,6 +223,7 @@ def judged(
         causes,
         other
         or swapped
+        or found.policy.chip_note
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
         or not_compared(measured.unmeasured, profile)
         or measured.pairs_gap,
@@ -318,6 +324,7 @@ def _accepts(
         cpu_capability=cpu,
         unstable=ranges_of(profile, again, found.baseline),
         seed=measured.seed,
+        chip=measured.trace.facts.chip,
         draws=measured.draws,
         ranks={label: stored_numbers(own) for label, own in profile.ranks.items()},
         regions={

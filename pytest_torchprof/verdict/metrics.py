@@ -386,7 +386,7 @@ METRICS: Mapping[str, Metric] = {
              adds_up=True, on_request=True),
         _row("bound_ms", "ms", "near", "shapes operators", _estimated("bound_ms"),
              "least time of the operators on the chip of --torchprof-device, a lower bound",
-             tolerance=0.01, on_request=True),
+             tolerance=0.01, on_request=True, of_chip=True),
         _row("estimated_cuda_bytes", "B", "near", "memory", _estimated("estimated_cuda_bytes"),
              "peak of the same tensors on a device, in blocks of its caching allocator",
              tolerance=0.01, largest=True, on_request=True),

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.device_forms import ATTENTION, forms
 from pytest_torchprof.analysis.estimated_launches import on_host, units_of
 from pytest_torchprof.analysis.live_bytes import changes_of, selected
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -55,6 +57,29 @@ def estimated_peak(trace: Events) -> int:
     kept = ~_is_scratch(trace, around, row, block)
     blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
     return int(max(blocks.cumsum().max(initial=0), 0))
+
+
+def kept_for_backward(trace: Events) -> tuple[str, ...]:
+    """Operators of which the CPU keeps blocks that a device does not make: parts of wholes.
+
+    They are those with steps in the backward pass, and attention from which more than its result
+    is left.
+    """
+    whole = forms(trace)
+    found = distinct(whole.of[trace.selection[whole.of]])
+    memory = trace.memory.device(on_device=False)
+    math = whole.whole & trace.named(ATTENTION)
+    if len(memory.bytes) and math.any():
+        around = trace.enclosing(memory.event)
+        row, block, _ = changes_of(memory, selected(trace, memory), on_device=False)
+        outer = nesting.nearest(math, trace.parent, around)
+        freed = (row != block) & (block >= 0)
+        left = np.zeros(len(around), np.int64)
+        left[row[row == block]] = 1
+        left[block[freed][outer[row[freed]] == outer[block[freed]]]] = 0
+        left = np.bincount(outer[outer >= 0], left[outer >= 0], len(trace))
+        found = np.union1d(found, np.flatnonzero(left > 1))
+    return tuple(dict.fromkeys(trace.names[n] for n in trace.name[found].tolist()))
 
 
 def _is_scratch(trace: Events, around: Ints, row: Ints, block: Ints) -> Bools:

@@ -161,7 +161,8 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     fix=_KEEP_THERE,
     triggers=(
         r"aten::(_local_scalar_dense|nonzero|where|masked_select|_unique2?|unique_dim|"
-        r"unique_consecutive|unique_dim_consecutive|equal|bincount|_coalesce|one_hot|resolve_neg)$"
+        r"unique_consecutive|unique_dim_consecutive|equal|bincount|histc|_coalesce|one_hot|"
+        r"resolve_neg)$"
     ),
     gated_by="host_reads",
     on_request=True,

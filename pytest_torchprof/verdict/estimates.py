@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_bound import bound
 from pytest_torchprof.analysis.estimated_launches import estimated_launches, units_of, unknown_parts
-from pytest_torchprof.analysis.estimated_memory import estimated_peak
+from pytest_torchprof.analysis.estimated_memory import estimated_peak, kept_for_backward
 from pytest_torchprof.analysis.host_reads import host_reads as reads_of
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted_parts import reason_of
@@ -17,8 +17,10 @@ from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.work.devices.table import DEVICES
+from pytest_torchprof.work.host_reads import SILENT
 
 if TYPE_CHECKING:
+    from pytest_torchprof.analysis.uncounted_parts import UncountedPart
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.work.devices.device import Device
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
 
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
-    return _whole_or_part(trace, reads_of(trace).total)
+    parts = [part for part in unknown_parts(trace) if part.name not in SILENT]
+    return _whole_or_part(reads_of(trace).total, parts)
 
 
 def launches(trace: Events) -> Value:
     """Kernels that start at least; a lower bound of that, if some operators are unknown."""
-    return _whole_or_part(trace, estimated_launches(trace))
+    return _whole_or_part(estimated_launches(trace), unknown_parts(trace))
 
 
-def _whole_or_part(trace: Events, total: int) -> Value:
-    parts = unknown_parts(trace)
+def _whole_or_part(total: int, parts: list[UncountedPart]) -> Value:
     if not parts:
         return total
     return MissingValue(reason_of(parts, total, "1"), total or None, at_least=True)
@@ -68,12 +70,16 @@ def chip_of(trace: Events) -> Device | Reason:
 def estimated_cuda_bytes(trace: Events) -> Value:
     """The peak on a device, unless it depends on how far ahead a DataLoader's workers are.
 
+    Nor is it known where the CPU runs by parts, and keeps their results, what a device does at once.
+
     Where tensors are on a device, it is what was measured there.
     """
     if trace.memory.on_device.any():
         return usage(trace, on_device=True).peak_bytes
     if uses_workers(trace):
         return MissingValue(because(Why.WORKERS_PREFETCH))
+    if names := kept_for_backward(trace):
+        return MissingValue(because(Why.KEPT_BY_PARTS, names=names))
     return estimated_peak(trace)
 
 

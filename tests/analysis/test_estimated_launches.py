@@ -24,6 +24,10 @@ ONES, CLASSES = torch.ones(3), torch.tensor([1, 0, 2, 3])
 MASK = X > 0
 LIST = [torch.zeros(4) for _ in range(5)]
 LONG = [torch.zeros(4) for _ in range(120)]
+EYE, COMPLEX = torch.eye(3), torch.ones(2, dtype=torch.complex64)
+CELL = torch.nn.LSTMCell(5, 3)
+HEADS = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+TOKENS = torch.ones(1, 3, 8)
 WEIGHT = torch.randn(4, 5, requires_grad=True)
 
 
@@ -35,6 +39,20 @@ def step(count: int = 2, **how: Any) -> Callable[[], Any]:
     optimizer = torch.optim.Adam(weights, **how)
     optimizer.step()
     return optimizer.step
+
+
+def adagrad(count: int) -> Callable[[], Any]:
+    """A step of Adagrad on this many weights."""
+    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(count)]
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    return torch.optim.Adagrad(weights, fused=True).step
+
+
+@torch.no_grad()
+def heads() -> None:
+    """Attention with several heads, without its weights."""
+    HEADS(TOKENS, TOKENS, TOKENS, need_weights=False)
 
 
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
@@ -69,7 +87,31 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "all in one": (step(fused=True), 2),
     "many on lists": (step(80, foreach=True), 2 + 1 + 2 + 2 + 1 + 1 + 2),
     "many in one": (step(80, fused=True), 1 + 3),
-}
+    "many of Adagrad, whose counters are apart": (adagrad(80), 1 + 2),
+    # what the CPU makes of others, and a device, too
+    "draws with deviations, checked twice": (lambda: torch.normal(X, X.abs()), 1 + 7),
+    "draws with one deviation": (lambda: torch.normal(X, 1.0), 2),
+    "places": (lambda: EYE.to_sparse(), 4 + 1),
+    "a choice without replacement": (lambda: torch.multinomial(ONES, 2), 13),
+    "and with it": (lambda: torch.multinomial(ONES, 2, replacement=True), 1),
+    "all pairs compared": (lambda: torch.isin(CLASSES, CLASSES[:2]), 2),
+    # what only the CPU checks
+    "a quantile": (lambda: X.quantile(0.5), 15),
+    # nothing at all
+    "channels that are not dropped": (lambda: F.dropout2d(IMAGE, training=False), 0),
+    "alpha dropout in evaluation": (lambda: F.alpha_dropout(X, training=False), 0),
+    "a product of one": (lambda: torch.cartesian_prod(ONES), 0),
+    "axes that einsum swaps": (lambda: torch.einsum("ij->ji", X), 0),
+    "an einsum": (lambda: torch.einsum("ij,kj->ik", X, W), 1),
+    "the conjugate of a real tensor": (X.conj_physical, 0),
+    "of a complex one": (COMPLEX.conj_physical, 1),
+    # what a device does as a whole
+    "attention with dropout": (lambda: F.scaled_dot_product_attention(Q, Q, Q, None, 0.1), 1),
+    "in a type that has no fused form": (
+        lambda: F.scaled_dot_product_attention(*[Q.double()] * 3, None, 0.1), 1 + 10),
+    "a cell": (lambda: CELL(X), 1 + 3),
+    "heads in evaluation": (heads, 3),
+}  # fmt: skip
 
 
 @pytest.mark.one_in(6)
@@ -93,14 +135,20 @@ def test_an_operator_of_another_library_makes_it_a_lower_bound() -> None:
     assert "starts an unknown number of kernels" in in_words(value.reason)
 
 
-def test_another_library_s_operator_counts_by_its_parts() -> None:
-    b = TraceBuilder()
+@pytest.mark.parametrize("on_device", [False, True])
+def test_parts_of_another_library_s_operator_count_where_a_device_ran_them(
+    on_device: bool,  # noqa: FBT001 - a case
+) -> None:
+    """How it works on the CPU says nothing of a device: there, it starts one kernel at least."""
+    b = TraceBuilder("NVIDIA H100 80GB HBM3" if on_device else None)
     with b.op("mylib::step", [[4]], ["float"]):
-        with b.op("aten::relu", [[4]], ["float"]):
-            pass
-        with b.op("aten::mul", [[4], [4]], ["float", "float"]):
-            pass
-    assert 2 == measure(METRICS["launches"], parse_trace(b.to_bytes()))
+        for name in ("aten::relu", "aten::neg", "aten::exp"):
+            with b.op(name, [[4]], ["float"]):
+                if on_device:
+                    b.launch(name)
+    value = measure(METRICS["launches"], parse_trace(b.to_bytes()))
+    assert isinstance(value, MissingValue)
+    assert (3 if on_device else 1, True) == (value.at_hand, value.at_least)
 
 
 def test_code_that_was_compiled_for_the_cpu_is_not_measured() -> None:

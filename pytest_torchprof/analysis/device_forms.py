@@ -156,4 +156,5 @@ def host_only(trace: Events) -> Ints:
         trace.names[name] in _HOST_ONLY.get(trace.names[outer], ())
         for name, outer in zip(trace.name[rows].tolist(), above.tolist(), strict=True)
     ]
-    return rows[np.array(fits, bool)]
+    found: Ints = rows[np.array(fits, bool)]
+    return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_forms import forms, host_only, ran_on_host
+from pytest_torchprof.analysis.meta_tensors import meta_calls
 from pytest_torchprof.analysis.moved_bytes import without_operators
 from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named
@@ -74,6 +75,18 @@ def units_of(trace: Events) -> Units:
     return trace.whole.once(_units)
 
 
+def has_operands(trace: Events) -> bool:
+    """Whether calls that start kernels carry their operands; true if there are none."""
+    return trace.whole.once(_has_operands)
+
+
+def _has_operands(trace: Events) -> bool:
+    event = units_of(trace).event
+    _, firsts, _ = alike(trace.name[event], trace.args[event])
+    found = (bytes(args.dims) for args in trace.operands(event[firsts]))
+    return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
+
+
 def unknown_parts(trace: Events) -> list[UncountedPart]:
     """What is selected and starts an unknown number of kernels, the longest first."""
     return trace.once(_unknown_parts)
@@ -82,7 +95,8 @@ def unknown_parts(trace: Events) -> list[UncountedPart]:
 def _unknown_parts(trace: Events) -> list[UncountedPart]:
     unknown = units_of(trace).unknown
     parts = [
-        *by_name(trace, unknown[trace.selection[unknown]], lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
         *compiled_parts(trace),
         *in_script(trace),
         *packages(trace),
@@ -90,6 +104,11 @@ def _unknown_parts(trace: Events) -> list[UncountedPart]:
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return parts
+
+
+def _selected(trace: Events, events: Ints) -> Ints:
+    found: Ints = events[trace.selection[events]]
+    return found
 
 
 def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
@@ -171,13 +190,17 @@ def _moves(trace: Events, events: Ints) -> Bools:
 
 
 def on_host(trace: Events) -> Bools:
-    """What stays on the host: loading data, optimizers' counters of steps, checks of the CPU's."""
+    """What is no work of a device: loading data, optimizers' counters of steps, checks that only
+    the CPU makes, and operators on tensors without values.
+    """
     return trace.whole.once(_on_host)
 
 
 def _on_host(trace: Events) -> Bools:
     roots = marked(trace, events_named(trace, _FETCH))[:-1]
     roots[host_only(trace)] = True
+    meta = meta_calls(trace)
+    roots[meta.idle] = roots[meta.unclear] = True
     steps = events_named(trace, _STEP)
     if len(steps):
         adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]

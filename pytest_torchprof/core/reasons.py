@@ -153,6 +153,7 @@ class Why(Enum):
     NO_PEAK = "no_peak"
     UNKNOWN_CHIP = "unknown_chip"
     OTHER_CHIP = "other_chip"
+    MAYBE_META = "maybe_meta"
     KEPT_BY_PARTS = "kept_by_parts"
     CHIPS_DIFFER = "chips_differ"
     CHIP_NOT_KEPT = "chip_not_kept"

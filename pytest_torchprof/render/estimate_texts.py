@@ -13,6 +13,7 @@ OF_ESTIMATES: Final[Mapping[Why, str]] = {
     Why.NO_CHIP: "no chip to estimate for (--torchprof-device=CHIP names one)",
     Why.NO_PEAK: "no peak of {chip} is known for {dtypes}",
     Why.UNKNOWN_CHIP: "no chip {name} is known (docs/devices.md lists them)",
+    Why.MAYBE_META: "may be on meta or fake tensors, which have no values",
     Why.KEPT_BY_PARTS: (
         "the CPU runs {names:, } by parts, and keeps tensors that a device does not make"
     ),

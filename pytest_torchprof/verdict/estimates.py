@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_torchprof.analysis.device_bound import bound
-from pytest_torchprof.analysis.estimated_launches import estimated_launches, units_of, unknown_parts
+from pytest_torchprof.analysis.estimated_launches import (
+    estimated_launches,
+    has_operands,
+    units_of,
+    unknown_parts,
+)
 from pytest_torchprof.analysis.estimated_memory import estimated_peak, kept_for_backward
 from pytest_torchprof.analysis.host_reads import host_reads as reads_of
 from pytest_torchprof.analysis.live_bytes import usage
@@ -28,12 +33,21 @@ if TYPE_CHECKING:
 
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
-    parts = [part for part in unknown_parts(trace) if part.name not in SILENT]
-    return _whole_or_part(reads_of(trace).total, parts)
+    total = reads_of(trace).total
+    if total and not has_operands(trace):
+        return MissingValue(because(Why.NO_SHAPES))  # which of them are counters is not known
+    parts = [
+        part
+        for part in unknown_parts(trace)
+        if part.name not in SILENT and part.missing is not Why.MAYBE_META
+    ]
+    return _whole_or_part(total, parts)
 
 
 def launches(trace: Events) -> Value:
     """Kernels that start at least; a lower bound of that, if some operators are unknown."""
+    if not has_operands(trace):
+        return MissingValue(because(Why.NO_SHAPES))
     return _whole_or_part(estimated_launches(trace), unknown_parts(trace))
 
 
@@ -48,6 +62,8 @@ def bound_ms(trace: Events, chip: Device | Reason | None = None) -> Value:
     chip = chip_of(trace) if chip is None else chip
     if isinstance(chip, Reason):
         return MissingValue(chip)
+    if not has_operands(trace):
+        return MissingValue(because(Why.NO_SHAPES))
     parts = unknown_parts(trace)
     if parts:
         return MissingValue(reason_of(parts, 0, "ms"))
@@ -70,7 +86,7 @@ def chip_of(trace: Events) -> Device | Reason:
 def estimated_cuda_bytes(trace: Events) -> Value:
     """The peak on a device, unless it depends on how far ahead a DataLoader's workers are.
 
-    Nor is it known where the CPU runs by parts, and keeps their results, what a device does at once.
+    Nor is it known where the CPU keeps results of parts of what a device does at once.
 
     Where tensors are on a device, it is what was measured there.
     """

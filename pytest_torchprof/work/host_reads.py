@@ -58,7 +58,7 @@ READS: Final[Mapping[str, HostRead]] = {
     "aten::one_hot": HostRead(_classes, _SHAPE, "Onehot.cpp"),
 }
 
-#: These start an unknown number of kernels, and read nothing. Source: ``cuda/linalg``, for cuSOLVER.
+#: These start an unknown number of kernels, and read nothing. Source: ``cuda/linalg``, cuSOLVER.
 SILENT: Final = RECURRENT | aten(
     "_fft_c2c _fft_c2r _fft_r2c linalg_inv_ex _linalg_solve_ex linalg_cholesky_ex "
     "linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular triangular_solve"

@@ -191,18 +191,18 @@ def _histogram(call: Operands) -> int:
     return 4 if call.text(2) == call.text(3) else 2
 
 
-def is_small_isin(call: Operands) -> bool:
+def _compares_all(call: Operands) -> bool:
     """Whether `isin(elements, test)` compares all pairs, and does not sort.
 
     Source: aten/src/ATen/native/TensorCompare.cpp.
     """
-    elements, test = (prod(call.tensor(at).shape) for at in (0, 1))
-    return test < 10 * elements**0.145
+    elements, test = (float(prod(call.tensor(at).shape)) for at in (0, 1))
+    return bool(test < 10 * elements**0.145)
 
 
 def _isin(call: Operands) -> int:
     """All pairs compared, and any of them; else it is what is nested: sorts and the like."""
-    return 2 if is_small_isin(call) else 0
+    return 2 if _compares_all(call) else 0
 
 
 def _conj(call: Operands) -> int:
@@ -289,7 +289,8 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("sparse_coo_tensor _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors "
             "is_coalesced _coalesced_", 0, "../sparse/SparseTensor.cpp: no values", nested=True),
     **_rows("bincount", 4, "SummaryOps.cu: extremes, zeros, counts"),
-    **_rows("_unique _unique2 unique_dim unique_consecutive", 3, "Unique.cu: at least a sort and a scan"),
+    **_rows("_unique _unique2 unique_dim unique_consecutive", 3,
+            "Unique.cu: at least a sort and a scan"),
     **_rows("histc", _histogram, "SummaryOps.cu: _histc_cuda_template"),
     # One implementation for all devices, which calls others, besides kernels of its own
     **_rows("normal", _normal, "../DistributionTemplates.h: normal_out_impl", nested=True),

@@ -31,6 +31,11 @@ def attention(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
 
 
+def backward() -> None:
+    """A forward and a backward pass of attention."""
+    torch.autograd.backward(attention(GRADIENT).sum())
+
+
 def trained(layer: torch.nn.Module) -> Callable[[], Any]:
     """A forward and a backward pass."""
     return lambda: torch.autograd.backward(layer(STEPS)[0].sum())
@@ -94,8 +99,7 @@ def test_what_a_library_may_read_is_not_known(tmp_path: Path) -> None:
 
 def test_attention_by_parts_is_three_kernels_backward(tmp_path: Path) -> None:
     """With one forward, a sum, its gradient, and the accumulation."""
-    attention(GRADIENT).sum().backward()
-    found = value("launches", lambda: attention(GRADIENT).sum().backward(), tmp_path)
+    found = value("launches", backward, tmp_path)
     assert 1 + 1 + 1 + 3 + 1 == found
 
 
@@ -119,7 +123,7 @@ def test_attention_by_parts_moves_no_more_than_fused(tmp_path: Path) -> None:
     ("block", "names"),
     [
         (lambda: attention(GRADIENT), "aten::scaled_dot_product_attention"),
-        (lambda: attention(GRADIENT).sum().backward(), "aten::scaled_dot_product_attention"),
+        (backward, "aten::scaled_dot_product_attention"),
         (trained(torch.nn.GRU(8, 8)), "aten::gru"),
     ],
 )

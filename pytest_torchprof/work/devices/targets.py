@@ -73,7 +73,16 @@ def chip_named(text: str) -> Device:
 
 
 def as_chip(device: str | Device) -> Device:
-    """The device itself, or the one with this name; it raises the same as `chip_named`."""
+    """The device itself, or the one with this name; it raises the same as `chip_named`.
+
+    Raises:
+        TypeError: neither a device nor a name.
+    """
+    from pytest_torchprof.work.devices.device import Device
+
+    if not isinstance(device, str | Device):
+        given = type(device).__name__
+        raise TypeError(f'a device is a name, such as "H100 SXM", or a Device; not {given}')
     return chip_named(device) if isinstance(device, str) else device
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_forms import forms, host_only, ran_on_host
 from pytest_torchprof.analysis.meta_tensors import meta_calls
-from pytest_torchprof.analysis.moved_bytes import without_operators
 from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named
 from pytest_torchprof.core.reasons import Why
@@ -100,7 +100,7 @@ def _unknown_parts(trace: Events) -> list[UncountedPart]:
         *compiled_parts(trace),
         *in_script(trace),
         *packages(trace),
-        *without_operators(trace),
+        *_replayed(trace),
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return parts
@@ -118,6 +118,15 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
         return
     calls = trace.selection & trace.names_where(lambda name: key_of(name) or name in names)
     yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.COMPILED_FOR_HOST)
+
+
+def _replayed(trace: Events) -> Iterable[UncountedPart]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    if not trace.has(Kind.KERNEL):
+        return []
+    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
+    rows = kernels.nonzero()[0]
+    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
 
 
 def is_compiled(trace: Events) -> Bools:

@@ -62,7 +62,7 @@ def _moved(trace: Events) -> Moved:
     silent = _silent(trace, counted)
     parts = [
         *by_name(trace, silent, lambda _: Why.NO_BYTES),
-        *without_operators(trace),
+        *_without_operators(trace),
         *_loops(trace, counted.counts),
         *in_script(trace),
         *packages(trace),
@@ -230,7 +230,7 @@ def _reads(args: OpArgs) -> int:
     return total
 
 
-def without_operators(trace: Events) -> Iterable[UncountedPart]:
+def _without_operators(trace: Events) -> Iterable[UncountedPart]:
     """Kernels that no operator launched: a graph, or code of the test's own."""
     if not trace.has(Kind.KERNEL):
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.work.devices.device import Device
 
 
+#: In a graph, the host can read nothing.
+_READ_NOTHING: Final = frozenset({Why.MAYBE_META, Why.REPLAYED})
+
+
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
     total = reads_of(trace).total
@@ -39,7 +43,7 @@ def host_reads(trace: Events) -> Value:
     parts = [
         part
         for part in unknown_parts(trace)
-        if part.name not in SILENT and part.missing is not Why.MAYBE_META
+        if part.name not in SILENT and part.missing not in _READ_NOTHING
     ]
     return _whole_or_part(total, parts)
 

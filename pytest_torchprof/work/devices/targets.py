@@ -72,7 +72,7 @@ def chip_named(text: str) -> Device:
     return found[0]
 
 
-def as_chip(device: str | Device) -> Device:
+def as_chip(device: object) -> Device:
     """The device itself, or the one with this name; it raises the same as `chip_named`.
 
     Raises:

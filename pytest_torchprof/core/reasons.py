@@ -231,6 +231,7 @@ class Why(Enum):
     OUTSIDE_RANGE = "outside_range"
     # where it happened
     ONLY_RUN = "only_run"
+    PLACES_UNKNOWN = "places_unknown"
     TRACED_BY_DEBUGGER = "traced_by_debugger"
     OWN_TRACER = "own_tracer"
     OTHER_THREAD = "other_thread"

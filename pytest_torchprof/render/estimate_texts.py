@@ -17,6 +17,7 @@ OF_ESTIMATES: Final[Mapping[Why, str]] = {
     Why.KEPT_BY_PARTS: (
         "the CPU runs {names:, } by parts, and keeps tensors that a device does not make"
     ),
+    Why.PLACES_UNKNOWN: "what a marker allows at its line or module is not known: {why}",
     Why.OTHER_CHIP: (
         "bound_ms not compared: the baseline's is of {accepted}, and this one of {here}"
     ),

@@ -131,10 +131,11 @@ def profile_of(measured: Measured) -> Profile:
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
     values = values_of(measured.checked, allowed, measured.own)
-    if measured.allowances:
+    asked = {rule.code for rule in measured.rules if rule.on_request}
+    if measured.allowances or not asked.isdisjoint(allowed):
         from pytest_torchprof.verdict.allowances import without_allowed
 
-        values, found = without_allowed(measured, values, found)
+        values, found, unchecked = without_allowed(measured, values, found, unchecked)
     functions = {metric.name: metric for metric in measured.own}
     own = {name: metric.own for name, metric in functions.items() if metric.own is not None}
     own |= declared_in(recorded)

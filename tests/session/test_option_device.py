@@ -246,6 +246,8 @@ def test_it():
         ('line="test_it.py:6"', 1),
         ('line="test_it.py:7"', 3),
         ('line="test_it.py"', 0),
+        ('line="./test_it.py"', 0),
+        ('line="./test_it.py:6"', 1),
         ('line="it.py"', 3),
         ('module="Sampler"', 1),
         ('module="Samp"', 3),
@@ -264,6 +266,53 @@ def test_reads_are_allowed_at_their_place(
     if reads:
         pytester.makepyfile(test_it=SAMPLER.format(where=where, limit=reads - 1))
         assert {"failed": 1} == run(pytester, "--torchprof").outcomes
+
+
+@pytest.mark.thorough
+def test_reads_that_are_allowed_anywhere_do_not_count(pytester: pytest.Pytester) -> None:
+    source = SAMPLER.format(where="", limit=0).replace('"host-read", , ', '"host-read", ')
+    pytester.makepyfile(test_it=source)
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    assert 0 == ran.metric("host_reads", "test_it")["value"]
+    assert {True} == {found["accepted"] for found in ran.tests["test_it"]["findings"]}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("where", "limit", "outcome", "at_least"),
+    [
+        ('line="test_it.py:6"', 0, "passed", None),
+        ('module="Sampler"', 2, "passed", None),
+        ('op="aten::nonzero", line="test_it.py:6"', 2, "passed", 2),
+        ('op="aten::nonzero", line="test_it.py:6"', 1, "failed", 2),
+    ],
+)
+def test_where_lines_are_not_known_what_a_place_may_allow_is_not_checked(
+    pytester: pytest.Pytester, where: str, limit: int, outcome: str, at_least: int | None
+) -> None:
+    pytester.makepyfile(test_it=SAMPLER.format(where=where, limit=limit))
+    only_run = ("--torchprof-warmup=0", "--torchprof-rounds=0")
+    ran = run(pytester, "--torchprof", *only_run)
+    assert {outcome: 1} == ran.outcomes, ran.out
+    found = ran.metric("host_reads", "test_it")
+    assert found.get("at_least") == at_least
+    assert "at its line or module is not known: the profiled run was the only" in found["reason"]
+    if outcome == "passed":
+        assert "not_measured" == found["status"]
+        strict = run(pytester, "--torchprof", "--torchprof-strict", *only_run)
+        assert {"failed": 1} == strict.outcomes
+
+
+@pytest.mark.thorough
+def test_what_is_allowed_at_a_line_is_not_accepted_either(pytester: pytest.Pytester) -> None:
+    source = SAMPLER.format(where='line="test_it.py:6"', limit=1)
+    pytester.makepyfile(test_it=source)
+    assert {"passed": 1} == run(pytester, "--accept").outcomes
+    ran = run(pytester, "--torchprof", "--torchprof-strict")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    found = ran.metric("host_reads", "test_it")
+    assert (1, 1, "ok") == (found["value"], found["baseline"], found["status"])
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
+from pytest_torchprof.verdict.other_cpu import explains_not, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
 from pytest_torchprof.verdict.scopes import DID_NOT_RUN
@@ -88,10 +88,9 @@ def compare(
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
         ]
     if baseline is not None and policy.cpu_note is not None:
-        more = more_than_layouts(baseline.operators, profile.operators)
         verdicts = [
             replace(v, status="regressed", reason=None)
-            if more and v.status == "advisory" and v.metric == "ops" and _is_more(v)
+            if v.status == "advisory" and _is_more(v) and explains_not(v.metric, baseline, profile)
             else v
             for v in verdicts
         ]

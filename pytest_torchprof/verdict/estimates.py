@@ -21,6 +21,7 @@ from pytest_torchprof.analysis.uncounted_parts import reason_of
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Value
+from pytest_torchprof.verdict.needs import lacking
 from pytest_torchprof.work.devices.table import DEVICES
 from pytest_torchprof.work.host_reads import SILENT
 
@@ -94,6 +95,9 @@ def estimated_cuda_bytes(trace: Events) -> Value:
 
     Where tensors are on a device, it is what was measured there.
     """
+    if (missing := trace.whole.once(lacking, frozenset({"memory"}))) is not None:
+        kept = trace.facts.estimated_cuda_bytes if trace.scope is None else None
+        return missing if kept is None else kept
     if trace.memory.on_device.any():
         return usage(trace, on_device=True).peak_bytes
     if uses_workers(trace):

@@ -387,7 +387,7 @@ METRICS: Mapping[str, Metric] = {
         _row("bound_ms", "ms", "near", "shapes operators", _estimated("bound_ms"),
              "least time of the operators on the chip of --torchprof-device, a lower bound",
              tolerance=0.01, on_request=True, of_chip=True),
-        _row("estimated_cuda_bytes", "B", "near", "memory", _estimated("estimated_cuda_bytes"),
+        _row("estimated_cuda_bytes", "B", "near", "", _estimated("estimated_cuda_bytes"),
              "peak of the same tensors on a device, in blocks of its caching allocator",
              tolerance=0.01, largest=True, on_request=True),
         _row("findings", "1", "exact", "", _findings,

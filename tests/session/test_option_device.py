@@ -209,6 +209,32 @@ def test_what_is_measured_does_not_depend_on_threads(pytester: pytest.Pytester) 
 
 
 @pytest.mark.thorough
+def test_the_peak_does_not_depend_on_threads_that_work_on_parts_of_an_operator(
+    pytester: pytest.Pytester,
+) -> None:
+    """Torch records no memory where it profiles all threads."""
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        import torch.nn.functional as F
+
+        def test_it():
+            q = torch.ones(8, 4, 64, 32, requires_grad=True)
+            F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+        """
+    )
+    found = []
+    for threads in (1, 2):
+        ran = run(
+            pytester, "--torchprof", "--torchprof-device=T4", f"--torchprof-threads={threads}"
+        )
+        metrics = ran.tests["test_it"]["metrics"]
+        found.append({name: metrics[name]["value"] for name in ON_REQUEST})
+    assert found[0] == found[1]
+    assert found[0]["estimated_cuda_bytes"] > 0
+
+
+@pytest.mark.thorough
 def test_a_kept_trace_has_the_same_numbers(pytester: pytest.Pytester) -> None:
     asked = ("--torchprof-device=T4", "--torchprof-traces=kept", "--torchprof-traces-of=all")
     found = values(pytester, "", *asked)

@@ -13,6 +13,7 @@ from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import Located, lines_with_events
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
@@ -186,7 +187,22 @@ class Captures:
         if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
         self._use(brought)
+        if brought.kind == "threads" and not other.started_threads:
+            self._keep_estimate(other.trace)
         _close(other)
+
+    def _keep_estimate(self, alone: Events) -> None:
+        """Keep the peak of the trace with memory: torch's own threads make parts of operators."""
+        asked = self.trace is not None and "estimated_cuda_bytes" in (self.trace.facts.asked or ())
+        if self.trace is None or not asked:
+            return
+        from pytest_torchprof.verdict.estimates import estimated_cuda_bytes
+
+        peak = estimated_cuda_bytes(alone)
+        if isinstance(peak, int):
+            noted = {**self.trace.metadata[FACTS_KEY], "estimated_cuda_bytes": peak}
+            metadata = {**self.trace.metadata, FACTS_KEY: noted}
+            self.trace = replace(self.trace, metadata=metadata)
 
     def _locate(self, brought: Captured) -> None:
         """Locate by the run's markers, or note which lines another run need not mark.

@@ -21,7 +21,9 @@ from pytest_torchprof.analysis.device_forms import ATTENTION, forms
 from pytest_torchprof.analysis.estimated_launches import on_host, units_of
 from pytest_torchprof.analysis.live_bytes import changes_of, selected
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -57,6 +59,26 @@ def estimated_peak(trace: Events) -> int:
     kept = ~_is_scratch(trace, around, row, block)
     blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
     return int(max(blocks.cumsum().max(initial=0), 0))
+
+
+def others_only_help(trace: Events) -> bool:
+    """Whether other threads than the region's run operators only while it is within one itself.
+
+    Threads among which torch divides the work of an operator do: their blocks are scratch of it.
+    """
+    marks = trace.named(REGION).nonzero()[0]
+    if not len(marks):
+        return False
+    calls = outermost(trace)
+    calls = calls[trace.selection[calls]]
+    main = trace.thread[calls] == trace.thread[marks[0]]
+    mine, others = calls[main], calls[~main]
+    if not len(mine):
+        return not len(others)
+    at = mine[np.maximum(np.searchsorted(trace.ts[mine], trace.ts[others], side="right") - 1, 0)]
+    starts = trace.ts[at] <= trace.ts[others]
+    ends = trace.ts[others] + trace.dur[others] <= trace.ts[at] + trace.dur[at]
+    return bool((starts & ends).all())
 
 
 def kept_for_backward(trace: Events) -> tuple[str, ...]:

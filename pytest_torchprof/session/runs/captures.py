@@ -187,18 +187,20 @@ class Captures:
         if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
         self._use(brought)
-        if brought.kind == "threads" and not other.started_threads:
+        if brought.kind == "threads":
             self._keep_estimate(other.trace)
         _close(other)
 
     def _keep_estimate(self, alone: Events) -> None:
-        """Keep the peak of the trace with memory: torch's own threads make parts of operators."""
-        asked = self.trace is not None and "estimated_cuda_bytes" in (self.trace.facts.asked or ())
-        if self.trace is None or not asked:
+        """Keep the peak of the trace with memory, if other threads only worked on parts of what
+        its thread called, as torch's own do.
+        """
+        if self.trace is None or "estimated_cuda_bytes" not in (self.trace.facts.asked or ()):
             return
+        from pytest_torchprof.analysis.estimated_memory import others_only_help
         from pytest_torchprof.verdict.estimates import estimated_cuda_bytes
 
-        peak = estimated_cuda_bytes(alone)
+        peak = estimated_cuda_bytes(alone) if others_only_help(self.trace) else None
         if isinstance(peak, int):
             noted = {**self.trace.metadata[FACTS_KEY], "estimated_cuda_bytes": peak}
             metadata = {**self.trace.metadata, FACTS_KEY: noted}

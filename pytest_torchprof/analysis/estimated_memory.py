@@ -23,7 +23,7 @@ from pytest_torchprof.analysis.live_bytes import changes_of, selected
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import outermost
+from pytest_torchprof.trace.tree import operators_around, outermost
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -49,16 +49,35 @@ def block_bytes(size: Ints) -> Ints:
 
 def estimated_peak(trace: Events) -> int:
     """The highest live bytes above the start, in blocks, of the selected allocations."""
+    return int(max(trace.once(_changes)[1].cumsum().max(initial=0), 0))
+
+
+def blocks_at_peak(trace: Events) -> tuple[Ints, Ints]:
+    """Operators that allocated what is live at this peak, each as a device would run it, and the
+    bytes of their blocks.
+    """
+    owner, blocks = trace.once(_changes)
+    if not len(blocks):
+        return owner, blocks
+    until = int(blocks.cumsum().argmax()) + 1
+    known = owner[:until] >= 0
+    return owner[:until][known], blocks[:until][known]
+
+
+def _changes(trace: Events) -> tuple[Ints, Ints]:
+    """In order, each change of the live bytes in blocks, and the operator whose block changes."""
     memory = trace.memory.device(on_device=False)
     if not len(memory.bytes):
-        return 0
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     inside = selected(trace, memory)
     around = trace.enclosing(memory.event)
     inside &= ~((around >= 0) & on_host(trace)[around])
     row, block, change = changes_of(memory, inside, on_device=False)
     kept = ~_is_scratch(trace, around, row, block)
     blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
-    return int(max(blocks.cumsum().max(initial=0), 0))
+    made = np.where(block[kept] >= 0, around[block[kept]], -1)
+    whole = _outermost(trace, units_of(trace).covers, made)
+    return np.where(whole >= 0, whole, operators_around(trace, made)), blocks
 
 
 def others_only_help(trace: Events) -> bool:

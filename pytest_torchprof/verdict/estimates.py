@@ -14,7 +14,11 @@ from pytest_torchprof.analysis.estimated_launches import (
     units_of,
     unknown_parts,
 )
-from pytest_torchprof.analysis.estimated_memory import estimated_peak, kept_for_backward
+from pytest_torchprof.analysis.estimated_memory import (
+    blocks_at_peak,
+    estimated_peak,
+    kept_for_backward,
+)
 from pytest_torchprof.analysis.host_reads import host_reads as reads_of
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted_parts import reason_of
@@ -129,6 +133,8 @@ def add_to_operators(rows: dict[str, dict[str, int]], trace: Events) -> None:
         units = units_of(trace)
         mine = trace.selection[units.event]
         _add(rows, trace, "launches", units.event[mine], units.launches[mine])
+    if "estimated_cuda_bytes" in asked and not trace.memory.on_device.any():
+        _add(rows, trace, "estimated_bytes", *blocks_at_peak(trace))
     chip = chip_of(trace)
     if "bound_ms" in asked and not isinstance(chip, Reason):
         least = bound(trace, chip)
@@ -142,5 +148,5 @@ def _add(
     sums = np.bincount(at, amounts, len(names))
     for name, total in zip(names.tolist(), sums.tolist(), strict=True):
         row = rows.get(trace.names[name])
-        if row is not None and total:
+        if row is not None and total > 0:
             row[column] = round(total)

@@ -37,7 +37,7 @@ from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
-from pytest_torchprof.verdict.profile import profile_of, stored_numbers
+from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
 from pytest_torchprof.verdict.unstable import ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
-    operators = {name: dict(row) for name, row in profile.operators.items()}
+    operators = stored_operators(profile.operators)
     return Baseline(metrics, operators, dict(profile.kernels), own=own)
 
 

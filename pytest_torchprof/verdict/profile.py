@@ -256,3 +256,11 @@ def stored_numbers(values: Mapping[str, Value]) -> dict[str, int | float]:
         for name, value in values.items()
         if METRICS[name].stored and isinstance(value, int | float)
     }
+
+
+def stored_operators(operators: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Those columns of operators that a baseline keeps: without the blocks at one moment."""
+    return {
+        name: {column: value for column, value in row.items() if column != "estimated_bytes"}
+        for name, row in operators.items()
+    }

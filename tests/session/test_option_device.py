@@ -384,3 +384,49 @@ def test_the_fixture_tells_what_it_is_asked(pytester: pytest.Pytester) -> None:
     ran = run(pytester, "--torchprof")
     assert {"passed": 2} == ran.outcomes
     assert {"new"} == set(ran.statuses.values())
+
+
+@pytest.mark.thorough
+def test_a_failure_counts_from_the_accepted_reads(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline has the number of reads, and not their lines."""
+    pytester.makepyfile(
+        test_it="""
+        import os
+        import torch
+
+        def test_it():
+            for _ in range(1 + 2 * bool(os.environ.get("SLIP"))):
+                torch.ones(3).sum().item()
+        """
+    )
+    device = "--torchprof-device=T4"
+    assert {"passed": 1} == run(pytester, "--accept", device).outcomes
+    monkeypatch.setenv("SLIP", "1")
+    ran = run(pytester, "--torchprof", device)
+    assert {"failed": 1} == ran.outcomes
+    assert "host-read 1 → 3 (1 of these accepted: a baseline keeps no lines):" in ran.out
+    assert "test_it.py:6 (3×)" in ran.out
+
+
+@pytest.mark.thorough
+def test_a_failure_names_the_operators_whose_blocks_are_live(pytester: pytest.Pytester) -> None:
+    """In blocks of a device, and without scratch of the CPU."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+
+        @pytest.mark.max_estimated_cuda_bytes(4096)
+        def test_it():
+            a = torch.ones(100, 100)
+            b = a @ a
+            a.sum() + b.sum()
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    block = "    aten::mm  39.5 KiB  test_it.py:7"
+    assert block in ran.out
+    assert "    aten::sum  512 B" in ran.out

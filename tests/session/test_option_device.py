@@ -429,4 +429,4 @@ def test_a_failure_names_the_operators_whose_blocks_are_live(pytester: pytest.Py
     assert {"failed": 1} == ran.outcomes
     block = "    aten::mm  39.5 KiB  test_it.py:7"
     assert block in ran.out
-    assert "    aten::sum  512 B" in ran.out
+    assert "    aten::sum  1 KiB" in ran.out

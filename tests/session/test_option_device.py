@@ -134,6 +134,29 @@ def test_a_limit_or_a_column_asks_for_its_metric(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("on", "args", "outcome", "limit"),
+    [
+        ("H100", ("--torchprof-device=H100 SXM",), "failed", 1e-6),
+        ("H100", ("--torchprof-device=T4",), "passed", None),
+        ("T4", ("--torchprof-device=T4",), "failed", 1e-6),
+        ("T4", (), "passed", None),
+        ("cpu", ("--torchprof-device=T4",), "failed", 1e-6),
+    ],
+)
+def test_a_limit_on_a_bound_is_for_the_chip_that_it_names(
+    pytester: pytest.Pytester, on: str, args: tuple[str, ...], outcome: str, limit: float | None
+) -> None:
+    marker = f'@pytest.mark.max_bound_ms("0.001 us", on="{on}")'
+    pytester.makepyfile(test_it=STEP.format(marker=marker))
+    ran = run(pytester, "--torchprof", *args)
+    assert {outcome: 1} == ran.outcomes
+    found = ran.tests["test_it"]["metrics"].get("bound_ms", {"limit": None})
+    assert limit == found["limit"]
+    assert bool(args) == ("bound_ms" in ran.tests["test_it"]["metrics"])
+
+
+@pytest.mark.thorough
 def test_without_a_chip_a_bound_is_not_measured(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=STEP.format(marker="@pytest.mark.max_bound_ms(1)"))
     ran = run(pytester, "--torchprof")
@@ -146,6 +169,15 @@ def test_without_a_chip_a_bound_is_not_measured(pytester: pytest.Pytester) -> No
 def test_the_ini_file_names_the_chip(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntorchprof_device = MI300X")
     assert set(ON_REQUEST) == set(values(pytester))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("args", [("-o", "torchprof_device="), ("--torchprof-device=off",)])
+def test_the_chip_of_the_ini_file_can_be_switched_off(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makeini("[pytest]\ntorchprof_device = MI300X")
+    assert set() == set(values(pytester, "", *args))
 
 
 @pytest.mark.thorough

@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 #: Nothing of its name ran, or nothing was recorded there.
-_NOT_RUN = DID_NOT_RUN | frozenset(
-    {
-        Why.NOT_RECORDED_IN,
-        Why.NO_SUCH_METRIC,
-        Why.NO_SUCH_METRIC_NEAR,
-    }
-)
+_NOT_RUN = DID_NOT_RUN | {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
 
 
 class Policy(Frozen, frozen=True):

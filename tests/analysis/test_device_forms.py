@@ -10,9 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from support.live import captured
+from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis.estimated_memory import others_only_help
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.estimates import bound_ms
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.devices.targets import chip_named
@@ -138,3 +142,19 @@ def test_a_peak_with_results_of_parts_is_not_measured(
 def test_without_gradients_the_parts_leave_nothing(tmp_path: Path) -> None:
     """A result of 2 KiB, which is all that is left of it."""
     assert 2048 == value("estimated_cuda_bytes", lambda: attention(Q), tmp_path)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_threads_that_work_within_a_call_only_help(within: bool) -> None:
+    b = TraceBuilder()
+    with b.annotation(REGION):
+        with b.op("aten::relu", [[4]], ["float"]):
+            b.advance(10)
+            if within:
+                with b.thread(77), b.op("aten::empty", [[4]], ["float"]):
+                    pass
+            b.advance(10)
+        if not within:
+            with b.thread(77), b.op("aten::empty", [[4]], ["float"]):
+                pass
+    assert within == others_only_help(parse_trace(b.to_bytes()))

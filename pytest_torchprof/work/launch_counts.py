@@ -205,6 +205,13 @@ def _isin(call: Operands) -> int:
     return 2 if _compares_all(call) else 0
 
 
+def _cat(call: Operands) -> int:
+    """None of a single tensor that is not empty; torch records lists of up to 30."""
+    shapes = call.dims[0]
+    known = isinstance(shapes, list) and shapes and all(isinstance(one, list) for one in shapes)
+    return int(not known or sum(0 not in one for one in shapes) > 1)
+
+
 def _conj(call: Operands) -> int:
     """Of real numbers, `conj_physical` is the tensor itself."""
     return int("complex" in call.tensor(0).dtype)
@@ -304,8 +311,9 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
             nested=True),
     **_rows("feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ feature_alpha_dropout "
             "feature_alpha_dropout_", 0, "../Dropout.cpp: _dropout_impl", nested=True),
-    **_rows("einsum cartesian_prod", 0, "../Linear.cpp, ../TensorShape.cpp: views alone are none",
-            nested=True),
+    **_rows("einsum cartesian_prod sum_to_size to_dense", 0,
+            "../Linear.cpp, ../TensorShape.cpp: views alone are none", nested=True),
+    **_rows("cat", _cat, "Shape.cu: a copy by the driver of a single tensor"),
     **_rows("conj_physical", _conj, "../UnaryOps.cpp"),
     **_rows("lstm_cell gru_cell", 3, "../RNN.cpp: two products and _thnn_fused_lstm_cell, or "
             "_thnn_fused_gru_cell"),

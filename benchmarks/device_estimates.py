@@ -82,6 +82,12 @@ def main(arguments: list[str]) -> int:
     at = arguments.index(_UNSEEN) if _UNSEEN in arguments else len(arguments)
     known = set[tuple[str, int, int]]()
     seen, unseen = (_results(part, known) for part in (arguments[:at], arguments[at + 1 :]))
+    if not (seen or unseen):
+        print(
+            f"no trace of a GPU with shapes and at least {_LEAST} kernels: name some, or folders",
+            file=sys.stderr,
+        )
+        return 2
     rows = [
         (r.name, r.chip, r.kernels, r.estimated, f"{r.error:+.1%}", r.waits, r.explained, r.reads)
         + ((None, None) if np.isnan(r.ratio) else (f"{r.ratio:.2f}", f"{r.spearman:.2f}"))
@@ -89,9 +95,9 @@ def main(arguments: list[str]) -> int:
     ]
     heads = ("trace", "chip", "kernels", "launches", "off by", "waits", "known", "host_reads")
     print(tabulate.tabulate(rows, (*heads, "bound / time", "Spearman"), tablefmt="github"))
-    print(_summary("learned from", seen))
-    if unseen:
-        print(_summary("unseen", unseen))
+    for title, part in (("learned from", seen), ("unseen", unseen)):
+        if part:
+            print(_summary(title, part))
     return 0
 
 

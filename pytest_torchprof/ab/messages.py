@@ -30,7 +30,8 @@ class Collection(Sendable, frozen=True):
 class Profiled(Sendable, frozen=True):
     """The outcome of a test's first run: all but ``passed`` have a reason.
 
-    ``metrics`` are all but times. ``note`` says why there are none.
+    ``metrics`` are all but times. ``note`` says why there are none. ``chip`` is the one that bounds
+    are of.
     """
 
     outcome: Outcome
@@ -38,6 +39,7 @@ class Profiled(Sendable, frozen=True):
     repeatable: bool = True
     metrics: Mapping[str, Number] = field(default_factory=dict)
     note: Reason | None = None
+    chip: str | None = None
 
 
 class Turn(Sendable, frozen=True):

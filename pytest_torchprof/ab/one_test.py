@@ -134,11 +134,23 @@ class PairedRun:
         if len(set(notes.values())) == 1 and len(notes) == len(SIDES):
             return notes["B"]
         whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
-        return because(Why.ON_EACH_SIDE, whys=whys) if whys else None
+        if whys:
+            return because(Why.ON_EACH_SIDE, whys=whys)
+        return self._other_chips
+
+    @property
+    def _other_chips(self) -> Reason | None:
+        """Why bounds are not compared: each tree's ini file may name a chip of its own."""
+        chips = [self._profiles[name].chip for name in SIDES if name in self._profiles]
+        a, b = chips if len(chips) == len(SIDES) else (None, None)
+        return because(Why.CHIPS_DIFFER, a=a, b=b) if a and b and a != b else None
 
     def _differences(self) -> tuple[Difference, ...]:
         a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
-        return differences(a, b) if a and b else ()
+        found = differences(a, b) if a and b else ()
+        if self._other_chips is not None:
+            found = tuple(one for one in found if not METRICS[one.metric].of_chip)
+        return found
 
     # ---------------------------------------------------------------- measuring
 

@@ -227,7 +227,11 @@ class WorkerPlugin(RunningHooks):
         """Report the profiled run to the controller."""
         metrics = exact_metrics(gatherer)
         profiled = Profiled(
-            "passed", repeatable=_is_plain(item), metrics=metrics, note=gatherer.reason
+            "passed",
+            repeatable=_is_plain(item),
+            metrics=metrics,
+            note=gatherer.reason,
+            chip=gatherer.plan.chip,
         )
         return self._exchange(("profiled", profiled.sent()))
 

@@ -112,7 +112,8 @@ def _work(trace: Events) -> Work:
     flops, moved = op_flops(trace), counted_bytes(trace)
     host = on_host(trace)
     with_flops = (counts_flops(trace) & ~host).nonzero()[0]
-    with_bytes = ((moved >= 0) & ~host).nonzero()[0]
+    with_bytes = ((moved >= 0) & ~host & ~units.loose).nonzero()[0]
+    with_bytes = with_bytes[~nesting.below(units.loose, trace.parent, with_bytes)]
     marked = np.zeros(len(trace), bool)
     silent = (unknown_flops(trace) & ~host).nonzero()[0]
     for rows in (units.event, with_flops, with_bytes, silent):

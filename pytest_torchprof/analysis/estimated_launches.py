@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.attribution import is_replayed
+from pytest_torchprof.analysis.device_forms import forms, host_only, ran_on_host
+from pytest_torchprof.analysis.meta_tensors import meta_calls
 from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named
 from pytest_torchprof.core.reasons import Why
@@ -19,7 +22,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import Names, events_named
+from pytest_torchprof.trace.name_index import Names, events_named, operators_named
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.counting import only_shapes
@@ -48,13 +51,16 @@ class Units(Frozen, frozen=True):
     """Operators that count, in time order, and the kernels that each would start.
 
     ``launches`` has those of operators nested in one, too, where they add to its own.
-    ``covers`` marks all events within which nothing else counts. ``unknown`` are operators of
-    which nobody knows what they start.
+    ``covers`` marks all events within which nothing else counts, by the chain of ``parent``.
+    ``loose`` are those of them within which the CPU may move more bytes than a device. ``unknown``
+    are operators of which nobody knows what they start: at least one kernel, if they compute.
     """
 
     event: Ints
     launches: Ints
     covers: Bools
+    parent: Ints
+    loose: Bools
     unknown: Ints
 
 
@@ -69,6 +75,18 @@ def units_of(trace: Events) -> Units:
     return trace.whole.once(_units)
 
 
+def has_operands(trace: Events) -> bool:
+    """Whether calls that start kernels carry their operands; true if there are none."""
+    return trace.whole.once(_has_operands)
+
+
+def _has_operands(trace: Events) -> bool:
+    event = units_of(trace).event
+    _, firsts, _ = alike(trace.name[event], trace.args[event])
+    found = (bytes(args.dims) for args in trace.operands(event[firsts]))
+    return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
+
+
 def unknown_parts(trace: Events) -> list[UncountedPart]:
     """What is selected and starts an unknown number of kernels, the longest first."""
     return trace.once(_unknown_parts)
@@ -77,13 +95,20 @@ def unknown_parts(trace: Events) -> list[UncountedPart]:
 def _unknown_parts(trace: Events) -> list[UncountedPart]:
     unknown = units_of(trace).unknown
     parts = [
-        *by_name(trace, unknown[trace.selection[unknown]], lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
         *compiled_parts(trace),
         *in_script(trace),
         *packages(trace),
+        *_replayed(trace),
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return parts
+
+
+def _selected(trace: Events, events: Ints) -> Ints:
+    found: Ints = events[trace.selection[events]]
+    return found
 
 
 def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
@@ -93,6 +118,15 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
         return
     calls = trace.selection & trace.names_where(lambda name: key_of(name) or name in names)
     yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.COMPILED_FOR_HOST)
+
+
+def _replayed(trace: Events) -> Iterable[UncountedPart]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    if not trace.has(Kind.KERNEL):
+        return []
+    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
+    rows = kernels.nonzero()[0]
+    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
 
 
 def is_compiled(trace: Events) -> Bools:
@@ -107,24 +141,49 @@ def is_compiled(trace: Events) -> Bools:
 def _units(trace: Events) -> Units:
     ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
     rows = {name: launches_of(name) for name in trace.names}
-    covers = ops & trace.names_where(lambda name: _covers(name, rows[name]))
+    table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
     adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
+    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
+    foreign = unknown & ~trace.names_where(_is_torchs)
+    whole, parent = forms(trace), _parents(trace)
+    loose = (unknown & ~foreign) | (whole.whole & ops)
+    if ran_on_host(trace):  # how another library works on the CPU says nothing of a device
+        loose |= foreign
+    loose[whole.steps] = True
+    covers = table | loose
     every = (covers | adds).nonzero()[0]
-    counted = every[~nesting.below(covers, trace.parent, every)]
+    counted = every[~nesting.below(covers, parent, every)]
     # A composite of nothing else is one itself: torch names some after what they call.
     own = ops & trace.names_where(lambda name: is_part(name) and "::" in name and may_move(name))
     own &= ~covers & ~nesting.above(counted[_moves(trace, counted)], trace.parent)
     leaves = own.nonzero()[0]
-    leaves = leaves[~nesting.below(covers, trace.parent, leaves)]
+    leaves = leaves[~nesting.below(covers, parent, leaves)]
     leaves = leaves[~nesting.above(leaves, trace.parent)[leaves]]
     found = np.union1d(counted, leaves)
     launches = np.zeros(len(trace), np.int64)
     launches[found] = _counts(trace, found)
-    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
+    # Another library's operator may compute nothing, unless operators of torch do so within it.
+    launches[foreign & ~nesting.above(table.nonzero()[0], trace.parent)] = 0
+    launches[foreign & ~loose] = 0
+    launches[whole.steps] = 0
+    launches[whole.counted] = whole.launches
     silent = unknown.nonzero()[0]
-    silent = silent[~nesting.below(covers, trace.parent, silent)]
-    silent = silent[~nesting.above(found, trace.parent)[silent]]
-    return Units(found, launches[found], covers, silent)
+    silent = silent[~nesting.below(covers, parent, silent)]
+    return Units(found, launches[found], covers, parent, loose, silent)
+
+
+def _is_torchs(name: str) -> bool:
+    return name.startswith("aten::")
+
+
+def _parents(trace: Events) -> Ints:
+    """The parents of all events, without those of checks that devices make, too, within a whole."""
+    checks = operators_named(trace, "aten::_linalg_check_errors")
+    if not len(checks):
+        return trace.parent
+    parent = trace.parent.copy()
+    parent[checks] = -1
+    return parent
 
 
 def _covers(name: str, row: Launches | None) -> bool:
@@ -140,12 +199,17 @@ def _moves(trace: Events, events: Ints) -> Bools:
 
 
 def on_host(trace: Events) -> Bools:
-    """What stays on the host by design: loading data, and optimizers' counters of steps."""
+    """What is no work of a device: loading data, optimizers' counters of steps, checks that only
+    the CPU makes, and operators on tensors without values.
+    """
     return trace.whole.once(_on_host)
 
 
 def _on_host(trace: Events) -> Bools:
     roots = marked(trace, events_named(trace, _FETCH))[:-1]
+    roots[host_only(trace)] = True
+    meta = meta_calls(trace)
+    roots[meta.idle] = roots[meta.unclear] = True
     steps = events_named(trace, _STEP)
     if len(steps):
         adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]

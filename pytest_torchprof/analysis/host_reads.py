@@ -28,6 +28,8 @@ _STEP: Final = Names(r"Optimizer\.step#(?!LBFGS)")
 
 #: How torch's optimizers count a step: each parameter's counter, or all at once.
 _COUNTS: Final = ("aten::add_", "aten::_foreach_add_")
+#: With one argument it calls `nonzero`, and with three it reads nothing.
+_POSITIONS: Final = "aten::where"
 _REDUCES: Final = late(
     r"aten::(linalg_(vector_)?norm|norm|sum|mean|max|min|amax|amin|dot|prod|any|all|std|var)$"
 )
@@ -57,10 +59,11 @@ def _selected(trace: Events) -> HostReads:
 
 
 def _all(trace: Events) -> HostReads:
-    covers = units_of(trace).covers & ~trace.names_where(READS.__contains__)
+    units = units_of(trace)
+    covers = units.covers & ~trace.names_where(lambda name: name in READS or name == _POSITIONS)
     host = on_host(trace)
     rows = operators_named(trace, *READS)
-    rows = rows[~host[rows] & ~nesting.below(covers, trace.parent, rows)]
+    rows = rows[~host[rows] & ~nesting.below(covers, units.parent, rows)]
     rows = rows[~nesting.below(marked(trace, rows)[:-1], trace.parent, rows)]
     rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
     lists = _to_python(trace)

@@ -49,7 +49,7 @@ ESTIMATE_COLUMN_OF = {
     "host_reads": "host_reads",
     "launches": "launches",
     "bound_ms": "bound_ns",
-    "estimated_cuda_bytes": "peak_cpu_bytes",
+    "estimated_cuda_bytes": "estimated_bytes",
 }
 
 

@@ -49,6 +49,7 @@ class Sections(NumberSections):
     times: dict[str, Any] = {}
     cpu_capability: str | None = None
     seed: int | None = None
+    chip: str | None = None
     regions: dict[str, RegionSections] = {}
     ranks: dict[str, dict[str, int | float]] = {}
 

@@ -43,7 +43,7 @@ from pytest_torchprof.core.structs import Frozen
 #: Tests → environments → sections → names; deeper values stay on one line. Regions have sections of
 #: their own.
 _OPEN_LEVELS, _MORE_IN_REGIONS = 5, 2
-_CPU, _SEED = "cpu_capability", "seed"
+_CPU, _SEED, _CHIP = "cpu_capability", "seed", "chip"
 
 
 class Entry(Frozen, frozen=True):
@@ -156,6 +156,7 @@ def entry_of(
         ranks=found.get(RANKS, {}),
         unstable=_ranges(found),
         seed=found.get(_SEED),
+        chip=found.get(_CHIP),
     )
 
 
@@ -238,17 +239,18 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         stay = {name: value for name, value in before.items() if name not in entry.dropped}
         new["metrics"] = {**stay, **new["metrics"]}
         for name, region in new.get(REGIONS, {}).items():
-            accepted = (old or {}).get(REGIONS, {}).get(name, {}).get("metrics", {})
-            region["metrics"] = {**accepted, **region["metrics"]}
+            kept = (old or {}).get(REGIONS, {}).get(name, {}).get("metrics", {})
+            region["metrics"] = {**kept, **region["metrics"]}
         mine: dict[str, Any] = {"project": project} if project else {}
-        conditions = {_CPU: entry.baseline.cpu_capability, _SEED: entry.baseline.seed}
+        accepted = entry.baseline
+        conditions = {_CPU: accepted.cpu_capability, _SEED: accepted.seed, _CHIP: _chip(accepted)}
         mine |= {name: value for name, value in conditions.items() if value is not None}
         if old is None:
             done.added.append(entry.test)
         elif not entry.times_changed and same(old, new):
             if not entry.baseline.draws:  # the entry holds as it is
                 mine.pop(_SEED, None)
-            if mine.keys() - old.keys():
+            if mine.keys() - old.keys() or mine.get(_CHIP, old.get(_CHIP)) != old.get(_CHIP):
                 environments[key] = {**old, **mine}
                 done.touched = True
             continue
@@ -279,6 +281,12 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         done.touched = True
     done.disputed = sorted({test for test, _ in disputed})
     return done
+
+
+def _chip(accepted: Baseline) -> str | None:
+    """The chip of the accepted bounds; None without any."""
+    parts = (accepted, *accepted.regions.values())
+    return accepted.chip if any("bound_ms" in part.metrics for part in parts) else None
 
 
 def _sections(baseline: Baseline) -> dict[str, Any]:

@@ -327,16 +327,21 @@ def unseen_allocator() -> Reason | None:
 
 
 def allows_tf32() -> bool | None:
-    """Whether fp32 products may run as TF32 right now; None if there is no such setting."""
+    """Whether fp32 products may run as TF32 right now; None if there is no such setting.
+
+    Without an accelerator it is what a program has set: the default tells nothing of a device.
+    """
     import torch
 
-    if accelerator() != "cuda" or torch.version.hip is not None:
+    device = accelerator()
+    if device not in (None, "cuda") or torch.version.hip is not None:
         return None
     t = real_torch()
     try:
         # The older query raises if a test has set the newer flags, since torch 2.9.
         if t.fp32_precision is not None:
-            return bool(t.fp32_precision("cuda", "matmul") == "tf32")
-        return bool(t.matmul_precision() != "highest")
+            found = t.fp32_precision("cuda", "matmul")
+            return None if device is None and found == "none" else bool(found == "tf32")
+        return None if device is None else bool(t.matmul_precision() != "highest")
     except (RuntimeError, TypeError):
         return None

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchprof.analysis.bound_rows import BoundRow, bound_rows
 from pytest_torchprof.analysis.elementwise_fusions import fusions
-from pytest_torchprof.analysis.estimated_launches import unknown_parts
+from pytest_torchprof.analysis.estimated_launches import has_operands, unknown_parts
 from pytest_torchprof.analysis.roofline import device_of
 from pytest_torchprof.analysis.uncounted_parts import reason_of
 from pytest_torchprof.commands.inputs import extra_chips, load_steps, notes_of, used_devices
 from pytest_torchprof.commands.printing import ranks_table
 from pytest_torchprof.core.errors import ReportError, SettingsError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.row_formats import cell
@@ -115,6 +116,8 @@ def _peaks(chips: Iterable[Device]) -> list[str]:
 
 def _unknown(trace: Trace) -> str:
     """What the bound leaves out; empty if it is all there."""
+    if not has_operands(trace.events):
+        return f"only a kernel's least time for each operator: {in_words(because(Why.NO_SHAPES))}"
     parts = unknown_parts(trace.events)
     return f"left out: {in_words(reason_of(parts, 0, '1'))}" if parts else ""
 
@@ -144,7 +147,7 @@ def _fusion_notes(trace: Trace, chips: Sequence[Device]) -> Iterator[str]:
     """The chains that save most, a line each."""
     found = fusions(trace.events)
     if found:
-        yield "fusing elementwise neighbors would save, at most:"
+        yield "fusing elementwise neighbors would save about:"
     for row in found[:_SOME]:
         less = row.bytes - row.fused_bytes
         saved = ", ".join(

@@ -152,6 +152,11 @@ class Why(Enum):
     NO_CHIP = "no_chip"
     NO_PEAK = "no_peak"
     UNKNOWN_CHIP = "unknown_chip"
+    OTHER_CHIP = "other_chip"
+    MAYBE_META = "maybe_meta"
+    KEPT_BY_PARTS = "kept_by_parts"
+    CHIPS_DIFFER = "chips_differ"
+    CHIP_NOT_KEPT = "chip_not_kept"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"
@@ -226,6 +231,7 @@ class Why(Enum):
     OUTSIDE_RANGE = "outside_range"
     # where it happened
     ONLY_RUN = "only_run"
+    PLACES_UNKNOWN = "places_unknown"
     TRACED_BY_DEBUGGER = "traced_by_debugger"
     OWN_TRACER = "own_tracer"
     OTHER_THREAD = "other_thread"

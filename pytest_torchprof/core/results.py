@@ -306,6 +306,7 @@ class Baseline(Frozen, frozen=True):
     ranges of metrics that vary. ``seed`` is the one that a test was accepted with, if it uses
     random generators. ``draws``, which is not stored: what it draws depends on the seed.
     ``ranks`` are metrics of each process, by rank or number: they tell which changed the sum.
+    ``chip`` is the one that bounds were estimated for.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -321,3 +322,4 @@ class Baseline(Frozen, frozen=True):
     seed: int | None = None
     draws: bool = False
     ranks: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    chip: str | None = None

@@ -88,6 +88,20 @@ class Intake:
         environment: str,
         metrics: dict[str, Number],
     ) -> None:
+        chip = run.environment.get("chip")
+        if chip is not None and (apart := {m: v for m, v in metrics.items() if _of_chip(m)}):
+            metrics = {m: v for m, v in metrics.items() if m not in apart}
+            self._add_rows(run, test, region, f"{environment}, {chip}", apart)
+        self._add_rows(run, test, region, environment, metrics)
+
+    def _add_rows(
+        self,
+        run: Run,
+        test: RunTest,
+        region: str | None,
+        environment: str,
+        metrics: dict[str, Number],
+    ) -> None:
         repository, source = run.repository or "", test.source or ""
         for timed, machine in ((False, ""), (True, run.machine or "unknown")):
             key: _Key = (repository, environment, test.nodeid, source, machine, region)
@@ -149,3 +163,9 @@ class Intake:
             "UPDATE series SET low = min(low, ?), high = max(high, ?) WHERE id = ?",
             zip(low.tolist(), high.tolist(), ids[starts].tolist(), strict=True),
         )
+
+
+def _of_chip(label: str) -> bool:
+    """Whether a metric is of the chip that the run estimated for: those of two do not compare."""
+    known = METRICS.get(label.partition("[")[0])
+    return known is not None and known.of_chip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render.findings import more_modules
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.results import Baseline, Finding, Profile
 
 #: An operator's name → (location, module, calls) for each place that calls it.
 Where = Callable[[str], Sequence[tuple[str, str | None, int]]]
@@ -18,9 +18,27 @@ Where = Callable[[str], Sequence[tuple[str, str | None, int]]]
 _MOST_PLACES = 3
 
 
-def finding_lines(
-    findings: Iterable[Finding], before: Mapping[str, int] | None, room: int
-) -> list[str]:
+class Accepted(NamedTuple):
+    """Accepted counts by rule; None for those of ``apart`` that have none.
+
+    ``apart`` are rules that a metric of their own counts: of these, no lines are accepted.
+    """
+
+    counts: Mapping[str, int | None]
+    apart: Collection[str] = ()
+
+
+def accepted_counts(profile: Profile, baseline: Baseline | None) -> Accepted | None:
+    """What is accepted of each rule; None without a baseline that knows findings."""
+    if baseline is None or "findings" not in baseline.metrics:
+        return None
+    apart = {rule: metric for rule, metric in profile.gated.items() if metric}
+    own = {rule: baseline.metrics.get(metric) for rule, metric in apart.items()}
+    counts = {rule: None if count is None else int(count) for rule, count in own.items()}
+    return Accepted({**baseline.findings, **counts}, apart)
+
+
+def finding_lines(findings: Iterable[Finding], before: Accepted | None, room: int) -> list[str]:
     """A block per rule, costliest first: counts, places, what was found, and the fix.
 
     ``before`` has accepted counts, None without a baseline.
@@ -44,9 +62,12 @@ def _cost(findings: Iterable[Finding]) -> float:
     return sum(finding.cost_ms or 0 for finding in findings)
 
 
-def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[str]:
+def _block(found: Sequence[Finding], before: Accepted | None) -> list[str]:
     rule, now, cost = found[0].rule, sum(f.count for f in found), _cost(found)
-    counts = f"×{now}" if before is None else f"{before.get(rule, 0)} → {now}"
+    accepted = None if before is None else before.counts.get(rule, 0)
+    counts = f"×{now}" if accepted is None else f"{accepted} → {now}"
+    if accepted and before is not None and rule in before.apart:
+        counts += f" ({accepted} of these accepted: a baseline keeps no lines)"
     costs = f", about {format_quantity(cost, 'ms')}" if cost else ""
     moved = sum(f.bytes or 0 for f in found)
     moves = f", {format_quantity(moved, 'B')} moved" if moved else ""

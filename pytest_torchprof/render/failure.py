@@ -18,7 +18,7 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
+from pytest_torchprof.render.call_sites import Where, accepted_counts, called_from, finding_lines
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.own_metrics import metric_of
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 40
 _COLUMN_OF = {**COLUMN_OF, **ESTIMATE_COLUMN_OF}
-_MOST_METRICS = 12
-_MOST_CAUSES = 5
-
+_MOST_METRICS, _MOST_CAUSES = 12, 5
 
 #: Metrics that are broken down by name of kernel or copy.
 _BY_KERNEL = frozenset(
@@ -56,6 +54,7 @@ _SENTENCES: Mapping[CauseKind, str] = {
     "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
     "metric_advises": "strict: {metric} differs from the baseline: {reason}",
     "metric_new": "strict: the baseline has no {metric}",
+    "metric_apart": "strict: {reason}",
     "improved": "strict: improved, but the improvement is not accepted",
     "no_baseline": "strict: no baseline for this environment",
     "comparison_unchecked": "strict: {metric} was compared in the test, and not measured",
@@ -110,10 +109,7 @@ def failure_message(
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
     room = MAX_LINES - len(lines) - 4
-    known = baseline is not None and "findings" in baseline.metrics
-    behind = finding_lines(
-        _behind(bad, profile), baseline.findings if baseline and known else None, room
-    )
+    behind = finding_lines(_behind(bad, profile), accepted_counts(profile, baseline), room)
     room -= len(behind)
     says = _Operators(where)
     operators = says.limited(bad)
@@ -317,10 +313,14 @@ class _Operators:
             if name is not None:
                 now = profile.regions[name]
                 before = baseline.regions.get(name, Baseline())
+            kept = {column for row in before.operators.values() for column in row}
             prefix = "" if name is None else f"{name}: "
             for verdict in whole:
                 column = _COLUMN_OF.get(verdict.metric)
                 if column is None or verdict.baseline is None:
+                    continue
+                if metric_of(verdict).on_request and column not in kept:
+                    lines += self.largest([verdict], now)
                     continue
                 found = deltas(
                     _in_unit(before.operators, column), _in_unit(now.operators, column), column
@@ -333,7 +333,7 @@ class _Operators:
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
-        """Without a baseline, the operators that account for most of it, in a region its own."""
+        """Without accepted ones, the operators that account for most of it, in a region its own."""
         lines: list[str] = []
         for verdict in bad:
             column, scope = _COLUMN_OF.get(verdict.metric), verdict.scope

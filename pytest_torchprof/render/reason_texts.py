@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_torchprof.core.reasons import Reason, Why
 from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
+from pytest_torchprof.render.estimate_texts import OF_ESTIMATES
 from pytest_torchprof.render.process_texts import OF_PROCESSES
 
 HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
@@ -194,11 +195,7 @@ SENTENCES: Mapping[Why, str] = {
     # bytes that are not counted
     Why.NO_BYTES: "moves an unknown number of bytes",
     # a device's work, estimated
-    Why.NO_LAUNCHES: "starts an unknown number of kernels",
-    Why.COMPILED_FOR_HOST: "was compiled for the CPU, and for a device becomes other kernels",
-    Why.NO_CHIP: "no chip to estimate for (--torchprof-device=CHIP names one)",
-    Why.NO_PEAK: "no peak of {chip} is known for {dtypes}",
-    Why.UNKNOWN_CHIP: "no chip {name} is known (docs/devices.md lists them)",
+    **OF_ESTIMATES,
     # rules
     Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",

@@ -105,6 +105,8 @@ def _needs(rule: Rule) -> str:
     parts = [words for need, words in NEEDS.items() if need in rule.needs]
     needs = [f"A capture with {' and '.join(parts)}."] if parts else []
     needs += [inspect.getdoc(rule.ready) or ""] if rule.ready else []
+    if not needs and rule.on_request:
+        return "A test that asks for it, or the trace of one."
     if not needs:
         return "Nothing: it is checked in every test and every trace."
     return f"{' '.join(needs)} Otherwise it is reported as *not checked*."

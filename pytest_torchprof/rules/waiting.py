@@ -161,7 +161,8 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     fix=_KEEP_THERE,
     triggers=(
         r"aten::(_local_scalar_dense|nonzero|where|masked_select|_unique2?|unique_dim|"
-        r"unique_consecutive|unique_dim_consecutive|equal|bincount|_coalesce|one_hot|resolve_neg)$"
+        r"unique_consecutive|unique_dim_consecutive|equal|bincount|histc|_coalesce|one_hot|"
+        r"resolve_neg)$"
     ),
     gated_by="host_reads",
     on_request=True,
@@ -174,14 +175,14 @@ def host_read(trace: Events) -> Matches:
     Counts operators that would make the host wait if their tensors were on a device, in a test
     that ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`, `allclose`;
     `tolist`, `numpy`, `print`; `nonzero`, with masks as indices and `where` of one argument;
-    `masked_select`, `unique`, `equal`, `bincount`; `coalesce` of sparse tensors, in `SparseAdam`;
+    `masked_select`, `unique`, `isin` of many, `equal`, `bincount`, `histc` without bounds; `normal`
+    with a tensor of deviations, which is checked; `to_sparse`, and `coalesce`, as in `SparseAdam`;
     `repeat_interleave` without `output_size`, and `one_hot` without a number of classes. The metric
-    `host_reads` is the sum.
+    `host_reads` is the sum. What only the CPU checks, as in `quantile` and `linalg.solve`, is none.
 
-    The rule is checked only in tests that ask for estimates of a device's work: with
-    `--torchprof-device`, a limit on `host_reads` or another such metric, or
-    `no_antipatterns("host-read")`. It is silent where the trace shows in which calls the host waits
-    for a device: there, `host-sync` knows better.
+    The rule is checked only in tests that ask for it: with `--torchprof-device`, a limit on
+    `host_reads` or its column, or `no_antipatterns("host-read")`. It is silent where the trace
+    shows in which calls the host waits for a device: there, `host-sync` knows better.
 
     Not counted is what is on the host by design: what a `DataLoader` and its sampler do, seeds that
     were just drawn, and the counters of steps that torch's optimizers keep there, except `LBFGS`,

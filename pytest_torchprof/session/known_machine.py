@@ -35,12 +35,16 @@ class KnownMachine:
         Raises:
             CaptureError: torch is not installed or cannot be imported.
         """
-        return _environment(early_machine(self.settings.threads))
+        return self._environment(early_machine(self.settings.threads))
 
     def closer_look(self) -> dict[str, Any]:
         """The environment as it is."""
-        return _environment(self.machine)
+        return self._environment(self.machine)
 
-
-def _environment(machine: Machine) -> dict[str, Any]:
-    return {**asdict(machine), "key": machine.key}
+    def _environment(self, machine: Machine) -> dict[str, Any]:
+        chip = self.settings.device
+        return {
+            **asdict(machine),
+            "key": machine.key,
+            **({} if chip is None else {"chip": chip}),
+        }

@@ -139,7 +139,9 @@ def _metric(text: str) -> str:
     return text
 
 
-def _chip(text: str) -> str:
+def _chip(text: str) -> str | None:
+    if text.strip() in {"", "off"}:
+        return None
     from pytest_torchprof.work.devices.targets import chip_named
 
     return chip_named(text).name
@@ -194,7 +196,8 @@ OPTIONS = (
     Option("ignore", "", _codes, "RULE,…", "anti-pattern rules to switch off"),
     Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
            "with units: pageable-copy.bytes=2 MiB"),
-    Option("device", None, _chip, "CHIP", "estimate what this chip would have to do, as in H200"),
+    Option("device", None, _chip, "CHIP", "estimate what this chip would have to do, as in H200; "
+           "off: of none, whatever the ini file names"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads in the profiled run; 1 makes "
            "counts the same on every machine"),
     Option("seed", "0", _seed, "N|keep", "seed of Python's, NumPy's, and torch's generators in "

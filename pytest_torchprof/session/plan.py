@@ -19,10 +19,10 @@ from pytest_torchprof.session.markers import (
 )
 from pytest_torchprof.session.project_budgets import project_budgets_of
 from pytest_torchprof.session.rule_markers import allowances_of, antipatterns_of
-from pytest_torchprof.verdict.metrics import ON_REQUEST
+from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import pytest
 
@@ -155,6 +155,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
     if s.select == "marked" and not is_marked(item):
         return None
     budgets += tuple(project_budgets_of(item, budgets))
+    budgets = tuple(_in_force(budgets, s.device))
     rules = rules_of(item.config, item).rules
     asked = asked_for(budgets, s)
     base = Plan(
@@ -182,6 +183,20 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         allowances=allowances_of(item),
     )
     return base.with_counts(**overrides)
+
+
+def _in_force(budgets: Iterable[Budget], chip: str | None) -> Iterator[Budget]:
+    """Without limits on bounds of other chips than the one that is estimated for."""
+    for one in budgets:
+        metric = METRICS.get(one.metric)
+        if one.on is None or metric is None or not metric.of_chip:
+            yield one
+            continue
+        from pytest_torchprof.work.devices.targets import is_of_chip
+
+        mine = is_of_chip(one.on, chip)
+        if mine is not False:
+            yield one if mine is None else msgspec.structs.replace(one, on=None)
 
 
 def asked_for(budgets: Iterable[Budget], settings: Settings) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.errors import SettingsError
@@ -89,10 +90,21 @@ def allowances_of(item: pytest.Item) -> tuple[Allowance, ...]:
         Allowance(
             tuple(sorted(_rules_of(mark, item.config))),
             _reason_of(mark),
-            **{name: mark.kwargs[name] for name in _PLACES & mark.kwargs.keys()},
+            **{name: mark.kwargs[name] for name in _PLACES & mark.kwargs.keys() - {"line"}},
+            line=_line(mark.kwargs.get("line")),
         )
         for mark in marks
     )
+
+
+def _line(line: str | None) -> str | None:
+    """The line without what a path may have in it and a location has not: ``./x.py:3``."""
+    if line is None:
+        return None
+    path, separator, number = line.rpartition(":")
+    if not (separator and number.isdecimal()):
+        path, separator, number = line, "", ""
+    return f"{posixpath.normpath(path)}{separator}{number}"
 
 
 def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:

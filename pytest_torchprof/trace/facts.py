@@ -193,6 +193,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         anomaly_before: whether anomaly mode was on before the region.
         asked: metrics of a device's work that the test asks for, and that are measured only then.
         chip: the chip for which its work is estimated.
+        estimated_cuda_bytes: the peak on a device, estimated by a run of one thread's memory, where
+            this one has none.
         load_per_processor: the load average of the last minute by the number of processors; above
             1, programs wait for each other.
     """
@@ -230,6 +232,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     anomaly_before: bool | None = None
     asked: tuple[str, ...] | None = None
     chip: str | None = None
+    estimated_cuda_bytes: int | None = None
     load_per_processor: float | None = None
 
     def __or__(self, more: Facts) -> Facts:

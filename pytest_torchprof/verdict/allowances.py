@@ -5,6 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import PATH_SEPARATOR, by_operator
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.core.results import Finding, Value
+    from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.verdict.measured import Measured
 
 
@@ -27,6 +32,15 @@ class Allowance(Frozen, frozen=True):
     op: str | None = None
     module: str | None = None
     line: str | None = None
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether a line or a module decides."""
+        return self.module is not None or self.line is not None
+
+    def may_allow(self, finding: Finding) -> bool:
+        """Whether it would allow this finding at some line, in some module."""
+        return replace(self, module=None, line=None).allows(finding)
 
     def allows(self, finding: Finding) -> bool:
         """Whether this finding is at such a place.
@@ -67,31 +81,80 @@ def allowance_of(finding: Finding, allowances: Sequence[Allowance]) -> Allowance
     return next((one for one in allowances if one.allows(finding)), None)
 
 
-def allowed_matches(measured: Measured) -> dict[str, int]:
-    """How many matches of each rule are allowed at their places, as far as these are known."""
-    if not measured.allowances:
-        return {}
-    counts: dict[str, int] = {}
-    for finding in measured.checked.findings(measured.located or by_operator):
+def wants_places(measured: Measured) -> bool:
+    """Whether a line or a module decides if something that was found is allowed."""
+    rules = {rule for one in measured.allowances if one.needs_places for rule in one.rules}
+    return not rules.isdisjoint(measured.checked.counts)
+
+
+class _Allowed(Frozen, frozen=True):
+    """By rule, how many matches are allowed, and how many may be, at places that are not known."""
+
+    known: dict[str, int]
+    unsure: dict[str, int]
+
+
+def _allowed(measured: Measured) -> _Allowed:
+    """What markers allow: rules as a whole, and matches at their places."""
+    counts = measured.checked.counts
+    known = {
+        rule.code: counts[rule.code]
+        for rule in measured.rules
+        if rule.on_request and rule.code in measured.allowed and rule.code in counts
+    }
+    whole, unsure = set(known), dict[str, int]()
+    findings = measured.checked.findings(measured.located or by_operator)
+    for finding in findings if measured.allowances else ():
+        if finding.rule in whole:
+            continue
         if allowance_of(finding, measured.allowances) is not None:
-            counts[finding.rule] = counts.get(finding.rule, 0) + finding.count
-    return counts
+            known[finding.rule] = known.get(finding.rule, 0) + finding.count
+        elif measured.located is None and any(o.may_allow(finding) for o in measured.allowances):
+            unsure[finding.rule] = unsure.get(finding.rule, 0) + finding.count
+    return _Allowed(known, unsure)
 
 
 def without_allowed(
-    measured: Measured, values: dict[str, Value], found: dict[str, int]
-) -> tuple[dict[str, Value], dict[str, int]]:
-    """Metrics and matches without what is allowed at its place."""
-    allowed = allowed_matches(measured)
-    if not allowed:
-        return values, found
-    less = {"findings": 0}
-    for rule in measured.rules:
-        if rule.code in allowed:
-            metric = rule.gated_by if rule.on_request and rule.gated_by else "findings"
-            less[metric] = less.get(metric, 0) + allowed[rule.code]
-    values = {
-        name: value - less[name] if name in less and isinstance(value, int) else value
-        for name, value in values.items()
+    measured: Measured,
+    values: dict[str, Value],
+    found: dict[str, int],
+    unchecked: dict[str, Reason],
+) -> tuple[dict[str, Value], dict[str, int], dict[str, Reason]]:
+    """Metrics, matches, and rules that were not checked, without what is allowed.
+
+    Where lines or modules are not known, what may be allowed there does not count, and the rest is
+    a lower bound.
+    """
+    allowed = _allowed(measured)
+    if not (allowed.known or allowed.unsure):
+        return values, found, unchecked
+    why = because(Why.PLACES_UNKNOWN, why=measured.lines_gap or because(Why.ONLY_RUN))
+    values, metrics = dict(values), {rule.code: _metric_of(rule) for rule in measured.rules}
+    for rule, count in allowed.known.items():
+        if (metric := metrics[rule]) in values:
+            values[metric] = _less(values[metric], count)
+    for rule, count in allowed.unsure.items():
+        if (metric := metrics[rule]) in values:
+            values[metric] = _less(values[metric], count, why)
+    total = {
+        rule: allowed.known.get(rule, 0) + allowed.unsure.get(rule, 0)
+        for rule in {*allowed.known, *allowed.unsure}
     }
-    return values, {rule: count - allowed.get(rule, 0) for rule, count in found.items()}
+    found = {rule: count - total.get(rule, 0) for rule, count in found.items()}
+    return values, found, {**unchecked, **dict.fromkeys(allowed.unsure, why)}
+
+
+def _metric_of(rule: Rule) -> str:
+    """The metric that counts a rule's matches."""
+    return rule.gated_by if rule.on_request and rule.gated_by else "findings"
+
+
+def _less(value: Value, count: int, why: Reason | None = None) -> Value:
+    """The value without so many; for a reason, that is all that is known."""
+    known = value.at_hand if isinstance(value, MissingValue) else value
+    left = None if known is None else max(int(known) - count, 0)
+    if isinstance(value, MissingValue):
+        return replace(value, at_hand=left or None)
+    if why is not None:
+        return MissingValue(why, left or None, at_least=True)
+    return left or 0

@@ -21,6 +21,7 @@ CauseKind = Literal[
     "budget_unchecked",
     "metric_unchecked",
     "metric_new",
+    "metric_apart",
     "metric_advises",
     "improved",
     "no_baseline",
@@ -70,7 +71,9 @@ def failures(
             if not (accept and v.reason is not None and v.reason.why is Why.NOT_RECORDED)
         ]
         causes += [
-            Cause("metric_new", v.label)
+            Cause("metric_apart", v.label, v.reason)
+            if v.reason is not None and v.reason == policy.chip_note
+            else Cause("metric_new", v.label)
             for v in verdicts
             if v.status == "new"
             and has_baseline

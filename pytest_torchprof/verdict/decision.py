@@ -24,7 +24,7 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
+from pytest_torchprof.verdict.other_cpu import explains_not, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import row_of
 from pytest_torchprof.verdict.scopes import DID_NOT_RUN
@@ -40,26 +40,21 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 #: Nothing of its name ran, or nothing was recorded there.
-_NOT_RUN = DID_NOT_RUN | frozenset(
-    {
-        Why.NOT_RECORDED_IN,
-        Why.NO_SUCH_METRIC,
-        Why.NO_SUCH_METRIC_NEAR,
-    }
-)
+_NOT_RUN = DID_NOT_RUN | {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
 
 
 class Policy(Frozen, frozen=True):
     """How strictly to compare.
 
     ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
-    instruction set decides does.
+    instruction set decides does; ``chip_note`` why bounds are not compared.
     """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
     strict: bool = False
     time_note: Reason | None = None
     cpu_note: Reason | None = None
+    chip_note: Reason | None = None
 
 
 def compare(
@@ -87,10 +82,9 @@ def compare(
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
         ]
     if baseline is not None and policy.cpu_note is not None:
-        more = more_than_layouts(baseline.operators, profile.operators)
         verdicts = [
             replace(v, status="regressed", reason=None)
-            if more and v.status == "advisory" and v.metric == "ops" and _is_more(v)
+            if v.status == "advisory" and _is_more(v) and explains_not(v.metric, baseline, profile)
             else v
             for v in verdicts
         ]
@@ -288,7 +282,8 @@ def _against_accepted(
         return Verdict(metric.name, value, "ok")
     if accepted is None:
         gated = policy.time == "gate" and metric.name in GATED_TIMES
-        return Verdict(metric.name, value, "new", reason=policy.time_note if gated else None)
+        note = policy.time_note if gated else policy.chip_note if metric.of_chip else None
+        return Verdict(metric.name, value, "new", reason=note)
     if metric.klass == "time":
         verdict = Verdict(metric.name, value, "ok", accepted)
         return _of_time(metric, verdict, profile, baseline, policy)

@@ -37,7 +37,7 @@ from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
-from pytest_torchprof.verdict.profile import profile_of, stored_numbers
+from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
 from pytest_torchprof.verdict.unstable import ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
@@ -141,6 +141,11 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
         measured, profile = of_all(measured)
     else:
         profile = profile_of(measured)
+    if measured.trace.facts.chip is not None:
+        from pytest_torchprof.verdict.other_chip import of_this_chip
+
+        baseline, why = of_this_chip(measured, profile, baseline)
+        policy = replace(policy, chip_note=why)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     return Compared(measured, profile, baseline, policy, verdicts, regions)
@@ -219,6 +224,7 @@ def judged(
         causes,
         other
         or swapped
+        or found.policy.chip_note
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
         or not_compared(measured.unmeasured, profile)
         or measured.pairs_gap,
@@ -319,6 +325,7 @@ def _accepts(
         cpu_capability=cpu,
         unstable=ranges_of(profile, again, found.baseline),
         seed=measured.seed,
+        chip=measured.trace.facts.chip,
         draws=measured.draws,
         ranks={label: stored_numbers(own) for label, own in profile.ranks.items()},
         regions={
@@ -361,7 +368,7 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
-    operators = {name: dict(row) for name, row in profile.operators.items()}
+    operators = stored_operators(profile.operators)
     return Baseline(metrics, operators, dict(profile.kernels), own=own)
 
 

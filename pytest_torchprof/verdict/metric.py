@@ -36,6 +36,8 @@ class Metric(NamedTuple):
         compared: whether it is compared with a baseline. Not if something outside the test decides
             it: a cache on disk, or what other tests have left in memory.
         on_request: whether it is measured only for tests that ask for it.
+        of_chip: whether it is of the chip of ``--torchprof-device``, so that bounds on two chips do
+            not compare.
         timed_by_region: whether rounds measure it in the named regions of a test, too.
         better: whether a lower or a higher value is an improvement.
         own: what the user has declared, of a metric of his own.
@@ -54,6 +56,7 @@ class Metric(NamedTuple):
     largest: bool = False
     compared: bool = True
     timed_by_region: bool = False
+    of_chip: bool = False
     on_request: bool = False
     better: Better = "lower"
     own: OwnMetric | None = None

@@ -131,10 +131,11 @@ def profile_of(measured: Measured) -> Profile:
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
     values = values_of(measured.checked, allowed, measured.own)
-    if measured.allowances:
+    asked = {rule.code for rule in measured.rules if rule.on_request}
+    if measured.allowances or not asked.isdisjoint(allowed):
         from pytest_torchprof.verdict.allowances import without_allowed
 
-        values, found = without_allowed(measured, values, found)
+        values, found, unchecked = without_allowed(measured, values, found, unchecked)
     functions = {metric.name: metric for metric in measured.own}
     own = {name: metric.own for name, metric in functions.items() if metric.own is not None}
     own |= declared_in(recorded)
@@ -254,4 +255,12 @@ def stored_numbers(values: Mapping[str, Value]) -> dict[str, int | float]:
         name: value
         for name, value in values.items()
         if METRICS[name].stored and isinstance(value, int | float)
+    }
+
+
+def stored_operators(operators: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Those columns of operators that a baseline keeps: without the blocks at one moment."""
+    return {
+        name: {column: value for column, value in row.items() if column != "estimated_bytes"}
+        for name, row in operators.items()
     }

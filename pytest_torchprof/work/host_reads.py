@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.work.launch_counts import RECURRENT
+from pytest_torchprof.work.views import aten
 
 if TYPE_CHECKING:
     from pytest_torchprof.work.operands import Operands
@@ -32,9 +34,9 @@ def _classes(call: Operands) -> int:
     return int(call.integers(1)[0] < 0)
 
 
-def _positions(call: Operands) -> int:
-    """`where(condition)` alone."""
-    return int(len(call) == 1)
+def _range(call: Operands) -> int:
+    """`histc(x, bins, min, max)`: without bounds, the least and the largest value."""
+    return 2 * (call.text(2) == call.text(3))
 
 
 _SHAPE: Final = "the size of its result"
@@ -43,7 +45,6 @@ _VALUE: Final = "a value"
 READS: Final[Mapping[str, HostRead]] = {
     "aten::_local_scalar_dense": HostRead(1, _VALUE, "cuda/CUDAScalar.cu"),
     "aten::nonzero": HostRead(1, _SHAPE, "cuda/Nonzero.cu"),
-    "aten::where": HostRead(_positions, _SHAPE, "TensorCompare.cpp"),
     "aten::masked_select": HostRead(1, _SHAPE, "cuda/IndexKernel.cpp"),
     "aten::_unique2": HostRead(1, _SHAPE, "cuda/Unique.cu"),
     "aten::_unique": HostRead(1, _SHAPE, "cuda/Unique.cu"),
@@ -52,9 +53,16 @@ READS: Final[Mapping[str, HostRead]] = {
     "aten::unique_dim_consecutive": HostRead(1, _SHAPE, "cuda/Unique.cu"),
     "aten::equal": HostRead(1, _VALUE, "cuda/Equal.cpp"),
     "aten::bincount": HostRead(2, _SHAPE, "cuda/SummaryOps.cu"),
+    "aten::histc": HostRead(_range, _VALUE, "cuda/SummaryOps.cu"),
     "aten::_coalesce": HostRead(1, _SHAPE, "sparse/cuda/SparseCUDATensor.cu"),
     "aten::one_hot": HostRead(_classes, _SHAPE, "Onehot.cpp"),
 }
+
+#: These start an unknown number of kernels, and read nothing. Source: ``cuda/linalg``, cuSOLVER.
+SILENT: Final = RECURRENT | aten(
+    "_fft_c2c _fft_c2r _fft_r2c linalg_inv_ex _linalg_solve_ex linalg_cholesky_ex "
+    "linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular triangular_solve"
+)
 
 #: What `tolist` and `numpy` call one after the other, on a tensor's values as they are.
 #: Source: torch/csrc/utils/tensor_list.cpp and tensor_numpy.cpp.

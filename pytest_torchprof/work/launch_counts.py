@@ -176,6 +176,47 @@ def _one_hot(call: Operands) -> int:
     return 2 + (call.integers(1)[0] < 0)
 
 
+def _normal(call: Operands) -> int:
+    """With tensors, one draw beside what is nested; with numbers, that is nested, too."""
+    return int(call.has_tensor(0) or call.has_tensor(1))
+
+
+def _draws(call: Operands) -> int:
+    """`multinomial(x, samples, replacement)`: what takes no arg max has a kernel of its own."""
+    return int(call.flag(2) and call.integers(1)[0] > 1)
+
+
+def _histogram(call: Operands) -> int:
+    """Zeros, the histogram, and without bounds the least and the largest value."""
+    return 4 if call.text(2) == call.text(3) else 2
+
+
+def _compares_all(call: Operands) -> bool:
+    """Whether `isin(elements, test)` compares all pairs, and does not sort.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp.
+    """
+    elements, test = (float(prod(call.tensor(at).shape)) for at in (0, 1))
+    return bool(test < 10 * elements**0.145)
+
+
+def _isin(call: Operands) -> int:
+    """All pairs compared, and any of them; else it is what is nested: sorts and the like."""
+    return 2 if _compares_all(call) else 0
+
+
+def _cat(call: Operands) -> int:
+    """None of a single tensor that is not empty; torch records lists of up to 30."""
+    shapes = call.dims[0]
+    known = isinstance(shapes, list) and shapes and all(isinstance(one, list) for one in shapes)
+    return int(not known or sum(0 not in one for one in shapes) > 1)
+
+
+def _conj(call: Operands) -> int:
+    """Of real numbers, `conj_physical` is the tensor itself."""
+    return int("complex" in call.tensor(0).dtype)
+
+
 # ------------------------------------------------------------------------- the table
 
 _TRACES: Final = "public traces of V100, A100, H100 and MI300X"
@@ -255,11 +296,33 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("sparse_coo_tensor _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors "
             "is_coalesced _coalesced_", 0, "../sparse/SparseTensor.cpp: no values", nested=True),
     **_rows("bincount", 4, "SummaryOps.cu: extremes, zeros, counts"),
-    **_rows("_unique2 unique_dim unique_consecutive", 3, "Unique.cu: at least a sort and a scan"),
+    **_rows("_unique _unique2 unique_dim unique_consecutive", 3,
+            "Unique.cu: at least a sort and a scan"),
+    **_rows("histc", _histogram, "SummaryOps.cu: _histc_cuda_template"),
+    # One implementation for all devices, which calls others, besides kernels of its own
+    **_rows("normal", _normal, "../DistributionTemplates.h: normal_out_impl", nested=True),
+    **_rows("multinomial", _draws, "../Distributions.cpp: multinomial_out", nested=True),
+    **_rows("isin", _isin, "../TensorCompare.cpp; TensorCompare.cu", nested=True),
+    **_rows("segment_reduce", 1, "../SegmentReduce.cpp: segment_reduce_kernel", nested=True),
+    **_rows("to_sparse _to_sparse to_sparse_csr _to_sparse_csr to_sparse_csc _to_sparse_csc "
+            "to_sparse_bsr _to_sparse_bsr to_sparse_bsc _to_sparse_bsc", 0,
+            "../TensorConversions.cpp", nested=True),
+    **_rows("_nested_tensor_from_mask_left_aligned", 0, "../nested/NestedTensorMath.cpp",
+            nested=True),
+    **_rows("feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ feature_alpha_dropout "
+            "feature_alpha_dropout_", 0, "../Dropout.cpp: _dropout_impl", nested=True),
+    **_rows("einsum cartesian_prod sum_to_size to_dense", 0,
+            "../Linear.cpp, ../TensorShape.cpp: views alone are none", nested=True),
+    **_rows("cat", _cat, "Shape.cu: a copy by the driver of a single tensor"),
+    **_rows("conj_physical", _conj, "../UnaryOps.cpp"),
+    **_rows("lstm_cell gru_cell", 3, "../RNN.cpp: two products and _thnn_fused_lstm_cell, or "
+            "_thnn_fused_gru_cell"),
+    **_rows("_thnn_fused_lstm_cell _thnn_fused_gru_cell", 1, "RNN.cu"),
     # Lists of tensors, optimizers
     **_rows("_amp_foreach_non_finite_check_and_unscale_", foreach(0), "AmpKernels.cu"),
     **_rows("_foreach_norm", foreach_norm, "ForeachReduceOp.cu"),
-    **_rows("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", fused, "FusedAdamKernel.cu"),
+    **_rows("_fused_adam_ _fused_adamw_ _fused_sgd_", fused(5), "FusedAdamKernel.cu"),
+    **_rows("_fused_adagrad_", fused(3), "FusedAdagradKernel.cu"),
     # What the host asks for, or what asks the host
     **_rows("_local_scalar_dense", 0, "CUDAScalar.cu: a copy"),
     **_rows("_assert_async", 1, "TensorCompare.cu"),
@@ -271,16 +334,18 @@ _FOREACH: Final = Launches(foreach(1), "MultiTensorApply.cuh")
 _ONE: Final = Launches(1, "one kernel, as most")
 _NONE: Final = Launches(0, "a view, an allocation, or a question")
 
-#: These call libraries that start a number of kernels of their own: at least one.
-SEVERAL: Final = aten(
+#: Recurrent layers, for which cuDNN and MIOpen start a number of kernels of their own.
+RECURRENT: Final = aten(
     "lstm gru rnn_tanh rnn_relu _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward "
-    "mkldnn_rnn_layer mkldnn_rnn_layer_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell"
+    "mkldnn_rnn_layer mkldnn_rnn_layer_backward"
 )
+#: These call libraries that start a number of kernels of their own: at least one.
+SEVERAL: Final = RECURRENT | aten("linalg_lstsq linalg_eigvals sspaddmm")
 
 
 def is_part(name: str) -> bool:
     """Whether only what is nested in this operator counts, if there is anything."""
-    if name in LAUNCHES:
+    if name in LAUNCHES or name in SEVERAL:
         return False
     return name in COMPOSITES or work_of(name) in {"around", "parts"}
 

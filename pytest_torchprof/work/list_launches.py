@@ -78,7 +78,7 @@ def is_long_list(name: str, call: Operands) -> bool:
 
 def count_long_list(name: str, call: Operands, shapes: list[Any]) -> int:
     """Launches for such a list, with the shapes of the tensors; of fused ones only their number."""
-    lists = call.types[:5].count("TensorList")
+    lists = call.types[: _lists_of(name)].count("TensorList")
     if name.startswith("aten::_fused_"):
         return chunked([1] * len(shapes), lists)
     try:
@@ -98,7 +98,16 @@ def foreach_norm(call: Operands) -> int:
     return chunked(_sizes(call), 1) + 2
 
 
-def fused(call: Operands) -> int:
-    """One pass over the lists of a fused optimizer."""
-    lists = sum(1 for shapes in call.dims[:5] if shapes and isinstance(shapes[0], list))
-    return chunked(_sizes(call), lists)
+def fused(most: int) -> LaunchRule:
+    """One pass over the lists of a fused optimizer, up to ``most``: its counters are apart."""
+
+    def rule(call: Operands) -> int:
+        lists = sum(1 for shapes in call.dims[:most] if shapes and isinstance(shapes[0], list))
+        return chunked(_sizes(call), lists)
+
+    return rule
+
+
+def _lists_of(name: str) -> int:
+    """How many lists a launch may take: of Adagrad, without its counters of steps."""
+    return 3 if "adagrad" in name else len(_MOST_TENSORS)

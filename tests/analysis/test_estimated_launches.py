@@ -15,8 +15,11 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.verdict.estimates import bound_ms
 from pytest_torchprof.verdict.metrics import METRICS, measure
+from pytest_torchprof.work.devices.targets import chip_named
 
+T4 = chip_named("T4")
 X, W, BIAS = torch.randn(4, 5), torch.randn(6, 5), torch.randn(6)
 HALF, Q = torch.randn(4, 5).bfloat16(), torch.randn(1, 2, 8, 4)
 IMAGE, KERNEL, CHANNELS = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
@@ -24,6 +27,11 @@ ONES, CLASSES = torch.ones(3), torch.tensor([1, 0, 2, 3])
 MASK = X > 0
 LIST = [torch.zeros(4) for _ in range(5)]
 LONG = [torch.zeros(4) for _ in range(120)]
+DOUBLE = Q.double()
+EYE, COMPLEX = torch.eye(3), torch.ones(2, dtype=torch.complex64)
+CELL = torch.nn.LSTMCell(5, 3)
+HEADS = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+TOKENS = torch.ones(1, 3, 8)
 WEIGHT = torch.randn(4, 5, requires_grad=True)
 
 
@@ -35,6 +43,20 @@ def step(count: int = 2, **how: Any) -> Callable[[], Any]:
     optimizer = torch.optim.Adam(weights, **how)
     optimizer.step()
     return optimizer.step
+
+
+def adagrad(count: int) -> Callable[[], Any]:
+    """A step of Adagrad on this many weights."""
+    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(count)]
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    return torch.optim.Adagrad(weights, fused=True).step
+
+
+@torch.no_grad()
+def heads() -> None:
+    """Attention with several heads, without its weights."""
+    HEADS(TOKENS, TOKENS, TOKENS, need_weights=False)
 
 
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
@@ -69,7 +91,35 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "all in one": (step(fused=True), 2),
     "many on lists": (step(80, foreach=True), 2 + 1 + 2 + 2 + 1 + 1 + 2),
     "many in one": (step(80, fused=True), 1 + 3),
-}
+    "many of Adagrad, whose counters are apart": (adagrad(80), 1 + 2),
+    # what the CPU makes of others, and a device, too
+    "draws with deviations, checked twice": (lambda: torch.normal(X, X.abs()), 1 + 7),
+    "draws with one deviation": (lambda: torch.normal(X, 1.0), 2),
+    "places": (EYE.to_sparse, 4 + 1),
+    "a choice without replacement": (lambda: torch.multinomial(ONES, 2), 13),
+    "and with it": (lambda: torch.multinomial(ONES, 2, replacement=True), 1),
+    "all pairs compared": (lambda: torch.isin(CLASSES, CLASSES[:2]), 2),
+    # what only the CPU checks
+    "a quantile": (lambda: X.quantile(0.5), 15),
+    # nothing at all
+    "channels that are not dropped": (lambda: F.dropout2d(IMAGE, training=False), 0),
+    "alpha dropout in evaluation": (lambda: F.alpha_dropout(X, training=False), 0),
+    "a product of one": (lambda: torch.cartesian_prod(ONES), 0),
+    "axes that einsum swaps": (lambda: torch.einsum("ij->ji", X), 0),
+    "a list of one": (lambda: torch.cat([X]), 0),
+    "a list of two": (lambda: torch.cat([X, X]), 1),
+    "a list longer than torch records": (lambda: torch.cat(LONG), 1),
+    "a sum to the same size": (lambda: X.sum_to_size(4, 5), 0),
+    "an einsum": (lambda: torch.einsum("ij,kj->ik", X, W), 1),
+    "the conjugate of a real tensor": (X.conj_physical, 0),
+    "of a complex one": (COMPLEX.conj_physical, 1),
+    # what a device does as a whole
+    "attention with dropout": (lambda: F.scaled_dot_product_attention(Q, Q, Q, None, 0.1), 1),
+    "in a type that has no fused form": (
+        lambda: F.scaled_dot_product_attention(DOUBLE, DOUBLE, DOUBLE, None, 0.1), 10),
+    "a cell": (lambda: CELL(X), 1 + 3),
+    "heads in evaluation": (heads, 3),
+}  # fmt: skip
 
 
 @pytest.mark.one_in(6)
@@ -93,14 +143,20 @@ def test_an_operator_of_another_library_makes_it_a_lower_bound() -> None:
     assert "starts an unknown number of kernels" in in_words(value.reason)
 
 
-def test_another_library_s_operator_counts_by_its_parts() -> None:
-    b = TraceBuilder()
+@pytest.mark.parametrize("on_device", [False, True])
+def test_parts_of_another_library_s_operator_count_where_a_device_ran_them(
+    on_device: bool,
+) -> None:
+    """How it works on the CPU says nothing of a device: there, it starts one kernel at least."""
+    b = TraceBuilder("NVIDIA H100 80GB HBM3" if on_device else None)
     with b.op("mylib::step", [[4]], ["float"]):
-        with b.op("aten::relu", [[4]], ["float"]):
-            pass
-        with b.op("aten::mul", [[4], [4]], ["float", "float"]):
-            pass
-    assert 2 == measure(METRICS["launches"], parse_trace(b.to_bytes()))
+        for name in ("aten::relu", "aten::neg", "aten::exp"):
+            with b.op(name, [[4]], ["float"]):
+                if on_device:
+                    b.launch(name)
+    value = measure(METRICS["launches"], parse_trace(b.to_bytes()))
+    assert isinstance(value, MissingValue)
+    assert (3 if on_device else 1, True) == (value.at_hand, value.at_least)
 
 
 def test_code_that_was_compiled_for_the_cpu_is_not_measured() -> None:
@@ -124,3 +180,33 @@ def test_loading_data_stays_on_the_host() -> None:
     trace = parse_trace(b.to_bytes())
     assert 1 == measure(METRICS["launches"], trace)
     assert 0 == measure(METRICS["host_reads"], trace)
+
+
+@pytest.mark.parametrize("metric", ["launches", "host_reads", "bound_ms"])
+def test_without_shapes_nothing_is_told(metric: str) -> None:
+    b = TraceBuilder()
+    for name in ("aten::relu", "aten::item"):
+        with b.op(name), b.op("aten::_local_scalar_dense"):
+            pass
+    trace = parse_trace(b.to_bytes())
+    value = bound_ms(trace, T4) if metric == "bound_ms" else measure(METRICS[metric], trace)
+    assert isinstance(value, MissingValue)
+    assert "recorded without shapes" in in_words(value.reason)
+
+
+def test_where_of_three_reads_nothing_even_without_shapes() -> None:
+    b = TraceBuilder()
+    with b.op("aten::where"):
+        pass
+    assert 0 == measure(METRICS["host_reads"], parse_trace(b.to_bytes()))
+
+
+def test_kernels_of_a_graph_make_it_a_lower_bound() -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    with b.op("aten::relu", [[4]], ["float"]):
+        b.launch("relu")
+    b.graph_launch(["one", "two"])
+    value = measure(METRICS["launches"], parse_trace(b.to_bytes()))
+    assert isinstance(value, MissingValue)
+    assert (1, True) == (value.at_hand, value.at_least)
+    assert "was replayed from a graph" in in_words(value.reason)

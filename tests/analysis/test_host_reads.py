@@ -103,3 +103,57 @@ def test_what_a_hook_of_a_step_reads_counts(tmp_path: Path) -> None:
         return optimizer
 
     assert counted(step(model, make), tmp_path) == 1
+
+
+X, EYE = torch.rand(4, 5), torch.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("block", "reads"),
+    [
+        (lambda: torch.normal(X, X), 2),  # checked by both functions that torch calls
+        (lambda: torch.normal(X, 1.0), 0),
+        (EYE.to_sparse, 1),
+        (EYE.to_sparse_csr, 2),
+        (lambda: torch.isin(torch.arange(4), torch.arange(99)), 2),
+        (lambda: torch.isin(torch.arange(4), torch.arange(2)), 0),
+        (lambda: torch.histc(X, 4), 2),
+        (lambda: torch.histc(X, 4, 0.0, 1.0), 0),
+        (lambda: torch.segment_reduce(X[0], "sum", lengths=torch.tensor([2, 3])), 2),
+        (lambda: torch.multinomial(X, 2), 0),
+        (lambda: X.quantile(0.5), 0),
+        (lambda: X.nanquantile(0.5), 0),
+        (lambda: torch.where(X > 0), 1),
+        (lambda: torch.where(X > 0, X, 0.0), 0),
+        (lambda: torch.argwhere(X), 1),
+        (lambda: torch.combinations(X[0]), 2),
+        (lambda: torch.unique(X), 1),
+        (lambda: torch.allclose(X, X), 1),
+        (lambda: torch.isclose(X, X), 0),
+        (X.nan_to_num, 0),
+        (lambda: torch.cdist(X, X), 0),
+        (lambda: torch.tensor_split(X, torch.tensor([1, 2])), 0),
+        (lambda: X.repeat_interleave(torch.tensor([1, 2, 1, 1]), 0), 2),
+        (lambda: X.repeat_interleave(torch.tensor([1, 2, 1, 1]), 0, output_size=5), 0),
+        (lambda: X.clone().masked_scatter_(X > 0.5, X), 0),
+        (lambda: X.clone().masked_fill_(X > 0.5, 0.0), 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_each_reads_as_on_a_device(block: Callable[[], Any], reads: int, tmp_path: Path) -> None:
+    block()
+    assert reads == counted(block, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_reads_whether_its_mask_is_left_aligned(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval()
+    mask = torch.tensor([[False, False, True]] * 2)
+
+    @torch.no_grad()
+    def block() -> None:
+        encoder(torch.ones(2, 3, 8), src_key_padding_mask=mask)
+
+    block()
+    assert 1 == counted(block, tmp_path)

@@ -52,6 +52,19 @@ def test_without_the_newer_setting_the_older_one_decides(
 
 
 def test_other_devices_have_no_such_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in (None, "xpu"):
-        monkeypatch.setattr(machine, "accelerator", lambda device=device: device)
-        assert allows_tf32() is None
+    monkeypatch.setattr(machine, "accelerator", lambda: "xpu")
+    assert allows_tf32() is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"), [("none", None), ("ieee", False), ("tf32", True)]
+)
+def test_without_a_device_it_is_what_the_program_has_set(
+    monkeypatch: pytest.MonkeyPatch, precision: str, expected: bool | None
+) -> None:
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):
+        pytest.skip("this torch has the older setting only")
+    monkeypatch.setattr(machine, "accelerator", lambda: None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(machine.real_torch(), "fp32_precision", lambda *_: precision)
+    assert allows_tf32() is expected

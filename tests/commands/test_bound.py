@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.one_product import builder_of
+from support.trace_builder import TraceBuilder
 
 if TYPE_CHECKING:
     from support.command_line import Say
@@ -91,3 +92,11 @@ def test_a_report_leads_to_the_traces_of_its_tests(say: Say, trace: Path, tmp_pa
     status, _, err = say("bound", report, "--device", "T4")
     assert 2 == status
     assert "none of its tests has a trace" in err
+
+
+def test_without_shapes_it_says_that_only_launches_count(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    with b.op("aten::relu"):
+        pass
+    out = say("bound", b.save(tmp_path / "bare.pt.trace.json"), "--device", "T4")[1]
+    assert "only a kernel's least time for each operator: recorded without shapes" in out

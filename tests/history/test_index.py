@@ -339,3 +339,18 @@ def test_a_killed_reader_leaves_an_index_that_can_be_used(folder: Path) -> None:
             expected = stored(store_of(str(folder)))
             assert {(moment + 1) * 8} == {len(values) for values in expected.values()}
     assert {400} == {len(values) for values in stored(store_of(str(folder))).values()}
+
+
+def test_bounds_on_two_chips_are_two_series(folder: Path) -> None:
+    both = {"bound_ms": 0.5, "launches": 3}
+    runs = [
+        run(C, both, environment={"key": "cpu, torch 2.13", "host": "a", "chip": chip})
+        for chip in ("T4", "H100 SXM", "T4")
+    ]
+    save(folder, *runs)
+    found = [(one.metric, one.environment) for one in series_of(store_of(str(folder)))]
+    assert sorted(found) == [
+        ("bound_ms", "cpu, torch 2.13, H100 SXM"),
+        ("bound_ms", "cpu, torch 2.13, T4"),
+        ("launches", "cpu, torch 2.13"),
+    ]

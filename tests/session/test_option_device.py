@@ -134,6 +134,29 @@ def test_a_limit_or_a_column_asks_for_its_metric(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("on", "args", "outcome", "limit"),
+    [
+        ("H100", ("--torchprof-device=H100 SXM",), "failed", 1e-6),
+        ("H100", ("--torchprof-device=T4",), "passed", None),
+        ("T4", ("--torchprof-device=T4",), "failed", 1e-6),
+        ("T4", (), "passed", None),
+        ("cpu", ("--torchprof-device=T4",), "failed", 1e-6),
+    ],
+)
+def test_a_limit_on_a_bound_is_for_the_chip_that_it_names(
+    pytester: pytest.Pytester, on: str, args: tuple[str, ...], outcome: str, limit: float | None
+) -> None:
+    marker = f'@pytest.mark.max_bound_ms("0.001 us", on="{on}")'
+    pytester.makepyfile(test_it=STEP.format(marker=marker))
+    ran = run(pytester, "--torchprof", *args)
+    assert {outcome: 1} == ran.outcomes
+    found = ran.tests["test_it"]["metrics"].get("bound_ms", {"limit": None})
+    assert limit == found["limit"]
+    assert bool(args) == ("bound_ms" in ran.tests["test_it"]["metrics"])
+
+
+@pytest.mark.thorough
 def test_without_a_chip_a_bound_is_not_measured(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=STEP.format(marker="@pytest.mark.max_bound_ms(1)"))
     ran = run(pytester, "--torchprof")
@@ -146,6 +169,15 @@ def test_without_a_chip_a_bound_is_not_measured(pytester: pytest.Pytester) -> No
 def test_the_ini_file_names_the_chip(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntorchprof_device = MI300X")
     assert set(ON_REQUEST) == set(values(pytester))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("args", [("-o", "torchprof_device="), ("--torchprof-device=off",)])
+def test_the_chip_of_the_ini_file_can_be_switched_off(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makeini("[pytest]\ntorchprof_device = MI300X")
+    assert set() == set(values(pytester, "", *args))
 
 
 @pytest.mark.thorough
@@ -209,6 +241,32 @@ def test_what_is_measured_does_not_depend_on_threads(pytester: pytest.Pytester) 
 
 
 @pytest.mark.thorough
+def test_the_peak_does_not_depend_on_threads_that_work_on_parts_of_an_operator(
+    pytester: pytest.Pytester,
+) -> None:
+    """Torch records no memory where it profiles all threads."""
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        import torch.nn.functional as F
+
+        def test_it():
+            q = torch.ones(8, 4, 64, 32, requires_grad=True)
+            F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+        """
+    )
+    found = []
+    for threads in (1, 2):
+        ran = run(
+            pytester, "--torchprof", "--torchprof-device=T4", f"--torchprof-threads={threads}"
+        )
+        metrics = ran.tests["test_it"]["metrics"]
+        found.append({name: metrics[name]["value"] for name in ON_REQUEST})
+    assert found[0] == found[1]
+    assert found[0]["estimated_cuda_bytes"] > 0
+
+
+@pytest.mark.thorough
 def test_a_kept_trace_has_the_same_numbers(pytester: pytest.Pytester) -> None:
     asked = ("--torchprof-device=T4", "--torchprof-traces=kept", "--torchprof-traces-of=all")
     found = values(pytester, "", *asked)
@@ -246,6 +304,8 @@ def test_it():
         ('line="test_it.py:6"', 1),
         ('line="test_it.py:7"', 3),
         ('line="test_it.py"', 0),
+        ('line="./test_it.py"', 0),
+        ('line="./test_it.py:6"', 1),
         ('line="it.py"', 3),
         ('module="Sampler"', 1),
         ('module="Samp"', 3),
@@ -264,6 +324,53 @@ def test_reads_are_allowed_at_their_place(
     if reads:
         pytester.makepyfile(test_it=SAMPLER.format(where=where, limit=reads - 1))
         assert {"failed": 1} == run(pytester, "--torchprof").outcomes
+
+
+@pytest.mark.thorough
+def test_reads_that_are_allowed_anywhere_do_not_count(pytester: pytest.Pytester) -> None:
+    source = SAMPLER.format(where="", limit=0).replace('"host-read", , ', '"host-read", ')
+    pytester.makepyfile(test_it=source)
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    assert 0 == ran.metric("host_reads", "test_it")["value"]
+    assert {True} == {found["accepted"] for found in ran.tests["test_it"]["findings"]}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("where", "limit", "outcome", "at_least"),
+    [
+        ('line="test_it.py:6"', 0, "passed", None),
+        ('module="Sampler"', 2, "passed", None),
+        ('op="aten::nonzero", line="test_it.py:6"', 2, "passed", 2),
+        ('op="aten::nonzero", line="test_it.py:6"', 1, "failed", 2),
+    ],
+)
+def test_where_lines_are_not_known_what_a_place_may_allow_is_not_checked(
+    pytester: pytest.Pytester, where: str, limit: int, outcome: str, at_least: int | None
+) -> None:
+    pytester.makepyfile(test_it=SAMPLER.format(where=where, limit=limit))
+    only_run = ("--torchprof-warmup=0", "--torchprof-rounds=0")
+    ran = run(pytester, "--torchprof", *only_run)
+    assert {outcome: 1} == ran.outcomes, ran.out
+    found = ran.metric("host_reads", "test_it")
+    assert found.get("at_least") == at_least
+    assert "at its line or module is not known: the profiled run was the only" in found["reason"]
+    if outcome == "passed":
+        assert "not_measured" == found["status"]
+        strict = run(pytester, "--torchprof", "--torchprof-strict", *only_run)
+        assert {"failed": 1} == strict.outcomes
+
+
+@pytest.mark.thorough
+def test_what_is_allowed_at_a_line_is_not_accepted_either(pytester: pytest.Pytester) -> None:
+    source = SAMPLER.format(where='line="test_it.py:6"', limit=1)
+    pytester.makepyfile(test_it=source)
+    assert {"passed": 1} == run(pytester, "--accept").outcomes
+    ran = run(pytester, "--torchprof", "--torchprof-strict")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    found = ran.metric("host_reads", "test_it")
+    assert (1, 1, "ok") == (found["value"], found["baseline"], found["status"])
 
 
 @pytest.mark.thorough
@@ -309,3 +416,49 @@ def test_the_fixture_tells_what_it_is_asked(pytester: pytest.Pytester) -> None:
     ran = run(pytester, "--torchprof")
     assert {"passed": 2} == ran.outcomes
     assert {"new"} == set(ran.statuses.values())
+
+
+@pytest.mark.thorough
+def test_a_failure_counts_from_the_accepted_reads(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline has the number of reads, and not their lines."""
+    pytester.makepyfile(
+        test_it="""
+        import os
+        import torch
+
+        def test_it():
+            for _ in range(1 + 2 * bool(os.environ.get("SLIP"))):
+                torch.ones(3).sum().item()
+        """
+    )
+    device = "--torchprof-device=T4"
+    assert {"passed": 1} == run(pytester, "--accept", device).outcomes
+    monkeypatch.setenv("SLIP", "1")
+    ran = run(pytester, "--torchprof", device)
+    assert {"failed": 1} == ran.outcomes
+    assert "host-read 1 → 3 (1 of these accepted: a baseline keeps no lines):" in ran.out
+    assert "test_it.py:6 (3×)" in ran.out
+
+
+@pytest.mark.thorough
+def test_a_failure_names_the_operators_whose_blocks_are_live(pytester: pytest.Pytester) -> None:
+    """In blocks of a device, and without scratch of the CPU."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        import torch
+
+        @pytest.mark.max_estimated_cuda_bytes(4096)
+        def test_it():
+            a = torch.ones(100, 100)
+            b = a @ a
+            a.sum() + b.sum()
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    block = "    aten::mm  39.5 KiB  test_it.py:7"
+    assert block in ran.out
+    assert "    aten::sum  1 KiB" in ran.out

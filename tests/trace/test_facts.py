@@ -78,6 +78,7 @@ FACTS = Facts(
     anomaly_before=True,
     asked=("launches",),
     chip="H100 SXM",
+    estimated_cuda_bytes=512,
     load_per_processor=0.5,
 )
 

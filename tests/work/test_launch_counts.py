@@ -130,8 +130,6 @@ def test_composites_have_no_kernel_for_the_cpu() -> None:
     ("name", "operands", "expected"),
     [
         ("_local_scalar_dense", ([[]], [FLOAT], [""]), 1),
-        ("where", ([[4]], ["bool"], [""]), 1),
-        ("where", ([[4]] * 3, ["bool", FLOAT, FLOAT], [""] * 3), 0),
         ("one_hot", ([[4], []], ["long", "Scalar"], ["", "-1"]), 1),
         ("one_hot", ([[4], []], ["long", "Scalar"], ["", "5"]), 0),
         ("one_hot", ([[4], []], ["long", "Scalar"], None), 1),

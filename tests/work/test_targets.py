@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.work.devices.table import DEVICES
-from pytest_torchprof.work.devices.targets import check_target, is_on
+from pytest_torchprof.work.devices.targets import as_chip, check_target, is_on
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,9 @@ def test_each_device_of_the_table_is_a_target_and_none_takes_it_for_another() ->
 def test_other_names_are_refused(on: str) -> None:
     with pytest.raises(SettingsError, match="is no chip of the table of devices"):
         check_target(on)
+
+
+@pytest.mark.parametrize("device", [None, 5, ["T4"]])
+def test_what_is_no_device_is_a_type_error(device: Any) -> None:
+    with pytest.raises(TypeError, match='a device is a name, such as "H100 SXM", or a Device; not'):
+        as_chip(device)

@@ -122,9 +122,16 @@ class Judge:
         """Whether lines are worth a run: there is an unaccepted finding or a failure.
 
         Not while accepting, and not where nothing shows them: findings that do not fail the test
-        have their lines in the JSON report only.
+        have their lines in the JSON report only. But always where a marker allows some by place.
         """
-        if self._settings.accept or measured.mismatch is not None:
+        if measured.mismatch is not None:
+            return False
+        if measured.allowances:
+            from pytest_torchprof.verdict.allowances import wants_places
+
+            if wants_places(measured):
+                return True
+        if self._settings.accept:
             return False
         try:
             compared = self._compare(subject, measured)

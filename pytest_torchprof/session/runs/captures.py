@@ -13,6 +13,7 @@ from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import Located, lines_with_events
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
@@ -186,7 +187,24 @@ class Captures:
         if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
         self._use(brought)
+        if brought.kind == "threads":
+            self._keep_estimate(other.trace)
         _close(other)
+
+    def _keep_estimate(self, alone: Events) -> None:
+        """Keep the peak of the trace with memory, if other threads only worked on parts of what
+        its thread called, as torch's own do.
+        """
+        if self.trace is None or "estimated_cuda_bytes" not in (self.trace.facts.asked or ()):
+            return
+        from pytest_torchprof.analysis.estimated_memory import others_only_help
+        from pytest_torchprof.verdict.estimates import estimated_cuda_bytes
+
+        peak = estimated_cuda_bytes(alone) if others_only_help(self.trace) else None
+        if isinstance(peak, int):
+            noted = {**self.trace.metadata[FACTS_KEY], "estimated_cuda_bytes": peak}
+            metadata = {**self.trace.metadata, FACTS_KEY: noted}
+            self.trace = replace(self.trace, metadata=metadata)
 
     def _locate(self, brought: Captured) -> None:
         """Locate by the run's markers, or note which lines another run need not mark.

@@ -72,8 +72,27 @@ def chip_named(text: str) -> Device:
     return found[0]
 
 
-def as_chip(device: str | Device) -> Device:
-    """The device itself, or the one with this name; it raises the same as `chip_named`."""
+def is_of_chip(on: str, chip: str | None) -> bool | None:
+    """Whether a limit for these devices is one for this chip of the table; None if not for chips.
+
+    >>> is_of_chip("H100", "H100 SXM"), is_of_chip("H100", "T4"), is_of_chip("sm_90", "T4")
+    (True, False, None)
+    """
+    named = [] if on in TYPES else _chips(on)
+    return any(one.name == chip for one in named) if named else None
+
+
+def as_chip(device: object) -> Device:
+    """The device itself, or the one with this name; it raises the same as `chip_named`.
+
+    Raises:
+        TypeError: neither a device nor a name.
+    """
+    from pytest_torchprof.work.devices.device import Device
+
+    if not isinstance(device, str | Device):
+        given = type(device).__name__
+        raise TypeError(f'a device is a name, such as "H100 SXM", or a Device; not {given}')
     return chip_named(device) if isinstance(device, str) else device
 
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 #: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
 _CHANGED = frozenset({"new", "regressed", "improved"})
-
 #: Metrics that operators or rules account for, so that they have source lines.
 _HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings"}
 

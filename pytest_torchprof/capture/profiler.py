@@ -75,9 +75,10 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs; with one that does
-    not measure, shapes and memory are not recorded. ``tensors``: the trace identifies tensors,
-    which takes memory for each event. ``frozen``: other code of ours has frozen older objects.
+    outgrows the machine, and the block's ``own_bytes``, is ended, see `Watchdog`. ``tracer``: marks
+    what runs; with one that does not measure, shapes and memory are not recorded. ``tensors``: the
+    trace identifies tensors, which takes memory for each event. ``frozen``: other code of ours has
+    frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
     is one of those; tells by the arguments that start a thread whether it runs no operators.
     ``idle_kernels`` are launched before the region.
@@ -93,6 +94,7 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
+        own_bytes: int | None = None,
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
@@ -105,7 +107,8 @@ class Capture:
         self._tracer = tracer
         self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
-        self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_OF_EVENTS)) if watchdog else None
+        aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
+        self._watchdog = Watchdog(aside, own_bytes=own_bytes) if watchdog else None
         self._running = False
         self._in_region = False
         self._pid = REAL.getpid()

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.heap import give_back_memory
 from pytest_torchprof.fleet.cache import Cache, content_digest
-from pytest_torchprof.fleet.memory import give_back_memory
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 from pytest_torchprof.trace.read import peek, read_trace

@@ -63,18 +63,6 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def give_back_memory() -> None:
-    """Return what is free within this process to the system, where the C library can (glibc).
-
-    It otherwise keeps what decoding needed between the pieces that are still in use.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 class Budget:
     """Memory for the traces that are read at a time.
 

@@ -77,7 +77,8 @@ SENTENCES: Mapping[Why, str] = {
     Why.DEBUGGER: "a debugger was entered",
     Why.OWN_PROFILER: "the test runs torch.profiler itself, and profiler sessions cannot be nested",
     Why.LIMIT_OF_EVENTS: (
-        "it records more than about a million events, which torch's profiler cannot hold"
+        "it records more than about a million events, which torch's profiler cannot hold, or needs "
+        "so much memory that this cannot be told"
     ),
     Why.READS_THREADS: (
         "the test reads torch's number of threads, so its first run cannot be the profiled one: "

@@ -14,6 +14,7 @@ from pytest_torchprof.capture.modules import ModuleTracer
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.stopwatch import Stopwatch
+from pytest_torchprof.capture.watchdog import Growth
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.faults import reason_for
@@ -42,6 +43,7 @@ class Run:
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
         self._tracer: LineTracer | None = None
+        self._growth: Growth | None = None
         self._compiled = CompileCount()
 
     def begin(self) -> None:
@@ -115,7 +117,8 @@ class Run:
                 threads=self.gatherer.plan.threads,
                 first=self.first,
                 everywhere=self._like == "threads",
-                watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
+                watchdog=self._is_long,
+                own_bytes=self.gatherer.rounds.grown_bytes,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
@@ -129,16 +132,28 @@ class Run:
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
+            unknown = self.gatherer.rounds.grown_bytes is None
+            self._growth = Growth(sampled=self._is_long and unknown)
             self._watch.__enter__()
+
+    @property
+    def _is_long(self) -> bool:
+        return self.gatherer.longest_ns > WATCHED_CALL_NS
 
     def _end(self) -> None:
         if self._watch is not None:
             self._watch.__exit__()
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
+            self._end_growth()
             self.gatherer.take(Timed(self.kind, result, first=self.first))
         elif self._capture is not None:
             self.gatherer.take(self._captured(self._capture))
+
+    def _end_growth(self) -> None:
+        growth, self._growth = self._growth, None
+        if growth is not None and (grown := growth.end()) is not None:
+            self.gatherer.rounds.grown_bytes = grown
 
     def _captured(self, capture: Capture) -> Captured | NoModules:
         capture.end_region()
@@ -187,6 +202,7 @@ class Run:
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
         closing += [capture.abandon] if capture is not None else []
+        closing += [self._end_growth] if self._growth is not None else []
         for close in (*closing, *last):
             try:
                 close()

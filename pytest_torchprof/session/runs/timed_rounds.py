@@ -70,6 +70,8 @@ class Rounds:
     #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
+    #: By how much the process grew in an earlier run, without the profiler; None if unknown.
+    grown_bytes: int | None = None
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()

@@ -161,8 +161,9 @@ def test_parts_of_another_library_s_operator_count_where_a_device_ran_them(
 
 def test_code_that_was_compiled_for_the_cpu_is_not_measured() -> None:
     b = TraceBuilder()
+    b.op("aten::relu", [[4]], ["float"])
     with b.op("## Call CompiledFxGraph abc ##"):
-        pass
+        b.op("aten::mm", [[4, 4], [4, 4]], ["float", "float"])
     value = measure(METRICS["launches"], parse_trace(b.to_bytes()))
     assert isinstance(value, MissingValue)
     assert "compiled for the CPU" in in_words(value.reason)

@@ -153,7 +153,7 @@ class Run:
     def _end_growth(self) -> None:
         growth, self._growth = self._growth, None
         if growth is not None and (grown := growth.end()) is not None:
-            self.gatherer.rounds.grown_bytes = grown
+            self.gatherer.rounds.grew(grown)
 
     def _captured(self, capture: Capture) -> Captured | NoModules:
         capture.end_region()

@@ -90,6 +90,10 @@ class Rounds:
         self.timed.append(one)
         self._spent_ns += one.wall_ns
 
+    def grew(self, grown_bytes: int) -> None:
+        """By how much the process grew in a run without the profiler."""
+        self.grown_bytes = grown_bytes
+
     def watch(self) -> None:
         """Start watching what else runs on the machine."""
         self._watch = BusyWatch() if self.time == "gate" else None

@@ -28,7 +28,7 @@ from pytest_torchprof.trace.arguments import (
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, shown_name
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.trace.name_index import selected_operators, verdicts_on
 from pytest_torchprof.trace.parts import selected_by
 from pytest_torchprof.trace.tensors import keys_of
 
@@ -117,7 +117,7 @@ class Events:
 
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
         """Events whose name satisfies the predicate, which is called once per distinct name."""
-        verdicts = [bool(found) for found in map(predicate, self.names)]
+        verdicts = verdicts_on(self.names, predicate)
         return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
 
     @cached

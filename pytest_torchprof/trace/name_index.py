@@ -251,6 +251,21 @@ def are_named(trace: Events, rows: Ints, *names: Name) -> Bools:
     return found
 
 
+def verdicts_on(names: Sequence[str], predicate: Callable[[str], object]) -> list[bool]:
+    """What a predicate says of each name.
+
+    A method of an expression is called once per name and process: long names of kernels recur.
+    """
+    if isinstance(getattr(predicate, "__self__", None), re.Pattern):
+        return [_is_found(predicate, name) for name in names]
+    return [bool(found) for found in map(predicate, names)]
+
+
+@lru_cache(maxsize=50_000)
+def _is_found(search: Callable[[str], object], name: str) -> bool:
+    return bool(search(name))
+
+
 def communicates(trace: Events) -> bool:
     """Whether any event of the whole trace has a name of communication between ranks."""
     return trace.whole.once(_communicates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from pytest_torchprof.core.lazy_regex import late
@@ -49,6 +50,7 @@ FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGN
 VECTOR_KERNEL: Final = late(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
 
 
+@lru_cache(10_000)
 def is_main(name: str) -> bool:
     """Whether a kernel does the work of a product, a convolution or attention."""
     return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)
@@ -70,6 +72,7 @@ _PRECISIONS: Final = (
 )
 
 
+@lru_cache(10_000)
 def precision(name: str) -> str | None:
     """What a product kernel multiplies: half, single, double, other, or None if it does not say.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.lazy_regex import late
@@ -49,6 +50,7 @@ def find_among(tables: Sequence[Sequence[Device]], properties: object) -> Device
     return None
 
 
+@lru_cache(1024)  # each trace is compared with all names of all devices
 def normalize_name(name: str) -> str:
     """The name without vendor, case and punctuation.
 

@@ -190,12 +190,13 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` with workers during which the device was idle for `wait`
-    (2 ms) or more because its host waited for the batch. There must be `fetches` (2) or more, and
-    together they must take `share` (0.05) or more of the device's span. In a trace without an
-    accelerator, the time of the fetches counts, as a share of the whole time, if the process that
-    fetches computes in between; a live test divides it by the load average per processor, if that
-    is above 1, since workers then wait for a processor.
+    Counts the fetches of a `DataLoader` with workers during which the device was idle for
+    `wait` (2 ms) or more because its host waited for the batch. There must be `fetches` (2) or
+    more, and together they must take `share` (0.05) or more of the device's span. The average
+    fetch must take `wait`, too: one that takes two batches from the queue saves the next one
+    the time. In a trace without an accelerator, the time of the fetches counts, as a share of
+    the whole time, if the process that fetches computes in between; a live test divides it by
+    the load average per processor, if that is above 1, since workers then wait for a processor.
 
     The first fetch of an epoch, for which nothing has been prefetched, does not count, unless the
     workers start anew for each of three epochs or more, which is a finding of its own. That a fetch
@@ -255,6 +256,9 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
         if chosen is anew and anew.sum() < _EPOCHS:
             continue
         late = chosen & (waited >= wait * 1e6 * load)
+        counted = chosen & ~ends
+        if chosen is not anew and waited[counted].sum() < counted.sum() * wait * 1e6 * load:
+            continue
         if late.sum() >= fetches and waited[late].sum() >= share * load * measured_ns(trace):
             found.append(np.flatnonzero(late))
             messages += [message] * int(late.sum())

@@ -463,7 +463,7 @@ def workers_that_are_faster_than_the_step():
             for _ in range(4):
                 big @ big
             torch.cuda.synchronize()
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     return block
 

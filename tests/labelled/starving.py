@@ -208,6 +208,20 @@ def two_batches_that_are_only_handed_over():
     return two_waits(1.5, 5)
 
 
+@EXAMPLES.near_miss(RULE, also="host-sync")
+def two_batches_taken_from_the_queue_at_once():
+    b = TraceBuilder("NVIDIA H100 80GB HBM3")
+    seed(b)
+    fetch(b, 10)
+    for _ in range(3):
+        for wait_ms in (2.4, 0.1):
+            step(b, 8)
+            b.sync("cudaDeviceSynchronize")
+            fetch(b, wait_ms)
+    step(b, 8)
+    return b
+
+
 @EXAMPLES.near_miss(RULE)
 def workers_that_keep_up():
     b = TraceBuilder("NVIDIA H100 80GB HBM3")

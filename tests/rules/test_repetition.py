@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support.live import captured
+from support.live import captured, captured_file
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
@@ -78,3 +78,28 @@ def test_steps_are_counted_apart(mark: str, expected: int, tmp_path: Path) -> No
     x = torch.randn(64)
     trace = captured(in_steps(lambda: x.double().sum(), mark), tmp_path)
     assert counted("repeated-cast", trace) == expected
+
+
+#: What takes x last, and whether it writes to it.
+TAKES_LAST: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], bool]] = {
+    "reads it, and nothing uses the result": (torch.mul, False),
+    "adds it as a bias": (lambda other, x: torch.nn.functional.linear(x[None], other, x), False),
+    "writes its result there": (lambda other, x: torch.mul(other, other, out=x), True),
+}
+
+
+@pytest.mark.parametrize("how", TAKES_LAST)
+def test_a_tensor_that_is_taken_last_is_written_to_only_as_a_result(
+    how: str, tmp_path: Path
+) -> None:
+    takes, writes = TAKES_LAST[how]
+    x = torch.randn(64)
+    other = torch.eye(64) if "bias" in how else torch.ones(64)
+
+    def block() -> None:
+        for _ in range(8):
+            x.double()
+            takes(other, x)
+
+    trace, _ = captured_file(block, tmp_path, tensors=True)
+    assert counted("repeated-cast", trace) == (0 if writes else 7)

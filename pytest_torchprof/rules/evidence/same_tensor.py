@@ -215,9 +215,22 @@ def _written(
     rows = rows[~are_named(trace, rows, _IN_PLACE, _STATISTICS, _FOREIGN)]
     last = [taken[-1] if len(taken) > 1 else -1 for taken in trace.taken(rows) or []]
     mine = [i for i, one in enumerate(last) if one in tensors]
+    mine = [mine[i] for i in np.flatnonzero(~_leave_memory(trace, rows[mine])).tolist()]
     for i, made in zip(mine, trace.made(rows[mine]) or [], strict=True):
         if not made and isinstance(out := last[i], int):  # torch.mul(…, out=x)
             found[out].append(int(rows[i]))
+    return found
+
+
+def _leave_memory(trace: Events, rows: Ints) -> Bools:
+    """After which of these operators more memory is allocated than before: they make something,
+    whether or not another operator takes it.
+    """
+    memory = trace.memory
+    allocated = np.append(0, np.cumsum(memory.bytes))
+    at, ends = trace.ts[memory.event], trace.ts[rows] + trace.dur[rows]
+    begin, end = np.searchsorted(at, trace.ts[rows]), np.searchsorted(at, ends, side="right")
+    found: Bools = allocated[end] > allocated[begin]
     return found
 
 

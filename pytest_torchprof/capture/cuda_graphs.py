@@ -48,6 +48,10 @@ class CudaGraphs:
         self._kind, self._original, self._wrapper = kind, original, capture_end
         kind.capture_end = capture_end
 
+    def captured_since(self, before: int | None) -> bool:
+        """Whether there were captures since then, when there had been so many."""
+        return (self.captured or 0) > (before or 0)
+
     def stop(self) -> None:
         """Count no more, and restore torch's function, unless other code has replaced it."""
         kind, self._kind = self._kind, None

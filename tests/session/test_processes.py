@@ -15,6 +15,7 @@ import pytest
 from support.sessions import accept, read_baseline, run
 
 import pytest_torchprof
+from pytest_torchprof.capture.children import child
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")
 pytestmark = [linux]
@@ -361,7 +362,7 @@ def test_a_test_without_processes_loads_nothing_of_it(pytester: pytest.Pytester)
 
 @pytest.mark.parametrize("users", [True, False])
 def test_a_started_python_runs_the_users_own_sitecustomize(users: bool, tmp_path: Path) -> None:
-    """And nothing that it can see is ours; without one, there is none."""
+    """And nothing that it can see is ours; without one, there is none but the system's."""
     startup = Path(pytest_torchprof.__file__).parent / "capture" / "startup"
     code = (
         "import sys; print('sitecustomize' in sys.modules, sys.argv, "
@@ -384,6 +385,36 @@ def test_a_started_python_runs_the_users_own_sitecustomize(users: bool, tmp_path
     )
     assert "" == ran.stderr
     lines = ran.stdout.splitlines()
-    assert f"{users} ['-c'] False False" == lines[-1]
+    asks = "import sys; print('sitecustomize' in sys.modules)"
+    there = (
+        users
+        or "True"
+        in subprocess.run(
+            [sys.executable, "-c", asks], env={}, capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert f"{there} ['-c'] False False" == lines[-1]
     assert (["mine"] if users else []) == lines[:-1]
     assert [".seen"] == [one.suffix for one in tmp_path.iterdir() if one.name.startswith("1-")]
+
+
+def test_a_process_forked_while_a_device_is_in_use_is_not_captured(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, what ends or begins a session that records a device waits forever."""
+    monkeypatch.setattr(child, "accelerator", lambda: "cuda")
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it():
+        process = start(work)
+        process.join()
+        assert process.exitcode == 0
+    def test_alone(): X @ X
+"""
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
+    assert {"passed": 2} == ran.outcomes
+    flops = ran.metric("flops", "test_it")
+    assert (None, "not_measured") == (flops["value"], flops["status"])
+    assert "process 1: it was forked while cuda was in use" in flops["reason"]
+    assert PRODUCT == ran.metric("flops", "test_alone")["value"]

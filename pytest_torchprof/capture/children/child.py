@@ -20,7 +20,7 @@ from pytest_torchprof.capture.children.protocol import JOB, Done, Job, write
 from pytest_torchprof.capture.children.termination import on_termination
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.lines import LineTracer
-from pytest_torchprof.capture.machine import allows_tf32, kineto_quiet
+from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.process_groups import described_groups
@@ -29,7 +29,7 @@ from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.torch_sessions import disable
 from pytest_torchprof.capture.unpatched import REAL, muted
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
-from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.facts import Facts
 
@@ -99,6 +99,9 @@ class Child:
             Capture.current = None
             OTHERS.tell(None)
             OTHERS.ours_ended()
+            if (device := accelerator()) is not None:
+                # Ending a session that records a device would wait here for threads left behind.
+                raise NotCapturedError(because(Why.CHILD_FORKED_WITH_DEVICE, device=device))
             disable()  # the session of the process that it was forked from
         else:
             watch_forks()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _STARTS_THREADS = because(Why.STARTS_THREADS)
 _NO_THREADS = because(Why.THREADS_NOT_PROFILED)
+#: The profiled runs after which another one may be wanted: one compiles, the next one records.
+_MOST_UNSETTLED = 2
 
 
 class Captures:
@@ -43,6 +45,8 @@ class Captures:
         #: A trace of one thread, from a run in which several threads worked.
         self._one_thread: Captured | None = None
         self._profiled = 0
+        #: The last call without the profiler captured CUDA graphs.
+        self._calls_record = False
         #: The kind of run that it is of.
         self.kind: RunKind = "profile"
         #: A trace of a run with another seed.
@@ -86,7 +90,8 @@ class Captures:
         elif brought.kind == "reseeded":
             brought.file.close()
             # One that compiles does what no later run of the same seed does.
-            self.reseeded = None if brought.compiled else brought.trace
+            unsettled = brought.compiled or brought.recorded
+            self.reseeded = None if unsettled else brought.trace
         else:
             _close(brought)
             if brought.kind == "modules":
@@ -96,6 +101,10 @@ class Captures:
             else:
                 self._locate(brought)
         return None
+
+    def note_call(self, *, recorded: bool) -> None:
+        """Note whether a call without the profiler captured CUDA graphs."""
+        self._calls_record = recorded
 
     def processes(self, plan: Plan) -> tuple[Process, ...]:
         """The processes of the test beside its own, and what the rules find there, found once."""
@@ -160,7 +169,10 @@ class Captures:
         self._profiled += 1
         self.lost_kernels = max(self.lost_kernels, _lost_kernels(brought.trace))
         again = brought.compiled or (self.lost_kernels > 0 and not brought.first)
-        self.wants_another = again and self._profiled == 1
+        # What is compiled anew with mode="reduce-overhead" is recorded by the run after that.
+        late = brought.recorded and not (brought.first or self._calls_record)
+        late = late and self._profiled <= _MOST_UNSETTLED
+        self.wants_another = late or (again and self._profiled == 1)
         self.forget()  # the trace of a profiled run that compiled
         threads = brought.started_threads or brought.other_threads
         # After a late compilation, the threads are the compiler's, and the trace is replaced.

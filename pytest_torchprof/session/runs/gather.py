@@ -122,8 +122,8 @@ class Gatherer(OfProcesses):
     def _take_time(self, brought: Timed) -> None:
         wall_ns = brought.round.wall_ns
         self.longest_ns = max(self.longest_ns, wall_ns)
-        timed = "round" in self.plan.kinds
-        long = wall_ns > LONG_CALL_NS and not self.rounds and timed
+        self._captures.note_call(recorded=brought.recorded)
+        long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
         if brought.kind == "round" or long:
             self.rounds.add(brought.round)
             if brought.first:
@@ -328,8 +328,8 @@ class Gatherer(OfProcesses):
         compiled or missed other threads, if a rule needs to identify tensors or module calls, or if
         the test compares numbers of named regions, which are known once the profiled run is over.
 
-        torch.compile guards on the number of threads, so the profiled run may compile again; only
-        a test that compiles in every run does so in the second profiled run too.
+        torch.compile guards on the number of threads, so the profiled run may compile again, and
+        the next one record CUDA graphs; only a test that does so in every run does it then, too.
         """
         for kind in kinds:
             if kind == "profile":
@@ -340,7 +340,7 @@ class Gatherer(OfProcesses):
                 # Code may be slower once the profiler has run.
                 yield from self.pairs_runs
             yield kind
-            if kind == "profile" and self.wants_another and self.reason is None:
+            while kind == "profile" and self.wants_another and self.reason is None:
                 yield kind
         yield from self._settling
         if self._has_trace and self.seeds.matter and self._asks(self._is_unseeded):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.compile_events import CompileCount
+from pytest_torchprof.capture.cuda_graphs import CUDA_GRAPHS
 from pytest_torchprof.capture.exports import hold, passing_file
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import captures_graph
@@ -45,6 +46,8 @@ class Run:
         self._tracer: LineTracer | None = None
         self._growth: Growth | None = None
         self._compiled = CompileCount()
+        #: How many CUDA graphs were captured before it; None if nobody counts.
+        self._graphs: int | None = None
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
@@ -106,6 +109,7 @@ class Run:
         return self._capture.mark(name) if self._capture is not None else None
 
     def _begin(self) -> None:
+        self._graphs = CUDA_GRAPHS.captured
         if self.kind == "numbers":
             return
         if self.kind in ("profile", "modules", "threads", "tensors", "reseeded", "lines"):
@@ -146,7 +150,8 @@ class Run:
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
             self._end_growth()
-            self.gatherer.take(Timed(self.kind, result, first=self.first))
+            recorded = CUDA_GRAPHS.captured_since(self._graphs)
+            self.gatherer.take(Timed(self.kind, result, first=self.first, recorded=recorded))
         elif self._capture is not None:
             self.gatherer.take(self._captured(self._capture))
 
@@ -177,6 +182,7 @@ class Run:
             file,
             first=self.first,
             compiled=compiled,
+            recorded=may_compile and not compiled and CUDA_GRAPHS.captured_since(self._graphs),
             started_threads=capture.started_threads,
             other_threads=capture.other_threads,
             marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,

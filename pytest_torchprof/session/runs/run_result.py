@@ -16,22 +16,26 @@ if TYPE_CHECKING:
 
 
 class Timed(Frozen, frozen=True):
-    """A warm-up run or a timed round; ``first``: it decided the test's outcome."""
+    """A warm-up run or a timed round; ``first``: it decided the test's outcome; ``recorded``: it
+    captured CUDA graphs.
+    """
 
     kind: RunKind
     round: Round
     first: bool = False
+    recorded: bool = False
 
 
 class Captured(Frozen, frozen=True):
     """A run under the profiler.
 
     ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
-    the run compiled something. ``started_threads`` of the test and ``other_threads`` of torch did
-    work. ``marks`` are the lines and the modules of the run's markers, by number, and ``gap`` says
-    why they are missing or incomplete. ``doubted`` are the numbers of lines that were not marked
-    each time they ran, and ``unseen`` the classes of modules that may have run without a marker.
-    ``children`` are the traces of processes that it started; the receiver closes their files, too.
+    the run compiled something; ``recorded``: it only captured CUDA graphs. ``started_threads`` of
+    the test and ``other_threads`` of torch did work. ``marks`` are the lines and the modules of the
+    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``doubted`` are
+    the numbers of lines that were not marked each time they ran, and ``unseen`` the classes of
+    modules that may have run without a marker. ``children`` are the traces of processes that it
+    started; the receiver closes their files, too.
     """
 
     kind: RunKind
@@ -39,6 +43,7 @@ class Captured(Frozen, frozen=True):
     file: IO[bytes]
     first: bool = False
     compiled: bool = False
+    recorded: bool = False
     started_threads: bool = False
     other_threads: bool = False
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None

@@ -13,6 +13,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.update(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_news_of_the_profiler() -> None:
+    """Torch 2.11 warns at the first profiler session of a process, whichever test has it."""
+    import torch
+
+    said = getattr(torch.profiler.profiler, "_WARNINGS_SHOWN", None)
+    warns = torch.profiler.profiler.profile.prepare_trace.__code__.co_consts
+    if said is not None:
+        said.update(text for text in warns if isinstance(text, str))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where torch sees none."""
     if item.get_closest_marker("gpu") is None:

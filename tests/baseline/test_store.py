@@ -470,6 +470,7 @@ def write_many(path: Path, number: int) -> None:
         update(path, [entry(f"test_{number}_{turn}", ops=number)], existing=None)
 
 
+@pytest.mark.filterwarnings("ignore:.* is multi-threaded, use of fork:DeprecationWarning")
 def test_accepts_of_one_file_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "new" / "test_it.json"
     context = multiprocessing.get_context("fork")

@@ -15,6 +15,6 @@ def test_an_inner_session_leaves_the_modules_of_torch_loaded(
             import torch.utils.throughput_benchmark
         """
     )
-    pytester.inline_run("-p", "no:cacheprovider").assertoutcome(passed=1)
+    pytester.inline_run("-pno:cacheprovider", "-pno:asyncio").assertoutcome(passed=1)
     assert "torch.utils.throughput_benchmark" in sys.modules
     assert "test_loads" not in sys.modules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from importlib.metadata import requires
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,7 @@ def test_sizes_are_printed_and_a_full_disk_stops_it_before_any_download(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(versions, "WHERE", tmp_path)
+    monkeypatch.setattr(versions, "interpreter", lambda _: sys.executable)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     assert 1 == main(["torch-2.6"])
     out = capsys.readouterr().out

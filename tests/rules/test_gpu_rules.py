@@ -31,6 +31,7 @@ def test_a_rule_matches_a_live_example_as_often_as_it_says(case: Case, tmp_path:
 
 @pytest.mark.gpu
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")  # what torch says of the examples, and Python of their forks
 @pytest.mark.parametrize("theme", sorted(corpus.themes()))
 def test_no_rule_raises_on_what_the_cpu_s_examples_do_on_a_gpu(theme: str, tmp_path: Path) -> None:
     raised = {}

@@ -632,6 +632,6 @@ def test_workers_send_them(pytester: pytest.Pytester) -> None:
 
 
 def test_the_markers_are_listed(pytester: pytest.Pytester) -> None:
-    out = pytester.runpytest("--markers").stdout.str()
+    out = pytester.runpytest("--markers", "-pno:asyncio").stdout.str()
     assert "@pytest.mark.max_metric(name, limit" in out
     assert "@pytest.mark.min_metric(name, limit" in out

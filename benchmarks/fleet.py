@@ -136,17 +136,19 @@ def memory(folder: Path, command: str) -> str:
         f"question = Question('commands.{command}:{command}_part', settings)\n"
         "empty = peak_bytes()\n"
         "for source in find_sources(sys.argv[1:]): answer(question, source)\n"
-        "print(empty, peak_bytes())\n"
+        "shared = [line for line in open('/proc/self/status') if line.startswith('RssFile')]\n"
+        "print(empty, peak_bytes(), 1024 * int(shared[0].split()[1]))\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, str(largest)], capture_output=True, check=True, text=True
     )
-    empty, peak = map(int, found.stdout.split())
+    empty, peak, shared = map(int, found.stdout.split())
     size = sum(map(len, Stream(largest)))
     return (
-        f"{command}: a worker's peak {peak / 2**20:.0f} MiB ({empty / 2**20:.0f} MiB before the "
-        f"trace), its text {size / 2**20:.0f} MiB: {peak / size:.2f} × (goal ≤ 2 ×), "
-        f"{(peak - empty) / size:.2f} × beside what it has without a trace"
+        f"{command}: a worker's peak {(peak - shared) / 2**20:.0f} MiB, its text "
+        f"{size / 2**20:.0f} MiB: {(peak - shared) / size:.2f} × (goal ≤ 2 ×); with the "
+        f"{shared / 2**20:.0f} MiB of code that all workers share {peak / size:.2f} ×; "
+        f"{empty / 2**20:.0f} MiB of it are there before the trace"
     )
 
 

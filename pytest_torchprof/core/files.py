@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import shutil
 import stat
@@ -185,7 +184,7 @@ class _Draft:
 
     def _take_name(self) -> None:
         """Give the file a name, without following or replacing an existing file of that name."""
-        name = str(self._target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp")
+        name = str(self._target.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}.tmp")
         folder = os.open(self._target.parent, os.O_RDONLY)
         try:
             # With dst_dir_fd, Python calls linkat(), which can name an unnamed file.

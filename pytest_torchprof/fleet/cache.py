@@ -6,20 +6,22 @@ not read, nor one that is incomplete.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import pytest_torchprof
 from pytest_torchprof.core.cache_folder import cache_folder
 from pytest_torchprof.core.files import replacing
+
+if TYPE_CHECKING:
+    import hashlib
 
 _CHUNK = 2**20
 _HASH_BYTES = 32
@@ -28,10 +30,16 @@ _KEPT_S = 30 * 24 * 3600
 _SUFFIX = ".part"
 
 
+def _hash(data: bytes = b"") -> hashlib.blake2b:
+    import hashlib  # with OpenSSL, 4 MiB that a worker without a cache does not need
+
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES)
+
+
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """A hash of this package's sources, and of what else decides the last digit: numpy."""
-    found = hashlib.blake2b(np.__version__.encode(), digest_size=_HASH_BYTES)
+    found = _hash(np.__version__.encode())
     root = Path(pytest_torchprof.__file__).parent
     for path in sorted(root.rglob("*.py")):
         found.update(f"\0{path.relative_to(root).as_posix()}\0".encode())
@@ -45,7 +53,7 @@ def content_digest(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    found = hashlib.blake2b(digest_size=_HASH_BYTES)
+    found = _hash()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             found.update(chunk)
@@ -70,7 +78,7 @@ class Cache:
     def path_of(self, content: str) -> Path:
         """The file of the part of a trace with this content."""
         key = f"{content}\0{self._question}\0{code_digest()}"
-        name = hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).hexdigest()
+        name = _hash(key.encode()).hexdigest()
         return self._folder / f"{name}{_SUFFIX}"
 
     def load(self, content: str) -> tuple[Any] | None:
@@ -81,7 +89,7 @@ class Cache:
                 if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None
                 digest, data = file.read(_HASH_BYTES), file.read()
-            if hashlib.blake2b(data, digest_size=_HASH_BYTES).digest() != digest:
+            if _hash(data).digest() != digest:
                 return None
             part = pickle.loads(data)  # noqa: S301 - see the module's docstring
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is made anew
@@ -96,7 +104,7 @@ class Cache:
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(self.path_of(content)) as file:
-                file.write(hashlib.blake2b(data, digest_size=_HASH_BYTES).digest())
+                file.write(_hash(data).digest())
                 file.write(data)
 
 

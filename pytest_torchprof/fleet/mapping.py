@@ -15,7 +15,6 @@ from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.heap import give_back_memory
-from pytest_torchprof.fleet.cache import Cache, content_digest
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 from pytest_torchprof.trace.read import peek, read_trace
@@ -118,6 +117,8 @@ def _part(
 ) -> tuple[Part, bool]:
     if question.cache is None or not path.is_file():  # a pipe can only be read once
         return _made(question, source, path, progress), False
+    from pytest_torchprof.fleet.cache import Cache, content_digest
+
     cache = Cache(question.cache, question.key)
     try:
         content = content_digest(path)

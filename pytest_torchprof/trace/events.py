@@ -18,11 +18,12 @@ from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
-    DeviceArgs,
+    NO_DEVICE,
     FormerIds,
     OpArgs,
     decode,
     decode_list,
+    device_columns,
     int64_column,
 )
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
@@ -267,9 +268,13 @@ class Events:
     # ---------------------------------------------------------------- device links
 
     @cached
-    def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
-        rows = self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
-        return rows, decode(DeviceArgs, self.args[rows])
+    def _device_rows(self) -> Ints:
+        """Runtime calls and device events."""
+        return self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
+
+    @cached
+    def _device_columns(self) -> tuple[Ints, Ints, Ints]:
+        return device_columns(self.args, self._device_rows)
 
     @cached
     def correlation(self) -> Ints:
@@ -277,9 +282,7 @@ class Events:
 
         ROCm's had another name until 2024. Source: kineto's commits e624b51d and 0184822f.
         """
-        out = np.full(len(self), -1, np.int64)
-        rows, args = self._device_args
-        out[rows] = int64_column([a.correlation for a in args])
+        out, rows = self._device_columns[0], self._device_rows
         if len(rows) and (out[rows] < 0).all():
             out[rows] = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
         return out
@@ -287,13 +290,10 @@ class Events:
     @cached
     def device(self) -> Ints:
         """Index of the device that a device event ran on; from its process if args lack it."""
-        out = np.full(len(self), -1, np.int64)
-        rows, args = self._device_args
-        pids = [pid if isinstance(pid, int) else -1 for pid, _ in self.threads]
-        threads = self.thread[rows].tolist()
-        devices = [a.device for a in args]
-        found = zip(devices, threads, strict=True)
-        out[rows] = int64_column([pids[t] if d is None else d for d, t in found])
+        out = self._device_columns[1]
+        pids = int64_column([pid if isinstance(pid, int) else -1 for pid, _ in self.threads])
+        unnamed = (out == NO_DEVICE).nonzero()[0]
+        out[unnamed] = pids[self.thread[unnamed]]
         out[~self.is_kind(*DEVICE_KINDS)] = -1
         return out
 
@@ -312,13 +312,10 @@ class Events:
             out[device] = np.where(hit, calls[at], -1)
         return out
 
-    @cached
+    @property
     def bytes(self) -> Ints:
         """Bytes that a copy or memset moved; -1 if unknown."""
-        out = np.full(len(self), -1, np.int64)
-        rows, args = self._device_args
-        out[rows] = int64_column([a.bytes for a in args])
-        return out
+        return self._device_columns[2]
 
     # ---------------------------------------------------------------- memory
 

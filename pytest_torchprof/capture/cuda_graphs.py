@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 #: Where inductor captures the graph without work. Source: torch/_inductor/cudagraph_trees.py,
-#: ``CUDAGraphTreeManager.__init__``.
-_POOL_OWNER = ("cudagraph_trees.py", "__init__")
+#: ``CUDAGraphTreeManager.__init__``; those with work are captured in ``CUDAGraphNode._record``.
+_TREES, _POOL_OWNER = "cudagraph_trees.py", "__init__"
 #: From `capture_end` through ``torch.cuda.graph.__exit__`` to its user, with wrappers between.
 _DEEPEST = 6
 
@@ -60,13 +61,12 @@ class CudaGraphs:
 
 
 def _holds_pool() -> bool:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
-        code = frame.f_code
-        if code.co_filename.endswith(_POOL_OWNER[0]) and code.co_name == _POOL_OWNER[1]:
-            return True
-        if frame.f_back is None:
-            return False
+        if frame is None:
+            break
+        if frame.f_code.co_filename.endswith(_TREES):  # the innermost one captures
+            return frame.f_code.co_name == _POOL_OWNER
         frame = frame.f_back
     return False
 

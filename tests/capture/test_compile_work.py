@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,19 +144,42 @@ def test_captures_are_counted_while_watched(graphs: CudaGraphs) -> None:
     assert original is vars(torch.cuda.CUDAGraph)["capture_end"]
 
 
+#: What captures in inductor's trees of graphs, as torch nests it.
+TREES = """
+class CUDAGraphTreeManager:
+    def __init__(self, graph):
+        graph.capture_end()
+
+
+class CUDAGraphNode:
+    def __init__(self, graph):
+        self._record(graph)
+
+    def _record(self, graph):
+        graph.capture_end()
+"""
+
+
 def test_the_graph_without_work_of_inductors_pool_does_not_count(graphs: CudaGraphs) -> None:
     graphs.watch()
-    pool = compile(
-        "def __init__(graph): graph.capture_end()\ndef record(graph): graph.capture_end()",
-        "/lib/torch/_inductor/cudagraph_trees.py",
-        "exec",
-    )
-    functions: dict[str, Any] = {}
-    exec(pool, functions)
-    functions["__init__"](torch.cuda.CUDAGraph())
+    room: dict[str, Any] = {}
+    exec(compile(TREES, "/lib/torch/_inductor/cudagraph_trees.py", "exec"), room)
+    room["CUDAGraphTreeManager"](torch.cuda.CUDAGraph())
     assert 0 == graphs.captured
-    functions["record"](torch.cuda.CUDAGraph())
+    room["CUDAGraphNode"](torch.cuda.CUDAGraph())
     assert 1 == graphs.captured
+
+
+def test_inductor_captures_where_we_expect_it() -> None:
+    text = (Path(torch.__file__).parent / "_inductor" / "cudagraph_trees.py").read_text("utf-8")
+    captures = [
+        f"{kind.name}.{function.name}"
+        for kind in ast.walk(ast.parse(text))
+        if isinstance(kind, ast.ClassDef)
+        for function in kind.body
+        if isinstance(function, ast.FunctionDef) and "torch.cuda.graph(" in ast.unparse(function)
+    ]
+    assert ["CUDAGraphNode._record", "CUDAGraphTreeManager.__init__"] == captures
 
 
 def test_what_a_test_has_replaced_meanwhile_stays(graphs: CudaGraphs) -> None:

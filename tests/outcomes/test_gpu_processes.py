@@ -52,6 +52,7 @@ def test_compiled_code(pytester: pytest.Pytester) -> None:
     counts(ran, "kernels", **{"test_compiled[default]": 3 * 2})
     counts(ran, "kernels", **{"test_compiled[reduce-overhead]": 3 * 3, "test_replayed": 3})
     counts(ran, "kernels", test_afterwards=3)
+    counts(ran, "cudagraphs", **{"test_compiled[default]": 0, "test_compiled[reduce-overhead]": 1})
     counts(ran, "flops", **{"test_compiled[default]": 3 * 2 * 64**3})
     for test in ("test_compiled[reduce-overhead]", "test_replayed"):
         assert ran.metric(test, "flops") is None

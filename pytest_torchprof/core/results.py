@@ -304,7 +304,8 @@ class Baseline(Frozen, frozen=True):
     ``regions`` are those that the test has named, each entered ``laps`` times. ``own`` are the
     values of metrics that the user has defined; their times are in ``times``. ``unstable`` are the
     ranges of metrics that vary. ``seed`` is the one that a test was accepted with, if it uses
-    random generators. ``draws``, which is not stored: what it draws depends on the seed.
+    random generators. Not stored are ``draws``: what it draws depends on the seed; and ``advises``:
+    what lies outside of a range only advises.
     ``ranks`` are metrics of each process, by rank or number: they tell which changed the sum.
     ``chip`` is the one that bounds were estimated for.
     """
@@ -321,5 +322,6 @@ class Baseline(Frozen, frozen=True):
     unstable: Mapping[str, Range] = field(default_factory=dict)
     seed: int | None = None
     draws: bool = False
+    advises: bool = False
     ranks: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     chip: str | None = None

@@ -17,8 +17,8 @@ _DRAWN: Final = (
     "to compare it exactly, fix the sizes and branches that its values decide",
 )
 _SAME: Final = (
-    "though the same values are drawn: a race, a cache, or the time",
-    "until that is mended, @pytest.mark.torchprof(enabled=False) leaves it out",
+    "with the same seed: a race, a cache, the time, or its own generator; that only advises",
+    "to compare it, seed its own generators; --torchprof-strict compares it with the range",
 )
 
 

@@ -293,8 +293,9 @@ def _against_accepted(
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
         status = "advisory"
-    elif status != "ok" and known is not None:
+    elif known is not None and not known.low <= value <= known.high:
         note = outside(known, metric.unit)
+        status = "advisory" if baseline is not None and baseline.advises else status
     verdict = Verdict(metric.name, value, status, accepted, tolerance=metric.tolerance, reason=note)
     return replace(verdict, baseline_range=known)
 

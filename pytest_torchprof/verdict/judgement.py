@@ -38,7 +38,7 @@ from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
 from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
-from pytest_torchprof.verdict.unstable import ranges_of, reseeded, unstable
+from pytest_torchprof.verdict.unstable import advising, ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
@@ -145,6 +145,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
 
         baseline, why = of_this_chip(measured, profile, baseline)
         policy = replace(policy, chip_note=why)
+    baseline = advising(baseline, strict=terms.strict)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     return Compared(measured, profile, baseline, policy, verdicts, regions)
@@ -155,8 +156,7 @@ def compare_regions(
 ) -> dict[str, list[Verdict]]:
     """For each named region, a verdict per metric, compared like a test.
 
-    Its times are not stored, and those that the test records only advise: that of a small part
-    varies too much to gate.
+    Its times are not stored, or only advise: that of a small part varies too much to gate.
     """
     if policy.time == "gate":
         policy = replace(policy, time="advisory")

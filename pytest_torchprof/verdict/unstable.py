@@ -122,10 +122,27 @@ def within(baseline: Baseline | None, label: str, value: Number, accepted: Numbe
     """What to compare a value with: itself within its accepted range, or the range's nearer end.
 
     Without a range it is the accepted value. A range that does not hold that value is out of date,
-    as a version that knows of none may leave it.
+    as a version that knows of none may leave it. Itself, too, if the range only advises.
     """
     known = range_of(baseline, label, accepted)
-    return accepted if known is None else min(max(value, known.low), known.high)
+    if known is None:
+        return accepted
+    advises = baseline is not None and baseline.advises
+    return value if advises else min(max(value, known.low), known.high)
+
+
+def advising(baseline: Baseline | None, *, strict: bool) -> Baseline | None:
+    """The baseline, of which ranges only advise unless ``strict``, if it was accepted without seed.
+
+    What varies from run to run with the same seed has no range that two runs could show: it may be
+    a race, or values of a generator that is the test's own.
+    """
+    if strict or baseline is None or baseline.seed is not None:
+        return baseline
+    if not (baseline.unstable or any(one.unstable for one in baseline.regions.values())):
+        return baseline
+    regions = {name: replace(one, advises=True) for name, one in baseline.regions.items()}
+    return replace(baseline, advises=True, regions=regions)
 
 
 def range_of(baseline: Baseline | None, label: str, accepted: Number) -> Range | None:

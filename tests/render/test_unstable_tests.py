@@ -29,9 +29,12 @@ def test_each_kind_is_named_with_what_to_do() -> None:
         ),
         "  test_a.py::test_c: m0 0 B to 2 KiB (aten::o0 1 to 2)",
         "  to compare it exactly, fix the sizes and branches that its values decide",
-        "1 test varies though the same values are drawn: a race, a cache, or the time:",
+        (
+            "1 test varies with the same seed: a race, a cache, the time, or its own generator; "
+            "that only advises:"
+        ),
         "  test_a.py::test_b: m0 0 B to 2 KiB",
-        "  until that is mended, @pytest.mark.torchprof(enabled=False) leaves it out",
+        "  to compare it, seed its own generators; --torchprof-strict compares it with the range",
     ] == unstable_tests(found)
 
 

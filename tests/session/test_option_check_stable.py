@@ -60,7 +60,8 @@ def test_accepting_stores_ranges_and_names_what_varies_and_why(pytester: pytest.
     assert lines[at + 1].startswith(f"  test_it.py::test_draws: ops {low:,} to {high:,}, ")
     assert "(aten::_to_copy " in lines[at + 1]
     same = lines.index(
-        "1 test varies though the same values are drawn: a race, a cache, or the time:"
+        "1 test varies with the same seed: a race, a cache, the time, or its own generator; "
+        "that only advises:"
     )
     assert lines[same + 1].startswith("  test_it.py::test_counts: ops 16 to 24, ")
 
@@ -92,6 +93,31 @@ def test_a_regression_beyond_the_range_is_found(pytester: pytest.Pytester) -> No
     assert reason in ran.out
     pytester.makepyfile(test_it=VARIES.format(least=0))
     assert {"ok"} == set(run(pytester, "--torchprof").statuses.values())
+
+
+OWN_GENERATOR = """
+    import itertools
+    import torch
+
+    RUNS = itertools.count({first}, {step})  # as a generator of the module's own
+    def test_it():
+        for _ in range(next(RUNS)): torch.ones(2) + 1
+"""
+
+
+def test_what_varies_with_one_seed_only_advises(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=OWN_GENERATOR.format(first=5, step=1))
+    accept(pytester)
+    assert "ops" in entry(pytester, "test_it")["unstable"]
+    pytester.makepyfile(test_it=OWN_GENERATOR.format(first=50, step=1))
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes
+    ops = ran.metric("ops", "test_it")
+    assert ("advisory", "ok") == (ops["status"], ran.statuses["test_it"])
+    assert ops["reason"].startswith("accepted from ")
+    strict = run(pytester, "--torchprof", "--torchprof-strict")
+    assert {"failed": 1} == strict.outcomes
+    assert "regressed" == strict.statuses["test_it"]
 
 
 @pytest.mark.thorough
@@ -132,7 +158,7 @@ def test_without_a_seed_all_that_varies_does_so_with_the_same_values(
     pytester.makepyfile(test_it=VARIES.format(least=0))
     out = accept(pytester, "--torchprof-seed=keep").out
     assert "with the values drawn" not in out
-    assert "1 test varies though the same values are drawn" in out
+    assert "1 test varies with the same seed" in out
 
 
 @pytest.mark.thorough

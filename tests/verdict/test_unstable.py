@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, MissingValue, Profile, Range
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.decision import Policy, compare, new_findings, status_of
-from pytest_torchprof.verdict.unstable import ranges_of, unstable, within
+from pytest_torchprof.verdict.unstable import advising, ranges_of, unstable, within
 
 RANGE = {"ops": Range(10, 20)}
 GONE = MissingValue(because(Why.UNKNOWN))
@@ -44,6 +45,45 @@ def test_a_value_is_compared_with_its_range(
     assert beyond == (verdict.reason is not None)
     if verdict.reason is not None:
         assert "accepted from 10 to 20, as it varies" == in_words(verdict.reason)
+
+
+@pytest.mark.parametrize(
+    ("value", "seed", "strict", "status"),
+    [
+        (21, 0, False, "regressed"),
+        (9, 0, False, "improved"),
+        (21, None, True, "regressed"),
+        (9, None, True, "improved"),
+        (21, None, False, "advisory"),
+        (9, None, False, "advisory"),
+        (15, None, False, "ok"),
+    ],
+)
+def test_what_varies_with_one_seed_only_advises(
+    value: int, seed: int | None, strict: bool, status: str
+) -> None:
+    """In the test and in its regions, in numbers and in findings."""
+    label = "findings[rule=host-sync]"
+    ranges = {**RANGE, label: Range(10, 20)}
+    numbers = Baseline(metrics={"ops": 12}, findings={"host-sync": 12}, unstable=ranges)
+    baseline = advising(replace(numbers, seed=seed, regions={"part": numbers}), strict=strict)
+    assert baseline is not None
+    found = Profile({"ops": value}, found={"host-sync": value})
+    for part in (baseline, baseline.regions["part"]):
+        (verdict,) = compare(found, part, (), Policy(strict=strict))
+        assert (status, 12) == (verdict.status, verdict.baseline)
+        assert (status != "ok") == (verdict.reason is not None)
+        assert (status == "regressed") == bool(new_findings(found, part))
+
+
+def test_numbers_without_a_range_are_compared_whatever_the_seed() -> None:
+    baseline = Baseline(metrics={"ops": 12, "flops": 7}, unstable=RANGE)
+    part = advising(baseline, strict=False)
+    found = compare(Profile({"ops": 25, "flops": 8}), part, (), Policy())
+    assert ["advisory", "regressed"] == [verdict.status for verdict in found]
+    plain = Baseline(metrics={"ops": 12})
+    assert plain is advising(plain, strict=False)
+    assert advising(None, strict=False) is None
 
 
 def test_a_tolerance_begins_at_the_end_of_the_range() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchprof.work.operands import Operands, UnknownOperandError
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.work.operands import Operands, Tensor, UnknownOperandError, broadcast
 
 if TYPE_CHECKING:
     from pytest_torchprof.work.operands import TrafficRule
@@ -125,6 +126,30 @@ def _range(_: str, call: Operands) -> int:
     return max(ceil((end - start) / step), 0) * call.tensor(3).item
 
 
+def _spaced(out: int) -> TrafficRule:
+    """`linspace(start, end, steps, out)`: only the innermost call has an output."""
+    return lambda _, call: call.integers(2)[0] * call.tensor(out).item
+
+
+def _scalar(_: str, call: Operands) -> int:
+    """`scalar_tensor(number, dtype, ...)`: without a dtype, the default one, which is unknown."""
+    return ELEMENT_BYTES[call.dtype(1, "")]
+
+
+def _log_sigmoid_backward(_: str, call: Operands) -> int:
+    """`(grad, x, buffer)`: on a GPU, the buffer is empty."""
+    grad = call.tensor(0)
+    return call.read(0, 3) + prod(grad.shape) * grad.item
+
+
+def _distances(_: str, call: Operands) -> int:
+    """`_cdist_forward(x1, x2, p, mode)`: a number for each pair of rows."""
+    one, two = call.tensors(0, 2)
+    batches = broadcast([Tensor(x.shape[:-2], x.dtype) for x in (one, two)])
+    pairs = prod(batches) * one.shape[-2] * two.shape[-2]
+    return one.bytes + two.bytes + pairs * one.item
+
+
 def _picked(call: Operands, x: int) -> int:
     """Bytes of the class of each sample, and of its weight if classes have weights."""
     target, weight = call.tensor(x + 1), call.optional(x + 2)
@@ -204,6 +229,11 @@ TABLES: Final[Mapping[str, TrafficRule]] = {
     "aten::topk": _topk,
     "aten::_local_scalar_dense": _item,
     "aten::arange": _range,
+    "aten::linspace": _spaced(3),
+    "aten::logspace": _spaced(4),
+    "aten::scalar_tensor": _scalar,
+    "aten::log_sigmoid_backward": _log_sigmoid_backward,
+    "aten::_cdist_forward": _distances,
     "aten::nll_loss_forward": _class_loss,
     "aten::nll_loss_backward": _class_loss_backward,
     "aten::nll_loss2d_forward": _class_loss,

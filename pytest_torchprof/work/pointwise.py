@@ -114,6 +114,26 @@ def _rearranged(_: str, call: Operands) -> int:
     return x.bytes + prod(x.shape) * x.item
 
 
+def _diagonal(_: str, call: Operands) -> int:
+    """`diagonal_copy(x, offset, dim1, dim2)`: only the diagonals read."""
+    x = call.tensor(0)
+    offset, *axes = (call.integers(at)[0] for at in (1, 2, 3))
+    rows, columns = (x.shape[axis] for axis in axes)
+    if x.bytes != prod(x.shape) * x.item or not rows or not columns:
+        raise UnknownOperandError  # of an expanded tensor, elements coincide
+    length = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
+    return 2 * length * (prod(x.shape) // (rows * columns)) * x.item
+
+
+def _trace(_: str, call: Operands) -> int:
+    """`trace(x)`: the diagonal read; small integers are summed in 64 bits."""
+    x = call.tensor(0)
+    if x.bytes != prod(x.shape) * x.item:
+        raise UnknownOperandError
+    out = ELEMENT_BYTES["long" if category(x.dtype) < 2 else x.dtype]
+    return min(x.shape) * x.item + out
+
+
 def _dropout(_: str, call: Operands) -> int:
     """`native_dropout`: the result, and the mask as one byte per element."""
     x = call.tensor(0)
@@ -150,6 +170,11 @@ def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> Tr
         return x.bytes + kept * sizes
 
     return rule
+
+
+def _twice(rule: TrafficRule) -> TrafficRule:
+    """Two such results of the first tensor, which is read once."""
+    return lambda name, call: 2 * rule(name, call) - call.tensor(0).bytes
 
 
 def _extremum(name: str, call: Operands) -> int:
@@ -248,14 +273,17 @@ def _each(rule: TrafficRule, *names: str) -> dict[str, TrafficRule]:
 POINTWISE: Final[Mapping[str, TrafficRule]] = {
     **_each(_UNARY, "abs neg sign relu relu6 sgn square floor ceil round trunc frac positive"),
     **_each(_UNARY, "leaky_relu elu hardtanh hardswish hardsigmoid silu mish gelu softplus"),
-    **_each(_UNARY, "bitwise_not nan_to_num threshold hardshrink softshrink logit_backward"),
+    **_each(_UNARY, "bitwise_not nan_to_num threshold hardshrink softshrink"),
     **_each(_REAL_UNARY, "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid tanh"),
     **_each(_REAL_UNARY, "sin cos tan asin acos atan sinh cosh erf erfc erfinv lgamma digamma"),
+    **_each(_REAL_UNARY, "asinh acosh atanh logit"),
     **_each(_TEST, "logical_not isnan isinf isfinite"),
     **_each(_BINARY, "add sub rsub mul pow remainder fmod maximum minimum fmax fmin clamp_min"),
     **_each(_BINARY, "clamp_max bitwise_and bitwise_or bitwise_xor floor_divide hypot xlogy"),
     **_each(_BINARY, "threshold_backward gelu_backward silu_backward sigmoid_backward"),
     **_each(_BINARY, "tanh_backward leaky_relu_backward hardswish_backward hardtanh_backward"),
+    **_each(_BINARY, "softplus_backward mish_backward hardsigmoid_backward logit_backward"),
+    **_each(_BINARY, "softshrink_backward hardshrink_backward"),
     **_each(_REAL_BINARY, "true_divide atan2"),
     **_each(_division, "div"),
     **_each(_COMPARISON, "eq ne lt le gt ge logical_and logical_or logical_xor"),
@@ -269,8 +297,9 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     "aten::clone": _rearranged,
     "aten::flip": _rearranged,
     "aten::roll": _rearranged,
-    "aten::tril": _rearranged,
-    "aten::triu": _rearranged,
+    **_each(_rearranged, "tril triu"),
+    "aten::diagonal_copy": _diagonal,
+    "aten::trace": _trace,
     "aten::fill_": _written,
     "aten::zero_": _written,
     "aten::normal_": _written,
@@ -285,6 +314,8 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     "aten::mean": _reduction(out="sum"),
     "aten::amax": _reduction(),
     "aten::amin": _reduction(),
+    "aten::aminmax": _twice(_reduction()),
+    "aten::nansum": _reduction(out="sum"),
     "aten::max": _extremum,
     "aten::min": _extremum,
     "aten::argmax": _reduction(out="long"),
@@ -293,6 +324,8 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     "aten::all": _reduction(out="bool"),
     "aten::var": _reduction(),
     "aten::std": _reduction(),
+    "aten::var_mean": _twice(_reduction()),
+    "aten::std_mean": _twice(_reduction()),
     "aten::linalg_vector_norm": _reduction(2),
     "aten::cumsum": _cumulated,
     "aten::cumprod": _cumulated,

@@ -385,6 +385,29 @@ TABLE: list[tuple[Call, int | None]] = [
         8 * 3,
     ),
     (("aten::arange", [[]] * 5, [NUMBER, *[NONE] * 4], ["5", "", "", "", ""]), None),
+    (("aten::linspace", [[], [], [], [7]], [*[NUMBER] * 3, FLOAT], ["0", "1", "7", ""]), 7 * 4),
+    (("aten::linspace", [[]] * 7, [*[NUMBER] * 3, *[NONE] * 4], ["0", "1", "7", *[""] * 4]), None),
+    (
+        ("aten::logspace", [[]] * 4 + [[7]], [*[NUMBER] * 4, LONG], ["0", "1", "7", "10.", ""]),
+        7 * 8,
+    ),
+    (("aten::scalar_tensor", [[]] * 5, [NUMBER, NUMBER], ["3", "4", "", "", ""]), 8),
+    (("aten::scalar_tensor", [[]] * 5, [NUMBER, NONE], ["3.", "", "", "", ""]), None),
+    *(
+        (
+            ("aten::diagonal_copy", [shape] + [[]] * 3, [FLOAT, *[NUMBER] * 3], ["", *at]),
+            2 * n * 4,
+        )
+        for shape, at, n in (
+            ([4, 6], ["0", "0", "1"], 4),
+            ([4, 6], ["3", "0", "1"], 3),
+            ([4, 6], ["-3", "0", "1"], 1),
+            ([4, 6], ["9", "0", "-1"], 0),
+            ([3, 4, 5], ["1", "1", "2"], 3 * 4),
+        )
+    ),
+    (("aten::trace", [[4, 6]], [FLOAT], [""]), 4 * 4 + 4),
+    (("aten::trace", [[4, 4]], [LONG], [""]), 4 * 8 + 8),
     (  # of each sample its class; the loss, and the sum of the weights
         (
             "aten::nll_loss_forward",
@@ -561,6 +584,19 @@ def cases() -> list[Case]:
         (aten.avg_pool2d, (image,), ([3, 3], [2, 2], [1, 1])),
         (aten.upsample_nearest2d, (image,), ([18, 18],)),
         (aten._adaptive_avg_pool2d, (image,), ([3, 3],)),
+        *((op, (x, y), (1, 20)) for op in (aten.softplus_backward,)),
+        *((op, (x, y), ()) for op in (aten.mish_backward, aten.hardsigmoid_backward)),
+        *((op, (x, y), (0.5,)) for op in (aten.hardshrink_backward, aten.softshrink_backward)),
+        (aten.logit_backward, (x, y), (0.1,)),
+        *((op, (t,), ()) for op in (aten.atanh, aten.asinh) for t in (x, i)),
+        (aten.logit, (x,), (0.1,)),
+        *((aten.aminmax, (t,), ()) for t in (x, h, i)),
+        *((aten.var_mean, (x,), rest) for rest in ((), ([1],), ([0, 1],))),
+        (aten.std_mean, (x,), ([0],)),
+        *((aten.nansum, (x,), rest) for rest in ((), ([1],))),
+        (aten._cdist_forward, (x, torch.randn(5, 8)), (2.0, None)),
+        (aten._cdist_forward, (torch.randn(2, 1, 4, 8), torch.randn(3, 5, 8)), (1.0, None)),
+        (aten.log_sigmoid_backward, (x, y, torch.randn(4, 8)), ()),
     ]
 
 

@@ -22,8 +22,8 @@ OF_PROCESSES: Mapping[Why, str] = {
     Why.CHILD_WAS_KILLED: "{process} was ended before it could say what it did",
     Why.CHILD_USES_THREADS: "threads did work too, which is not recorded in a started process",
     Why.CHILD_ENDED_IN_THREAD: "it ended in another thread than it began in",
-    Why.CHILD_FORKED_WITH_DEVICE: "it was forked while {device} was in use, and the profiler works "
-    "in no such process: start it with the method spawn",
+    Why.CHILD_FORKED_WITH_DEVICE: "it was forked while {device} was in use, which a forked process "
+    "cannot use, nor end a session that records it: start it with the method spawn",
     Why.OF_CHILD: "{process}: {why}",
     Why.NO_SUCH_RANK_HERE: "no process of the test had rank {rank}",
     Why.NOT_BY_PROCESS: (

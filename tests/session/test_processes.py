@@ -401,7 +401,7 @@ def test_a_started_python_runs_the_users_own_sitecustomize(users: bool, tmp_path
 def test_a_process_forked_while_a_device_is_in_use_is_not_captured(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There, what ends or begins a session that records a device waits forever."""
+    """It cannot end the session that it was forked with."""
     monkeypatch.setattr(child, "accelerator", lambda: "cuda")
     pytester.makepyfile(
         test_it=f"""{HEAD}

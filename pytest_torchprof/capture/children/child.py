@@ -100,7 +100,7 @@ class Child:
             OTHERS.tell(None)
             OTHERS.ours_ended()
             if (device := accelerator()) is not None:
-                # Ending a session that records a device would wait here for threads left behind.
+                # Ending its session would call CUDA, which does not work in a forked process.
                 raise NotCapturedError(because(Why.CHILD_FORKED_WITH_DEVICE, device=device))
             disable()  # the session of the process that it was forked from
         else:

@@ -145,10 +145,10 @@ def memory(folder: Path, command: str) -> str:
     empty, peak, shared = map(int, found.stdout.split())
     size = sum(map(len, Stream(largest)))
     return (
-        f"{command}: a worker's peak {(peak - shared) / 2**20:.0f} MiB, its text "
-        f"{size / 2**20:.0f} MiB: {(peak - shared) / size:.2f} × (goal ≤ 2 ×); with the "
-        f"{shared / 2**20:.0f} MiB of code that all workers share {peak / size:.2f} ×; "
-        f"{empty / 2**20:.0f} MiB of it are there before the trace"
+        f"{command}: a worker's peak {peak / 2**20:.0f} MiB ({empty / 2**20:.0f} MiB before the "
+        f"trace), its text {size / 2**20:.0f} MiB: {peak / size:.2f} × (goal ≤ 2 ×), "
+        f"{(peak - shared) / size:.2f} × beside the {shared / 2**20:.0f} MiB of files, mostly "
+        "code, that workers share"
     )
 
 

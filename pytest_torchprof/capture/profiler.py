@@ -41,7 +41,7 @@ from pytest_torchprof.capture.torch_sessions import (
 )
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.unpatched import REAL, no_collection
-from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
+from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.uncollected import others_froze
@@ -75,10 +75,10 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine, and the block's ``own_bytes``, is ended, see `Watchdog`. ``tracer``: marks
-    what runs; with one that does not measure, shapes and memory are not recorded. ``tensors``: the
-    trace identifies tensors, which takes memory for each event. ``frozen``: other code of ours has
-    frozen older objects.
+    outgrows the machine, and what the block itself ``needs``, is ended, see `Watchdog`. ``tracer``:
+    marks what runs; with one that does not measure, shapes and memory are not recorded.
+    ``tensors``: the trace identifies tensors, which takes memory for each event. ``frozen``: other
+    code of ours has frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
     is one of those; tells by the arguments that start a thread whether it runs no operators.
     ``idle_kernels`` are launched before the region.
@@ -94,7 +94,7 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
-        own_bytes: int | None = None,
+        needs: Need = NEED_UNKNOWN,
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
@@ -108,7 +108,7 @@ class Capture:
         self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
         aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
-        self._watchdog = Watchdog(aside, own_bytes=own_bytes) if watchdog else None
+        self._watchdog = Watchdog(aside, needs=needs) if watchdog else None
         self._running = False
         self._in_region = False
         self._pid = REAL.getpid()

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_torchprof.core.heap import give_back_memory
+from pytest_torchprof.core.heap import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.structs import Frozen
 
 #: Growth of the process that ends a capture. torch 2.13 keeps about 0.3 KB per event while it
 #: records, and takes ten times that, and 8 µs per event, when it stops: so this is about a million
@@ -21,6 +22,8 @@ LIMIT_OF_EVENTS = because(Why.LIMIT_OF_EVENTS)
 _AT_THE_END = 12
 
 _INTERVAL_S = 0.02
+#: Between two looks into the heap, each of which holds up allocations.
+_LOOK_INTERVAL_S = 0.2
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 
 
@@ -42,22 +45,45 @@ def _available_bytes() -> int:
     return 0
 
 
-class Growth:
-    """By how much the process grows in a block without the profiler: what the block itself needs.
+class Need(Frozen, frozen=True):
+    """By how much the process grows in a block without the profiler.
 
-    The process's peak tells if it rises. If it does not, as earlier tests took more, only looking
-    tells: ``sampled``.
+    ``is_all``: nothing of it came from memory that was free in the process before; otherwise the
+    block needs at least these bytes.
     """
 
-    def __init__(self, *, sampled: bool) -> None:
+    grown_bytes: int = 0
+    is_all: bool = False
+
+    def after(self, one: Need) -> Need:
+        """What one more run showed: the larger one, except that one that is all replaces others."""
+        if one.is_all > self.is_all or one.grown_bytes > self.grown_bytes:
+            return Need(grown_bytes=one.grown_bytes, is_all=one.is_all or self.is_all)
+        return self
+
+
+NEED_UNKNOWN = Need()
+
+
+class Growth:
+    """What a block needs without the profiler.
+
+    The process's peak tells if it rises. If it does not, as earlier tests took more, only looking
+    tells: with ``is_long``, a thread looks, and what is free in the process is given back before,
+    as it is before a capture.
+    """
+
+    def __init__(self, *, is_long: bool) -> None:
         self._known = _STATM.exists()
         if not self._known:
             return
+        if is_long:
+            give_back_memory()  # else the block fills that first, and the process does not grow
         self._start, self._peak = _resident_bytes(), _peak_bytes()
         self._most = self._start
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        if sampled:
+        if is_long:
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
 
@@ -68,23 +94,36 @@ class Growth:
             return
         self._known = False
 
-    def end(self) -> int | None:
-        """The growth in bytes, at the end of the block; None if unknown."""
+    def end(self) -> Need:
+        """What it needs, at the end of the block."""
         if not self._known:
-            return None
-        peak = _peak_bytes()
+            return NEED_UNKNOWN
+        peak, is_long = _peak_bytes(), self._thread is not None
         if self._thread is not None:
             self._done.set()
             self._thread.join()
         if peak > self._peak:
-            return peak - self._start
-        return self._most - self._start if self._thread is not None and self._known else None
+            return Need(grown_bytes=peak - self._start, is_all=is_long)
+        if is_long and self._known:
+            return Need(grown_bytes=self._most - self._start, is_all=True)
+        return NEED_UNKNOWN
+
+
+def growth_of(resident: int, before: Heap | None, now: Heap | None) -> int:
+    """Bytes by which what is in use has grown, of ``resident`` bytes of growth.
+
+    The C library may leave much between the pieces in use, more while a capture's small ones hold
+    it. What it did not hand out, as other allocators do, counts in full.
+    """
+    if before is None or now is None:
+        return resident
+    return max(now.used_bytes - before.used_bytes, resident - now.free_bytes)
 
 
 class Watchdog:
     """Calls ``on_exceed`` in the main thread once the process has grown by `LIMIT_BYTES`.
 
-    That is beyond ``own_bytes``, by which the test itself grows. Where these are unknown, growth is
+    That is beyond what the test itself ``needs``. Where not all of this is known, growth is
     measured from the process's previous peak, as long as the machine's memory bears the end of such
     a capture. Also once nobody waits for the capture: it is ``over``. Does nothing without
     ``/proc``.
@@ -94,21 +133,24 @@ class Watchdog:
         self,
         on_exceed: Callable[[], None],
         over: Callable[[], bool] = lambda: False,
-        own_bytes: int | None = None,
+        needs: Need = NEED_UNKNOWN,
     ) -> None:
-        self._own_bytes = own_bytes
+        self._needs = needs
         self._done = threading.Event()
         self._on_exceed, self._over = on_exceed, over
         # A profiler session can only end on the thread that began it, so that thread makes the
         # call.
         self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)
         self._thread: threading.Thread | None = None
+        self._start = 0
+        self._heap: Heap | None = None
 
     def start(self) -> None:
         """Begin to watch."""
         if not _STATM.exists():
             return
         give_back_memory()  # else the capture fills that first, and the process does not grow
+        self._start, self._heap = _resident_bytes(), heap_of_process()
         self._thread = threading.Thread(target=self._watch, args=(self._limit(),), daemon=True)
         self._thread.start()
 
@@ -124,20 +166,24 @@ class Watchdog:
             self._thread.join()
 
     def _limit(self) -> int:
-        """Resident bytes that end the capture."""
-        now = _resident_bytes()
-        if self._own_bytes is not None:
-            return now + self._own_bytes + LIMIT_BYTES
+        """Bytes of growth that end the capture."""
+        own_bytes = self._needs.grown_bytes + LIMIT_BYTES
+        if self._needs.is_all:
+            return own_bytes
         # After a large capture the peak is so high that the next one could record ten times that.
         bearable = max(LIMIT_BYTES, _available_bytes() // _AT_THE_END)
-        return min(_peak_bytes() + LIMIT_BYTES, now + bearable)
+        return max(own_bytes, min(_peak_bytes() - self._start + LIMIT_BYTES, bearable))
 
     def _watch(self, limit: int) -> None:
-        while not self._done.wait(_INTERVAL_S):
-            grown = False
+        interval_s = _INTERVAL_S
+        while not self._done.wait(interval_s):
+            is_over, interval_s = False, _INTERVAL_S
             with suppress(OSError):  # the test may replace the file system
-                grown = _resident_bytes() > limit
-            if grown or self._over():
+                resident = _resident_bytes() - self._start
+                if resident > limit:
+                    is_over = growth_of(resident, self._heap, heap_of_process()) > limit
+                    interval_s = _LOOK_INTERVAL_S
+            if is_over or self._over():
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
                 return
 

@@ -11,7 +11,8 @@ import pytest
 from support.sessions import run
 
 from pytest_torchprof.capture import watchdog
-from pytest_torchprof.capture.watchdog import Growth, Watchdog
+from pytest_torchprof.capture.watchdog import NEED_UNKNOWN, Growth, Need, Watchdog, growth_of
+from pytest_torchprof.core.heap import Heap, heap_of_process
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import in_words
 
@@ -62,31 +63,119 @@ def test_growth_calls_once_in_the_main_thread(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [None]
 
 
-def limit_after(peak: int, available: int, own: int | None, monkeypatch: Any) -> int:
+def limit_after(peak: int, available: int, needs: Need, monkeypatch: Any) -> int:
     """By how many MiB a process of 100 MiB may grow, given its peak and the machine, in MiB."""
     for name, size in {"_resident": 100, "_peak": peak, "_available": available}.items():
         monkeypatch.setattr(watchdog, f"{name}_bytes", lambda size=size: size * 2**20)
-    dog = Watchdog(lambda: None, own_bytes=None if own is None else own * 2**20)
-    return dog._limit() // 2**20 - 100
+    dog = Watchdog(lambda: None, needs=needs)
+    dog._start = 100 * 2**20
+    return dog._limit() // 2**20
+
+
+def mib(grown: int, *, is_all: bool) -> Need:
+    return Need(grown_bytes=grown * 2**20, is_all=is_all)
 
 
 @pytest.mark.parametrize(
-    ("peak", "available", "own", "grows"),
+    ("peak", "available", "needs", "grows"),
     [
-        (100, 10_000, 0, 256),
-        (100, 10_000, 5_000, 5_256),
-        (9_000, 10_000, 0, 256),  # a capture before was large
-        (9_000, 10_000, 5_000, 5_256),
-        (100, 12_000, None, 256),
-        (600, 12_000, None, 756),
-        (9_000, 12_000, None, 1_000),
-        (9_000, 100, None, 256),
+        (100, 10_000, mib(0, is_all=True), 256),
+        (100, 10_000, mib(5_000, is_all=True), 5_256),
+        (9_000, 10_000, mib(0, is_all=True), 256),  # a capture before was large
+        (9_000, 10_000, mib(5_000, is_all=True), 5_256),
+        (100, 12_000, NEED_UNKNOWN, 256),
+        (600, 12_000, NEED_UNKNOWN, 756),
+        (9_000, 12_000, NEED_UNKNOWN, 1_000),
+        (9_000, 100, NEED_UNKNOWN, 256),
+        (600, 12_000, mib(300, is_all=False), 756),  # the rest came from what was free
+        (600, 12_000, mib(700, is_all=False), 956),
+        (9_000, 12_000, mib(300, is_all=False), 1_000),
+        (9_000, 100, mib(300, is_all=False), 556),
     ],
 )
 def test_a_large_capture_before_lets_no_other_one_grow(
-    peak: int, available: int, own: int | None, grows: int, monkeypatch: pytest.MonkeyPatch
+    peak: int, available: int, needs: Need, grows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert grows == limit_after(peak, available, own, monkeypatch)
+    assert grows == limit_after(peak, available, needs, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "after"),
+    [
+        (NEED_UNKNOWN, mib(3, is_all=False), mib(3, is_all=False)),
+        (mib(3, is_all=False), NEED_UNKNOWN, mib(3, is_all=False)),
+        (mib(3, is_all=False), mib(2, is_all=False), mib(3, is_all=False)),
+        (mib(3, is_all=False), mib(2, is_all=True), mib(2, is_all=True)),  # the first one compiled
+        (mib(2, is_all=True), mib(1, is_all=False), mib(2, is_all=True)),
+        (mib(2, is_all=True), mib(3, is_all=False), mib(3, is_all=True)),
+    ],
+)
+def test_each_run_tells_what_a_test_needs(before: Need, one: Need, after: Need) -> None:
+    assert after == before.after(one)
+
+
+@pytest.mark.parametrize(
+    ("resident", "before", "now", "growth"),
+    [
+        (900, None, None, 900),
+        (900, Heap(500, 0), None, 900),
+        (900, Heap(500, 0), Heap(1_400, 0), 900),
+        (900, Heap(500, 100), Heap(700, 800), 200),  # the rest is free, between what is in use
+        (900, Heap(500, 3_000), Heap(1_500, 2_000), 1_000),  # much was given back before
+        (900, Heap(5, 1), Heap(6, 1), 899),  # another allocator took it
+    ],
+)
+def test_what_is_free_between_pieces_in_use_is_not_growth(
+    resident: int, before: Heap | None, now: Heap | None, growth: int
+) -> None:
+    assert growth == growth_of(resident, before, now)
+
+
+def test_the_heap_tells_what_it_handed_out() -> None:
+    before = heap_of_process()
+    if before is None:
+        pytest.skip("this C library does not tell what it handed out")
+    pieces = [bytearray(2**16) for _ in range(2**10)]
+    during = heap_of_process()
+    del pieces[::2]
+    after = heap_of_process()
+    assert during is not None
+    assert after is not None
+    assert during.used_bytes - before.used_bytes > 2**25
+    assert 2**24 < during.used_bytes - after.used_bytes < 2**26
+    assert after.free_bytes - during.free_bytes > 2**24
+
+
+PIECES = """
+    import time
+    import torch
+
+    KEPT = []
+
+    def pieces(mib):
+        return [torch.ones(2**14) for _ in range(16 * mib)]  # of 64 KiB, which the C library keeps
+
+    def test_before():
+        KEPT.extend(pieces(400)[::50])
+
+    def test_large():
+        made = pieces(380)
+        time.sleep(0.3)
+        assert len(made) == 16 * 380
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rounds", [2, 0])
+def test_a_test_that_fills_what_another_one_freed_is_profiled(
+    rounds: int, pytester: pytest.Pytester
+) -> None:
+    """Its plain runs grow the process by little, its capture, before which memory is given back,
+    by all of it.
+    """
+    pytester.makepyfile(PIECES)
+    ran = run(pytester, "--torchprof", f"--torchprof-rounds={rounds}")
+    assert ["new", "new"] == [record["status"] for record in ran.tests.values()]
 
 
 def test_what_a_block_needs_is_seen_below_an_earlier_peak() -> None:
@@ -95,30 +184,30 @@ def test_what_a_block_needs_is_seen_below_an_earlier_peak() -> None:
     before = bytearray(2**27)  # the peak
     before[:: 2**12] = b"x" * len(before[:: 2**12])
     del before
-    sampled, unknown = Growth(sampled=True), Growth(sampled=False)
+    looks, does_not = Growth(is_long=True), Growth(is_long=False)
     block = bytearray(2**25)
     block[:: 2**12] = b"x" * len(block[:: 2**12])
     deadline = time.monotonic() + 60
-    while sampled._most - sampled._start < 2**24 and time.monotonic() < deadline:
+    while looks._most - looks._start < 2**24 and time.monotonic() < deadline:
         time.sleep(0.01)
     del block
-    assert unknown.end() is None
-    grown = sampled.end()
-    assert grown is not None
-    assert 2**24 <= grown < 2**27
+    assert does_not.end() == NEED_UNKNOWN
+    need = looks.end()
+    assert need.is_all
+    assert 2**24 <= need.grown_bytes < 2**27
 
 
-def test_a_higher_peak_tells_what_a_block_needs() -> None:
+def test_a_higher_peak_tells_what_a_block_needs_at_least() -> None:
     if not watchdog._STATM.exists():
         pytest.skip("this system has no /proc, so nothing is watched")
-    growth = Growth(sampled=False)
+    growth = Growth(is_long=False)
     size = watchdog._peak_bytes() - watchdog._resident_bytes() + 2**26
     block = bytearray(size)
     block[:: 2**12] = b"x" * len(block[:: 2**12])
     del block
-    grown = growth.end()
-    assert grown is not None
-    assert grown > size // 2
+    need = growth.end()
+    assert not need.is_all
+    assert need.grown_bytes > size // 2
 
 
 def test_watching_imports_nothing() -> None:

@@ -122,7 +122,7 @@ class Run:
                 first=self.first,
                 everywhere=self._like == "threads",
                 watchdog=self._is_long,
-                own_bytes=self.gatherer.rounds.grown_bytes,
+                needs=self.gatherer.rounds.needs,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
@@ -136,8 +136,7 @@ class Run:
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
-            unknown = self.gatherer.rounds.grown_bytes is None
-            self._growth = Growth(sampled=self._is_long and unknown)
+            self._growth = Growth(is_long=self._is_long and not self.gatherer.rounds.needs.is_all)
             self._watch.__enter__()
 
     @property
@@ -157,8 +156,8 @@ class Run:
 
     def _end_growth(self) -> None:
         growth, self._growth = self._growth, None
-        if growth is not None and (grown := growth.end()) is not None:
-            self.gatherer.rounds.grew(grown)
+        if growth is not None:
+            self.gatherer.rounds.needed(growth.end())
 
     def _captured(self, capture: Capture) -> Captured | NoModules:
         capture.end_region()

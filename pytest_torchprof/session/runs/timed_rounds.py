@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
 from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.watchdog import NEED_UNKNOWN, Need
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.trace.facts import Facts, Quantity, ReferenceNote, RegionTimes
@@ -70,8 +71,8 @@ class Rounds:
     #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
-    #: By how much the process grew in an earlier run, without the profiler; None if unknown.
-    grown_bytes: int | None = None
+    #: By how much the process grew in earlier runs, without the profiler.
+    needs: Need = NEED_UNKNOWN
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
@@ -90,9 +91,9 @@ class Rounds:
         self.timed.append(one)
         self._spent_ns += one.wall_ns
 
-    def grew(self, grown_bytes: int) -> None:
-        """By how much the process grew in a run without the profiler."""
-        self.grown_bytes = grown_bytes
+    def needed(self, one: Need) -> None:
+        """By how much the process grew in one more run without the profiler."""
+        self.needs = self.needs.after(one)
 
     def watch(self) -> None:
         """Start watching what else runs on the machine."""

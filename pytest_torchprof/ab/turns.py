@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from pytest_torchprof.ab.messages import Turn
+from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.memory_layout import TurnLayout, move_to
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
-from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
@@ -135,7 +135,7 @@ class Turns:
 
     def first_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
         """The call that pytest makes, and then the requested ones."""
-        REAL.collect()
+        collect()
         move_to(self._processor)
         with self._meter.one():
             result = yield

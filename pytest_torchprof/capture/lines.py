@@ -66,6 +66,7 @@ class LineTracer:
         self._left = MOST_MARKS
         self._left_unmarked = _MOST_UNMARKED
         self._names: Any = ModuleNames(self._is_users)
+        self._read: set[int] = self._names.read
         self._on = False
         self._thread = 0
         self._depth = 0
@@ -195,6 +196,8 @@ class LineTracer:
         if event == "exception" or not (self._on and self._left):
             return self._local
         try:
+            if id(frame) in self._read:
+                frame.f_locals  # noqa: B018 - without what the test has deleted since
             self._close(self._place(frame))
             if REAL.gettrace() is not self._ours:  # our tracer no longer sees calls
                 self.gap, self.usable = _OWN_TRACER, False

@@ -19,7 +19,7 @@ import os
 import random
 from contextlib import suppress
 
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.collecting import collect
 
 #: Block sizes of Python's own allocator (every sixteen bytes up to 512), in bytes.
 _SMALL = range(1, 480, 16)
@@ -76,6 +76,6 @@ class TurnLayout:
         where old objects are not frozen.
         """
         self._held = None
-        REAL.collect(generation)
+        collect(generation)
         self._held = shaken()
         move_to(processor)

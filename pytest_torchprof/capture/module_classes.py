@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from pytest_torchprof.capture.machine import real_torch
 
@@ -55,32 +57,47 @@ def _inner_classes(module: Any) -> dict[int, str]:
         return {}
 
 
+def weakly(module: Any) -> Callable[[], Any]:
+    """Returns the module when it is called, or None once nobody else has it.
+
+    A module must end when it would without us. Its end may do anything: that of a DDP model may end
+    its process group, which holds Python's lock while it waits for threads that need the lock, if
+    the user has destroyed the group before. Source: torch/csrc/distributed/c10d, where the binding
+    of ``ProcessGroup`` releases the lock and that of ``Reducer`` does not.
+    """
+    try:
+        return ref(module)
+    except TypeError:  # an object of another kind that says it is a module
+        return lambda: module
+
+
 class RunningModules:
-    """The running modules, from the outermost in."""
+    """The running modules, from the outermost in; none is kept alive, see `weakly`."""
 
     def __init__(self) -> None:
         #: Each with its class, and the parts of it that have not been seen to run.
-        self._running: list[tuple[Any, str, dict[int, str]]] = []
-        #: By id: the module, kept alive so that its id is not reused, and its parts' classes.
-        self._known: dict[int, tuple[Any, dict[int, str]]] = {}
+        self._running: list[tuple[Callable[[], Any], str, dict[int, str]]] = []
+        #: By id: the module, and its parts' classes.
+        self._known: dict[int, tuple[Callable[[], Any], dict[int, str]]] = {}
         #: Classes of modules that may have run unseen.
         self.unseen: set[str] = set()
 
     def innermost(self) -> Any:
         """The module that was entered last."""
-        return self._running[-1][0] if self._running else None
+        return self._running[-1][0]() if self._running else None
 
     def enter(self, module: Any) -> str:
         """A module runs; return its class."""
         for _, _, parts in self._running:
             parts.pop(id(module), None)
         name = class_name(module)
-        if id(module) not in self._known:
-            self._known[id(module)] = module, _inner_classes(module)
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:  # an id is reused
+            known = self._known[id(module)] = weakly(module), _inner_classes(module)
+        me, parts = known
         # What is inside another one of its class counts anyway.
         around = {name, *(kind for _, kind, _ in self._running)}
-        parts = self._known[id(module)][1]
-        self._running.append((module, name, {i: k for i, k in parts.items() if k not in around}))
+        self._running.append((me, name, {i: k for i, k in parts.items() if k not in around}))
         return name
 
     def leave(self) -> None:

@@ -7,70 +7,76 @@ from types import CodeType, FrameType
 from typing import Any
 
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.module_classes import class_name
+from pytest_torchprof.capture.module_classes import class_name, weakly
 from pytest_torchprof.capture.user_frames import frames_of_test
 
 
 class ModuleNames:
     """Paths of the running modules, such as ``model.layers.3.attn``.
 
-    The outermost has the name that a user's frame has for it, else that of its class.
+    The outermost has the name that a user's frame has for it, else that of its class. No module is
+    kept alive: see `weakly`.
     """
 
     def __init__(self, is_users: Callable[[FrameType], bool]) -> None:
         self._is_users = is_users
         self._kind: type = real_torch().module
-        #: The running ones: the root, and the root's path.
-        self._running: list[tuple[Any, str]] = []
-        #: By id: the module, kept alive so that its id is not reused, and names below it.
-        self._known: dict[int, tuple[Any, dict[int, str]]] = {}
-        self._roots: dict[tuple[int, CodeType | None], str] = {}
+        #: The ids of frames whose local variables were read. Up to Python 3.12, that keeps them
+        #: alive until they are read again.
+        self.read: set[int] = set()
+        #: The running ones: what is below the root, and the root's path.
+        self._running: list[tuple[dict[int, str], str]] = []
+        #: By id: the module, and names below it.
+        self._known: dict[int, tuple[Callable[[], Any], dict[int, str]]] = {}
+        #: By id and caller: the module, and its path.
+        self._roots: dict[tuple[int, CodeType | None], tuple[Callable[[], Any], str]] = {}
 
     def enter(self, frame: FrameType) -> str:
         """The path of the module whose call this frame is."""
         module = frame.f_locals["self"]
         if self._running:
-            root, path = self._running[-1]
-            below = self._below(root).get(id(module))
+            names, path = self._running[-1]
+            below = names.get(id(module))
             if below is not None:
-                self._running.append((root, path))
+                self._running.append((names, path))
                 return f"{path}.{below}" if below else path
         callers = [f for f in frames_of_test(frame.f_back) if self._is_users(f)]
         key = id(module), callers[0].f_code if callers else None
-        if key not in self._roots:
-            self._below(module)
+        names = self._below(module)
+        known = self._roots.get(key)
+        if known is None or known[0]() is not module:
             try:
-                self._roots[key] = self._as_known(module, callers)
+                path = self._as_known(module, callers)
             except Exception:  # noqa: BLE001 - attributes of users' objects may do anything
-                self._roots[key] = class_name(module)
-        self._running.append((module, self._roots[key]))
-        return self._roots[key]
+                path = class_name(module)
+            known = self._roots[key] = weakly(module), path
+        self._running.append((names, known[1]))
+        return known[1]
 
     def leave(self) -> None:
         """The module that was entered last has returned."""
         self._running.pop()
 
     def forget(self) -> None:
-        """Release all modules."""
+        """Release all names."""
         for known in (self._running, self._known, self._roots):
             known.clear()
 
     def _below(self, root: Any, *, anew: bool = False) -> dict[int, str]:
-        if anew or id(root) not in self._known:
-            try:
-                # A module wrapped by torch.compile has the wrapper's name.
-                names = {
-                    id(module): ".".join(p for p in name.split(".") if p != "_orig_mod")
-                    for name, module in root.named_modules()
-                }
-            except Exception:  # noqa: BLE001 - a user may have overridden it
-                names = {id(root): ""}
-            self._known[id(root)] = root, names
-        return self._known[id(root)][1]
+        known = self._known.get(id(root))
+        if known is None or known[0]() is not root:  # an id is reused
+            known = self._known[id(root)] = weakly(root), {}
+            anew = True
+        names = known[1]
+        if anew:
+            names.clear()  # in place, for those that run
+            names.update(_names_below(root))
+        return names
 
     def _as_known(self, module: Any, callers: list[FrameType]) -> str:
         tail = ""
         for frame in callers:
+            self.read.add(id(frame))
             # pytest's own names for the intermediate values of an ``assert`` are not the user's.
             names = {n: value for n, value in frame.f_locals.items() if n.isidentifier()}
             me = names.pop("self", None)
@@ -94,3 +100,15 @@ class ModuleNames:
                     if below:
                         return f"{name}.{below}{tail}"
         return class_name(module) + tail
+
+
+def _names_below(root: Any) -> dict[int, str]:
+    """The path of each module in this one, by its id."""
+    try:
+        # A module wrapped by torch.compile has the wrapper's name.
+        return {
+            id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
+            for name, module in root.named_modules()
+        }
+    except Exception:  # noqa: BLE001 - a user may have overridden it
+        return {id(root): ""}

@@ -183,7 +183,7 @@ class Children:
     def begin(self) -> None:
         """Watch from here on."""
         self._ended_ns = _ended_ns()
-        self._alive = _alive()
+        self._alive = descendants()
         self._names = {pid: _name(pid) for pid in self._alive}
 
     @property
@@ -199,7 +199,7 @@ class Children:
             if found.lost is not None:
                 return found.lost
         ours = found.pids if found is not None else frozenset()
-        ended, alive = _ended_ns() - self._ended_ns, _alive()
+        ended, alive = _ended_ns() - self._ended_ns, descendants()
         # Children from before that were waited for in the meantime: their earlier work does not
         # count.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
@@ -240,7 +240,7 @@ def _ended_ns() -> int:
     return int((used.ru_utime + used.ru_stime) * 1e9)
 
 
-def _alive() -> dict[int, int]:
+def descendants() -> dict[int, int]:
     """CPU time in ns of each living descendant, including that of its ended children."""
     if REAL.waitid is None or REAL.any_clock is None:
         return {}
@@ -260,12 +260,12 @@ def _alive() -> dict[int, int]:
         for pid in generation:
             found[pid] = 0
             with suppress(OSError, ValueError, IndexError):  # it has just ended
-                ended = sum(int(ticks) for ticks in _stat(pid)[13:15]) * 1_000_000_000 // _TICKS
+                ended = sum(int(ticks) for ticks in fields_of(pid)[13:15]) * 1_000_000_000 // TICKS
                 found[pid] = REAL.any_clock((~pid << 3) | 2) + ended  # its CPU clock
     return found
 
 
-def _stat(pid: int) -> list[bytes]:
+def fields_of(pid: int) -> list[bytes]:
     """The fields of a process after its name: state, parent, …"""
     with REAL.open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()  # type: ignore[no-any-return]
@@ -293,12 +293,12 @@ def _parents() -> dict[int, int]:
     with suppress(OSError):
         for entry in filter(str.isdigit, REAL.listdir("/proc")):
             with suppress(OSError, ValueError, IndexError):  # it has just ended
-                parents[int(entry)] = int(_stat(int(entry))[1])
+                parents[int(entry)] = int(fields_of(int(entry))[1])
     return parents
 
 
 _CHILDREN = -1  # resource.RUSAGE_CHILDREN, on every system
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def _torch_in(pid: int) -> str | None:
@@ -326,5 +326,5 @@ def _name(pid: int) -> str:
 
 def _is_zombie(pid: int) -> bool:
     with suppress(OSError, IndexError):
-        return _stat(pid)[0] in b"ZX"
+        return fields_of(pid)[0] in b"ZX"
     return False

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.compiled_calls import CompiledCalls
 from pytest_torchprof.capture.exports import SMALL_BYTES, no_room, reserve
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
@@ -212,7 +213,7 @@ class Capture:
             gc.freeze()
             undo.callback(gc.unfreeze)
         else:
-            REAL.collect()
+            collect()
         undo.enter_context(no_collection())
 
     def _watch_threads(self, undo: Undo) -> None:
@@ -316,7 +317,7 @@ class Capture:
             empty(self._profiler)
             raise NotCapturedError(self.aside)
         facts |= self._own_facts()
-        REAL.collect()
+        collect()
         facts |= Facts(awaited=synchronize() or None)
         if not self._everywhere and not profiler_active():
             self._halt()

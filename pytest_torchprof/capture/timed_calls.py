@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import repeat
 from typing import Protocol, TypeVar
 
+from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.machine import accelerator, await_device
 from pytest_torchprof.capture.unpatched import REAL, no_collection
 
@@ -137,5 +138,5 @@ class GarbageControl:
         if self._settled % _AFRESH == 0:
             gc.unfreeze()
         self._settled += 1
-        REAL.collect()
+        collect()
         gc.freeze()

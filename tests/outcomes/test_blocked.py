@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import get_args
 
 import pytest
@@ -79,6 +80,44 @@ def test_uses_its_own_alarm():
     finally: signal.alarm(0)
 """
 
+LEAVES = """
+import multiprocessing
+from pathlib import Path
+import torch
+
+FORK = multiprocessing.get_context("fork")
+runs = []
+
+def spins():
+    while True: pass
+
+def at_work():
+    lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    stats = [Path("/proc", pid, "stat").read_text() for pids in lists for pid in pids]
+    return [stat for stat in stats if stat.rpartition(")")[2].split()[0] != "Z"]
+
+def test_waits_for_a_process():
+    runs.append(1)
+    if len(runs) > 1:
+        process = FORK.Process(target=spins)
+        process.start()
+        process.join()
+
+def test_is_alone_afterwards(): assert not at_work()
+
+def test_fails_before_it_ends_a_process():
+    runs.append(2)
+    process = FORK.Process(target=spins)
+    process.start()
+    if runs.count(2) > 1: raise ValueError
+    process.kill()
+    process.join()
+
+def test_is_alone_afterwards_too():
+    assert not at_work()
+    torch.ones(2)
+"""
+
 #: Seconds for each further run, of which only those that block take as long.
 LIMIT_S = 2.0
 
@@ -112,6 +151,18 @@ def test_a_further_run_that_blocks_is_ended(pytester: pytest.Pytester) -> None:
     has_blocked(seen, "test_blocks_in_its_teardown", "teardown of an extra run")
     has_blocked(seen, "test_does_not_hear", "profiled run")
     assert "new" == seen.statuses["test_afterwards"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")
+@pytest.mark.usefixtures("short")
+def test_a_further_run_that_is_given_up_leaves_no_process(pytester: pytest.Pytester) -> None:
+    """Else it would work during later tests, and the session would wait for it at its end."""
+    seen = same(pytester, LEAVES)
+    has_blocked(seen, "test_waits_for_a_process", "timed run")
+    reason = seen.statuses["test_fails_before_it_ends_a_process"]
+    assert reason.startswith("cannot be run twice: ValueError"), reason
+    assert "new" == seen.statuses["test_is_alone_afterwards_too"]
 
 
 def test_a_test_that_looks_at_alarms_sees_none_of_the_plugins(pytester: pytest.Pytester) -> None:

@@ -7,6 +7,7 @@ forked processes end. A process that is killed hands nothing over, and its paren
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -94,6 +95,7 @@ class Child:
         job = msgspec.json.decode((self.folder / JOB).read_bytes(), type=Job)
         self._facts, self._parent_rank = job.facts, job.parent_rank
         if forked:
+            gc.freeze()  # garbage from before may end what only works in the process it is of
             if Capture.current is not None:
                 Capture.current.end_lines()
             Capture.current = None

@@ -217,7 +217,7 @@ class Handover:
             busy = (
                 one.pid
                 for one in processes
-                if "ending" in one.kinds and "done" not in one.kinds and _is_alive(one.pid)
+                if "ending" in one.kinds and "done" not in one.kinds and is_alive(one.pid)
             )
             if not any(busy) or REAL.clock() > until:
                 return processes
@@ -247,7 +247,7 @@ class Handover:
         """How it ended, and its trace; or why its numbers are unknown."""
         assert self._folder is not None  # noqa: S101 - by callers
         if "done" not in one.kinds:
-            why = Why.CHILD_RUNS_ON if _is_alive(one.pid) else Why.CHILD_WAS_KILLED
+            why = Why.CHILD_RUNS_ON if is_alive(one.pid) else Why.CHILD_WAS_KILLED
             return because(why, process=label)
         try:
             done = msgspec.json.decode((self._folder / f"{one.stem}.done").read_bytes(), type=Done)
@@ -283,7 +283,7 @@ class _Code:
         return exec, (code, {"__name__": "_torchprof"})
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether the process has not ended; a zombie has."""
     try:
         with REAL.open(f"/proc/{pid}/stat", "rb") as file:

@@ -14,7 +14,7 @@ from typing import Any
 
 #: Python's own helper processes, and torch's, that run no operators of a test. A server of forks
 #: runs none either: the processes that it forks are told by their parent.
-_HELPERS = (
+HELPERS = (
     "from multiprocessing.forkserver import",
     "from multiprocessing.resource_tracker import",
     "from multiprocessing.semaphore_tracker import",
@@ -28,7 +28,7 @@ def arm(handed: str, *, served: bool = False) -> None:
 
     ``served``: a server has forked this process. Only the first call counts.
     """
-    helps = not served and any(one in " ".join(sys.orig_argv) for one in _HELPERS)
+    helps = not served and any(one in " ".join(sys.orig_argv) for one in HELPERS)
     if _Armed.handed is not None or helps:
         return
     _Armed.handed = handed

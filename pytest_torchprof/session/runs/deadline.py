@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.limited import Limited
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT, in_words
 from pytest_torchprof.session.isolation.time_limits import timeout_of
@@ -54,6 +55,9 @@ class Deadline:
         self._nodeid = item.nodeid
         #: Which extra run of which test Ctrl-C interrupted, if any.
         self.interrupted: str | None = None
+        #: Whether the last run has failed; what it has started is ended after its teardown.
+        self.failed = False
+        self._began_ns = 0
         self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
         self.limit_s = LEAST_S + TIMES * first_s
         if (theirs := timeout_of(item)) is not None:
@@ -62,20 +66,35 @@ class Deadline:
     def run(self, kind: str, function: Callable[[], None], *, more_s: float = 0.0) -> None:
         """Call the function, a run of this kind or, if the kind is empty, a teardown.
 
-        ``more_s``: seconds that the run may take longer, because the test asks for them.
+        ``more_s``: seconds that the run may take longer, because the test asks for them. Processes
+        that it has started are ended if it did not finish, and after the teardown if it failed.
 
         Raises:
             Overdue: it did not finish in time. Errors of the function pass through.
         """
         what = _RUN_NAMES.get(kind, kind)
+        if kind:
+            self._began_ns, self.failed = REAL.clock(), True
         try:
             self._limited(what, function, self.limit_s + more_s)
+            self.failed &= not kind
+        except Overdue:
+            self._end_processes()  # for which the teardown might wait
+            raise
         except KeyboardInterrupt:
             self.interrupted = (
                 f"{self._nodeid} passed, and was interrupted in an extra run by torchprof, "
                 f"its {what}; {HOW_TO_LEAVE_OUT}"
             )
             raise
+        finally:
+            if self.failed and not kind:
+                self._end_processes()
+
+    def _end_processes(self) -> None:
+        from pytest_torchprof.capture.children.leftover import end_processes
+
+        end_processes(self._began_ns)
 
     def _limited(self, what: str, function: Callable[[], None], limit_s: float) -> None:
         call = self._calls.get(what)

@@ -6,7 +6,6 @@ the protocol (xdist, rerun and fork plugins) see one setup, one call and one tea
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sys
 from collections.abc import Generator, Iterable, Iterator
@@ -14,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.state import World
@@ -294,7 +294,7 @@ class Runner:
         finally:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)  # later names count up from it
-            gc.collect(1)  # finalizers run now, while a rerun's output is hidden
+            collect(1)  # finalizers run now, while a rerun's output is hidden
         return None
 
     def _end_first(self, item: pytest.Item) -> BaseException | None:
@@ -371,6 +371,7 @@ class Runner:
             gatherer.asked.keep_printed("".join(printed))
         collected = getattr(item, "_excinfo", None)  # where unittest puts its failures
         if collected:
+            self._deadline.failed = True
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
         return (

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from pytest_torchprof.capture.busy import BusyWatch
+from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.capture.watchdog import NEED_UNKNOWN, Need
@@ -105,7 +106,7 @@ class Rounds:
             self._began = REAL.clock()
             self.watch()
         if not collected:
-            REAL.collect(1)
+            collect(1)
         shared = self.recent.laps if self.shares and not self.laps else ()
         if shared:
             self.laps += shared

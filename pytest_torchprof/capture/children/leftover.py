@@ -1,0 +1,83 @@
+"""End the processes that a run has left behind, once it is given up or has failed.
+
+Its test would have ended them itself, or waited for them. They would work during later tests, and
+Python waits at its end for those of ``multiprocessing``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from pytest_torchprof.capture.children.parent import is_alive
+from pytest_torchprof.capture.processes import TICKS, descendants, fields_of
+from pytest_torchprof.capture.startup.arming import HELPERS
+from pytest_torchprof.capture.unpatched import REAL
+
+#: A process that does not end upon SIGTERM by then is killed. In ours, a thread ends one that waits
+#: in native code after 1 s: see `capture.children.termination`.
+_PATIENCE_S = 2.0
+#: The system ends a killed process soon.
+_KILLED_S = 1.0
+_POLL_S = 0.01
+#: Of a process's fields after its name: its parent, and when it started, in ticks since the boot.
+#: Source: proc_pid_stat(5), fields 4 and 22.
+_PARENT, _STARTED = 1, 19
+#: A server of forks, and what it has forked, which has the same command line.
+_SERVER = "from multiprocessing.forkserver import"
+
+
+def end_processes(began_ns: int) -> None:
+    """End the descendants that were started since then, by our clock; on Linux.
+
+    Helpers of Python and torch stay, as they serve later tests: servers of forks, trackers, and
+    compilers.
+    """
+    born = _born_since(began_ns)
+    for number, patience_s in ((signal.SIGTERM, _PATIENCE_S), (_KILL, _KILLED_S)):
+        for pid in born:
+            with suppress(OSError):  # it has just ended
+                os.kill(pid, number)
+        until = REAL.clock() + int(patience_s * 1e9)
+        while (born := [*filter(is_alive, born)]) and REAL.clock() < until:
+            REAL.sleep(_POLL_S)
+        if not born:
+            break
+    room: Any = sys.modules.get("multiprocessing.process")
+    if room is not None:
+        room.active_children()  # waits for those that have ended
+
+
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def _born_since(began_ns: int) -> list[int]:
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return []
+    # A tick more, as the system counts whole ones.
+    most_ns = REAL.clock() - began_ns + 1_000_000_000 // TICKS
+    found = []
+    for pid in descendants():
+        with suppress(OSError, ValueError, IndexError):  # it has just ended
+            fields = fields_of(pid)
+            started_ns = int(fields[_STARTED]) * 1_000_000_000 // TICKS
+            age_ns = REAL.any_clock(time.CLOCK_BOOTTIME) - started_ns
+            if age_ns <= most_ns and not _helps(pid, int(fields[_PARENT])):
+                found.append(pid)
+    return found
+
+
+def _helps(pid: int, parent: int) -> bool:
+    command = _command_of(pid)
+    if _SERVER in command:
+        return _SERVER not in _command_of(parent)
+    return any(one in command for one in HELPERS)
+
+
+def _command_of(pid: int) -> str:
+    with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
+        return str(file.read().replace(b"\0", b" "), "utf-8", "replace")

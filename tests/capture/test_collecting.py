@@ -10,6 +10,7 @@ import time
 import pytest
 
 from pytest_torchprof.capture import collecting
+from pytest_torchprof.capture.unpatched import REAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are told by /proc")
 
@@ -43,7 +44,7 @@ def test_it_waits_until_gloos_threads_are_at_rest() -> None:
 
 
 def test_it_does_not_wait_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting.REAL, "sleep", pytest.fail)
+    monkeypatch.setattr(REAL, "sleep", pytest.fail)
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchprof.capture.children import leftover
+from pytest_torchprof.capture.children.parent import is_alive
 from pytest_torchprof.capture.unpatched import REAL
 
 pytestmark = [
@@ -68,4 +69,4 @@ def test_helpers_stay_and_what_a_server_has_forked_does_not(
     (forked,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text("ascii").split()
     leftover.end_processes(began_ns)
     assert server.poll() is None
-    assert not leftover.is_alive(int(forked))
+    assert not is_alive(int(forked))

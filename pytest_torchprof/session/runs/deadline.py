@@ -56,7 +56,7 @@ class Deadline:
         #: Which extra run of which test Ctrl-C interrupted, if any.
         self.interrupted: str | None = None
         #: Whether the last run has failed; what it has started is ended after its teardown.
-        self.failed = False
+        self._failed = False
         self._began_ns = 0
         self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
         self.limit_s = LEAST_S + TIMES * first_s
@@ -74,10 +74,10 @@ class Deadline:
         """
         what = _RUN_NAMES.get(kind, kind)
         if kind:
-            self._began_ns, self.failed = REAL.clock(), True
+            self._began_ns, self._failed = REAL.clock(), True
         try:
             self._limited(what, function, self.limit_s + more_s)
-            self.failed &= not kind
+            self._failed &= not kind
         except Overdue:
             self._end_processes()  # for which the teardown might wait
             raise
@@ -88,8 +88,12 @@ class Deadline:
             )
             raise
         finally:
-            if self.failed and not kind:
+            if self._failed and not kind:
                 self._end_processes()
+
+    def note_failure(self) -> None:
+        """The last run has failed, though it has not raised."""
+        self._failed = True
 
     def _end_processes(self) -> None:
         from pytest_torchprof.capture.children.leftover import end_processes

@@ -371,7 +371,7 @@ class Runner:
             gatherer.asked.keep_printed("".join(printed))
         collected = getattr(item, "_excinfo", None)  # where unittest puts its failures
         if collected:
-            self._deadline.failed = True
+            self._deadline.note_failure()
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
         return (

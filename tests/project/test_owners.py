@@ -32,6 +32,7 @@ PROCESS_WIDE = {
     "capture/profiler.py:Capture.current": "torch has one profiler",
     "capture/unpatched.py:REAL": "modules of Python that tests patch in place are there once",
     "capture/patch_guard.py:PATCH_GUARD": "modules that tests patch in place are there once",
+    "capture/collecting.py:_GLOO_THREADS": "threads belong to the process",
     "capture/tasks.py:PROCESS_TASKS": "threads belong to the process",
     "capture/torch_sessions.py:_SILENT": "file descriptors belong to the process",
     "trace/name_index.py:_ALL": "rules have expressions as constants, made at import",

@@ -19,6 +19,7 @@ from pytest_torchprof.analysis.moved_bytes import counted_bytes
 from pytest_torchprof.analysis.passed_tensors import kinds_of, numbered, passed_bytes, repeats
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names
+from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import within, within_named
 from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise
 
@@ -103,7 +104,7 @@ def _chains(trace: Events) -> tuple[Ints, Ints, Ints, list[tuple[int, ...] | Non
     at, size, kept = at[~ends_chain], size[~ends_chain], kept[~ends_chain]
     # Runs of pairs that follow on each other, each with one operator more than pairs.
     number = np.cumsum(np.diff(at, prepend=-2) > 1) - 1
-    members = np.unique(np.concatenate([at, at + 1]))
+    members = distinct(np.concatenate([at, at + 1]))
     chain = number[np.maximum(np.searchsorted(at, members, side="right") - 1, 0)]
     saved = np.zeros(len(members), np.int64)
     saved[np.searchsorted(members, at)] = np.where(kept, size, 2 * size)

@@ -159,7 +159,7 @@ def _units(trace: Events) -> Units:
     leaves = own.nonzero()[0]
     leaves = leaves[~nesting.below(covers, parent, leaves)]
     leaves = leaves[~nesting.above(leaves, trace.parent)[leaves]]
-    found = np.union1d(counted, leaves)
+    found = nesting.distinct(np.append(counted, leaves))
     launches = np.zeros(len(trace), np.int64)
     launches[found] = _counts(trace, found)
     # Another library's operator may compute nothing, unless operators of torch do so within it.

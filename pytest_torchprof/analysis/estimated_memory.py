@@ -119,7 +119,7 @@ def kept_for_backward(trace: Events) -> tuple[str, ...]:
         left[row[row == block]] = 1
         left[block[freed][outer[row[freed]] == outer[block[freed]]]] = 0
         left = np.bincount(outer[outer >= 0], left[outer >= 0], len(trace))
-        found = np.union1d(found, np.flatnonzero(left > 1))
+        found = distinct(np.append(found, np.flatnonzero(left > 1)))
     return tuple(dict.fromkeys(trace.names[n] for n in trace.name[found].tolist()))
 
 

@@ -20,6 +20,7 @@ from pytest_torchprof.trace.arguments import (
     whole_number,
 )
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.work.devices.occupancy import multiprocessor, resident_blocks
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _fit(
 ) -> tuple[_Fit, Ints]:
     threads = np.where(block[:, 0] > 0, block.prod(axis=1), -1)
     sm, count, most = np.full((3, len(event)), -1, np.int64)
-    for number in np.unique(trace.device[event]).tolist():
+    for number in distinct(trace.device[event]).tolist():
         found = {
             multiprocessor(entry, device_of(trace, number, extra))
             for entry in listed_device(trace, number)

@@ -195,10 +195,10 @@ class PeakMemory:
 
 def memory_of_devices(trace: Events) -> Iterator[tuple[str, Memory]]:
     """The name and the events of the host, if it has any, then of each accelerator by index."""
-    for place in np.unique(trace.memory.place, axis=0):
+    for place in trace.memory.places:
         memory = trace.memory.where((trace.memory.place == place).all(axis=1))
         if memory.bytes.any():
-            yield device_name(*place.tolist()), memory
+            yield device_name(*place), memory
 
 
 def memory_peaks(trace: Events) -> list[PeakMemory]:
@@ -218,8 +218,8 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
     from the start of a profiler (c10/core/CPUAllocator.cpp).
     """
     found: dict[str, int | None] = {}
-    for place in np.unique(trace.memory.place, axis=0):
-        device_type, device_id = place.tolist()
+    for place in trace.memory.places:
+        device_type, device_id = place
         memory = trace.memory.where((trace.memory.place == place).all(axis=1))
         events = memory.event[selected(trace, memory)]
         if not len(events):

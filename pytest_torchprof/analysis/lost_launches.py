@@ -35,7 +35,7 @@ def lost_launches(trace: Events) -> tuple[int, int]:
         return 0, 0
     is_launch = _calls(trace, LAUNCH_CALL.search)
     launches = np.flatnonzero(is_launch & trace.in_region)
-    answered = np.isin(trace.correlation[launches], trace.correlation[trace.device_rows])
+    answered = nesting.among(trace.correlation[launches], trace.correlation[trace.device_rows])
     mine = answered | ~_captured(trace, launches)
     launches, answered = launches[mine], answered[mine]
     outer = trace.parent[launches]

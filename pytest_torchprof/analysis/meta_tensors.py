@@ -52,8 +52,9 @@ def _meta_calls(trace: Events) -> MetaCalls:
     allocates, empty = (_holding(trace, rows) for rows in (trace.enclosing(made), evidence))
     moves = calls[trace.names_where(may_move)[calls]]
     writes = trace.names_where(_writes)[moves]
-    idle = np.union1d(moves[~writes & ~allocates[moves]], calls[empty[calls]])
-    return MetaCalls(idle, np.setdiff1d(moves[writes & ~allocates[moves]], idle))
+    idle = nesting.distinct(np.append(moves[~writes & ~allocates[moves]], calls[empty[calls]]))
+    writing = moves[writes & ~allocates[moves]]
+    return MetaCalls(idle, nesting.distinct(writing[~np.isin(writing, idle)]))
 
 
 def _holding(trace: Events, rows: Ints) -> nesting.Bools:

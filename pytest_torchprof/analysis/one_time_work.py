@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.host_causes import FIRST_USE_NS
 from pytest_torchprof.analysis.idle import idle as idle_spans
-from pytest_torchprof.analysis.idle_causes import FIRST_USE_NS, idle_parts
+from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting

@@ -109,7 +109,7 @@ def roof_of(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> Roo
     has_flops, has_bytes = work.flops >= 0, work.bytes >= 0
     unclear = _unclear(trace, work) | (has_flops & (work.done < 0))
     launch = trace.launch[work.event]
-    with_work = np.unique(work.call[(has_flops | has_bytes) & (work.call >= 0)])
+    with_work = nesting.distinct(work.call[(has_flops | has_bytes) & (work.call >= 0)])
     idle = ~has_flops & ~has_bytes
     # The first that holds.
     reasons = (

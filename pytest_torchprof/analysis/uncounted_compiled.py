@@ -71,7 +71,7 @@ def in_script(trace: Events) -> Iterable[UncountedPart]:
         return
     around = operators_around(trace, parents(trace, blocks))
     scripts = [at for at in around.tolist() if at >= 0 and _SCRIPT.match(_name(trace, at))]
-    yield from by_name(trace, np.unique(np.array(scripts, np.int64)), lambda _: Why.NO_PARTS)
+    yield from by_name(trace, nesting.distinct(np.array(scripts, np.int64)), lambda _: Why.NO_PARTS)
 
 
 def _name(trace: Events, event: int) -> str:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pytest_torchprof.analysis import kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
@@ -23,6 +21,7 @@ from pytest_torchprof.render import streams
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.ranks import read_job
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
@@ -160,7 +159,7 @@ def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
 def used_devices(trace: Trace) -> set[int]:
     """Numbers of the devices that something ran on."""
     events = trace.events
-    return {int(n) for n in np.unique(events.device[events.is_kind(*DEVICE_KINDS)]) if n >= 0}
+    return {int(n) for n in distinct(events.device[events.device_rows]) if n >= 0}
 
 
 def unlinked_note(trace: Trace) -> str:

@@ -43,7 +43,7 @@ def by_frames(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[lis
     known = events >= 0
     rows = nesting.distinct(events[known])
     forward = forward_of(trace, rows)
-    found = stacks_of(trace, np.union1d(rows, forward[forward >= 0]))
+    found = stacks_of(trace, nesting.distinct(np.concatenate([rows, forward[forward >= 0]])))
     # In a user's own `backward`, or in recomputation, the functions around the event decide.
     back = np.flatnonzero(forward >= 0)
     node = node_around(trace, rows[back])

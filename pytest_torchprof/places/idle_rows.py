@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_time_gap
-from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.host_causes import Cause
+from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.places.frames import by_frames
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Place
@@ -92,7 +94,7 @@ def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
     most = np.full(len(groups), -1, np.int64)
     by_time = np.argsort(parts.ns, kind="stable")
     most[group[by_time]] = by_time  # the last one is kept: the longest part
-    idle = {d: int(total[groups[:, 0] == d].sum()) for d in np.unique(groups[:, 0]).tolist()}
+    idle = {d: int(total[groups[:, 0] == d].sum()) for d in distinct(groups[:, 0]).tolist()}
     rows = []
     for g in np.lexsort((most, -total)).tolist():
         device, cause, _, number = groups[g].tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import re
@@ -64,4 +63,6 @@ def fingerprints(rows: Iterable[Mapping[str, Any]], root: Path) -> list[str]:
 
 def digest(text: str) -> str:
     """The SHA-256 of any text, in hexadecimal digits."""
+    import hashlib  # loads OpenSSL, which takes 3 MiB
+
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.idle_causes import Cause
+from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
@@ -302,7 +302,7 @@ def _are_used(trace: Events, fetches: Ints) -> Bools:
     """After which of these fetches their thread runs something before its next fetch."""
     uses = outermost(trace)
     uses = uses[~are_named(trace, uses, _DRAWS)]
-    uses = np.union1d(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME)))
+    uses = nesting.distinct(np.append(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME))))
     uses = uses[~within(trace, uses, lambda events: np.isin(events, fetches))]
     found = np.zeros(len(fetches), bool)
     for thread in nesting.distinct(trace.thread[fetches]).tolist():

@@ -13,6 +13,7 @@ from pytest_torchprof.analysis.roofline import device_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pointwise_chains import POINTWISE_KERNEL, pointwise_chains
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,9 +152,9 @@ def _costs_ns(trace: Events, kernel: Ints, chain: Ints, saved: Ints, moved: Ints
     # A chain whose bytes are unknown in part moves more than it saves.
     whole = np.maximum(np.bincount(chain, np.maximum(moved, saved)), 1)
     cost = np.minimum(total * np.minimum(less / whole, 1), total - longest)
-    for number in np.unique(trace.device[kernel]).tolist():
+    for number in distinct(trace.device[kernel]).tolist():
         device = device_of(trace, number, ())
-        mine = np.unique(chain[trace.device[kernel] == number])
+        mine = distinct(chain[trace.device[kernel] == number])
         if device is not None:
             cost[mine] = np.minimum(cost[mine], less[mine] / device.bandwidth_bytes_per_s * 1e9)
     out: Ints = cost.astype(np.int64)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.idle_causes import COLLECT, Cause, idle_parts
+from pytest_torchprof.analysis.host_causes import COLLECT, Cause
+from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule

@@ -9,6 +9,7 @@ import numpy as np
 from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import MemoryArgs, decode, int64_column, whole_number
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
@@ -47,6 +48,16 @@ class Memory(Frozen, frozen=True, dict=True):
     def on_device(self) -> Bools:
         """Whether it is the accelerator's memory, not the host's."""
         return np.not_equal(self.place[:, 0], 0)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Each place once, in order."""
+        kind, index = self.place.T
+        return [
+            (one, other)
+            for one in distinct(kind).tolist()
+            for other in distinct(index[kind == one]).tolist()
+        ]
 
     def device(self, on_device: bool) -> Memory:
         """The rows of the host's memory, or of the accelerators'."""

@@ -56,6 +56,8 @@ _DENSE: Final = 4
 _FEW: Final = 2_000
 #: Names of traces with more of them are not kept for the next trace.
 _MOST_KEPT: Final = 2_000
+#: Names of which an expression is not asked again.
+_MOST_FOUND: Final = 5_000
 #: What cannot be part of a joined expression: it refers to a group by number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
 
@@ -256,14 +258,22 @@ def verdicts_on(names: Sequence[str], predicate: Callable[[str], object]) -> lis
 
     A method of an expression is called once per name and process: long names of kernels recur.
     """
-    if isinstance(getattr(predicate, "__self__", None), re.Pattern):
-        return [_is_found(predicate, name) for name in names]
-    return [bool(found) for found in map(predicate, names)]
+    if not isinstance(getattr(predicate, "__self__", None), re.Pattern):
+        return [bool(found) for found in map(predicate, names)]
+    known = _found_by(predicate)
+    if len(known) > _MOST_FOUND:
+        known.clear()
+    try:
+        return [known[name] for name in names]
+    except KeyError:
+        known.update({name: bool(predicate(name)) for name in names if name not in known})
+        return [known[name] for name in names]
 
 
-@lru_cache(maxsize=50_000)
-def _is_found(search: Callable[[str], object], name: str) -> bool:
-    return bool(search(name))
+@lru_cache(maxsize=500)
+def _found_by(_: Callable[[str], object]) -> dict[str, bool]:
+    """What a method of an expression said of names, a table for each: it takes least memory."""
+    return {}
 
 
 def communicates(trace: Events) -> bool:

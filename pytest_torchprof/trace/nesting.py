@@ -108,6 +108,18 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(ordered[first])
 
 
+def among(values: Ints, known: Ints) -> Bools:
+    """Which of these values are known ones.
+
+    Like `np.isin` of numbers that are far apart, for which that imports `numpy.ma`.
+    """
+    ordered = np.sort(known)
+    at = ordered.searchsorted(values)
+    at[at == len(ordered)] = 0
+    found: Bools = ordered[at] == values if len(ordered) else np.zeros(len(values), bool)
+    return found
+
+
 def above(events: Ints, parent: Ints) -> Bools:
     """Everything that these events are nested in, possibly including some of them."""
     found = np.zeros(len(parent), bool)
@@ -135,8 +147,11 @@ def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
 
 def levels(depth: Ints) -> Iterator[Ints]:
     """Positions of the events of depth 1, then 2, …: parents come before their children."""
-    order = depth.argsort(kind="stable")
-    bounds = depth[order].searchsorted(np.arange(1, int(depth.max(initial=0)) + 2))
+    end = int(depth.max(initial=0)) + 2
+    # Numbers of 16 bits are sorted in linear time.
+    key = depth.astype(np.int16) if end < 2**15 else depth
+    order = key.argsort(kind="stable")
+    bounds = key[order].searchsorted(np.arange(1, end, dtype=key.dtype))
     for start, stop in pairwise(bounds.tolist()):
         yield order[start:stop]
 

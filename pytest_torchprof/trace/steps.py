@@ -31,6 +31,7 @@ from pytest_torchprof.trace import intervals, known_names
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, REGION_MARK, STEP, region_name
 from pytest_torchprof.trace.name_index import Names, marks_named
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -220,7 +221,7 @@ def _candidates(trace: Events, no_step: re.Pattern[str]) -> tuple[Ints, Ints, li
     rows = annotated.nonzero()[0]
     titles: dict[str, int] = {}
     family = np.full(len(trace.names), -1, np.int64)
-    for number in np.unique(trace.name[rows]).tolist():
+    for number in distinct(trace.name[rows]).tolist():
         name = trace.names[number]
         if name.startswith(REGION_MARK) or not no_step.match(name):
             family[number] = titles.setdefault(_family(name), len(titles))

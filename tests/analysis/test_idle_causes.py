@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.host_causes import Cause
+from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.analysis.tree_rows import tree_rows
 from pytest_torchprof.commands.parsing import make_parser
+from pytest_torchprof.core.entry_points import entry_points
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.render.export import write_augmented

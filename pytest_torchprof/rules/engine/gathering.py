@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.entry_points import entry_points
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.check import Checked, check
@@ -15,6 +15,8 @@ from pytest_torchprof.rules.engine.rule import Rule
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pytest_torchprof.trace.events import Events
 
 #: The group of entry points that name rules.
@@ -45,7 +47,7 @@ def gather(
     sources = dict.fromkeys(rules, BUILT_IN)
     errors: list[str] = []
     offered: list[tuple[str, object]] = []
-    for point in entry_points(group=GROUP) if points is None else points:
+    for point in entry_points(GROUP) if points is None else points:
         source = f"the entry point {point.name} = {point.value}"
         if point.dist is not None:
             source += f" of {point.dist.name}"

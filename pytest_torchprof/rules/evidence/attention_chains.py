@@ -136,8 +136,10 @@ def _of_thread(
 ) -> list[Attention]:
     thread = int(trace.thread[softmax[0]])
     at = np.searchsorted(products, softmax)
-    near = np.unique(
-        np.clip(at[:, None] + np.arange(-_PRODUCTS_APART, _PRODUCTS_APART), 0, len(products) - 1)
+    near = nesting.distinct(
+        (at[:, None] + np.arange(-_PRODUCTS_APART, _PRODUCTS_APART))
+        .clip(0, len(products) - 1)
+        .ravel()
     )
     sizes = dict(zip(near.tolist(), _read(trace, products[near]), strict=True))
     scores = [_scores(args) for args in trace.operands(softmax)]
@@ -234,7 +236,7 @@ def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[At
     rows = np.flatnonzero(called(trace) & (trace.thread == thread))
     compiled = operators_named(trace, _TRITON)
     if len(compiled):
-        rows = np.union1d(rows, compiled[trace.thread[compiled] == thread])
+        rows = nesting.distinct(np.concatenate([rows, compiled[trace.thread[compiled] == thread]]))
     three = np.array([one.rows for one in candidates], np.int64)
     outer = nesting.nearest(marked(trace, rows), trace.parent, three.ravel()).reshape(-1, 3)
     at = np.searchsorted(rows, outer)

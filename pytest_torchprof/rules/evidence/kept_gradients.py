@@ -92,7 +92,7 @@ def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -
         return False
     # A node stores a copy, the sum of both, or else the gradient that it takes.
     within = _nearest(trace, puts, around)
-    stored = np.unique(within[within >= 0])
+    stored = nesting.distinct(within[within >= 0])
     if np.count_nonzero(within >= 0) > len(stored):
         return True
     moved = ~adding & ~np.isin(puts, stored)

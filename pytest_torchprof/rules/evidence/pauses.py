@@ -8,11 +8,12 @@ import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_gap
 from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.analysis.host_causes import Cause
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

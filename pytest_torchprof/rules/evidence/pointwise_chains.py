@@ -15,6 +15,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, named
+from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import outermost, within, within_named
 from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise
 
@@ -91,7 +92,7 @@ def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
 
     # Runs of pairs that follow on each other, each with one kernel more than pairs.
     chain = np.cumsum(np.diff(at, prepend=-2) > 1) - 1
-    members = np.unique(np.concatenate([at, at + 1]))
+    members = distinct(np.concatenate([at, at + 1]))
     number = chain[np.maximum(np.searchsorted(at, members, side="right") - 1, 0)]
     saved = np.zeros(len(members), np.int64)
     saved[np.searchsorted(members, at)] = np.where(kept, size, 2 * size)

@@ -81,13 +81,15 @@ def inside_itself(trace: Events, events: Ints, group: Ints) -> Bools:
     groups, parent = np.full(len(trace), -1, np.int64), trace.parent
     groups[events] = group
     found = np.zeros(len(events), bool)
-    above = parent[events]
-    todo = (above >= 0).nonzero()[0]
-    at, own = above[todo], group[todo]
+    at = parent[events]
+    todo = (at >= 0).nonzero()[0]
+    at, own = at[todo], group[todo]
     while len(todo):
         same = groups[at] == own
         found[todo[same]] = True
-        up = parent[at]
-        left = (up >= 0) & ~same
-        todo, at, own = todo[left], up[left], own[left]
+        at = parent[at]
+        left = ((at >= 0) & ~same).nonzero()[0]
+        at = at[left]
+        own = own[left]
+        todo = todo[left]
     return found

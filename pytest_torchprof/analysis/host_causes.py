@@ -164,14 +164,15 @@ def _timeline(trace: Events, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
     rows, end = rows[solid], end[solid]
     far = np.iinfo(np.int64)
     times = np.concatenate([[far.min], trace.ts[rows], end, [far.max]])
+    del end, solid
     above = parent[rows]
     above[(above >= 0) & trace.named(REGION)[above]] = -1
     # Numbers of 32 bits: a trace has fewer events, and this is as large as all of it.
-    state = np.concatenate([[-1], rows, above, [-1]]).astype(np.int32)
+    state = np.concatenate([[-1], rows, above, [-1]], dtype=np.int32)
     level = depth[rows].astype(np.int32)
-    del end, above, solid
+    del rows, above
     # At one time, ends come first, from the inside out; then begins, from the outside in.
-    level = np.concatenate([[0], level + 1, -level - 1, [0]])
+    level = np.concatenate([[0], level + 1, -level - 1, [0]], dtype=np.int32)
     order = np.lexsort((level, times)).astype(np.int32)
     return times[order], state[order]
 

@@ -35,7 +35,8 @@ def lost_launches(trace: Events) -> tuple[int, int]:
         return 0, 0
     is_launch = _calls(trace, LAUNCH_CALL.search)
     launches = np.flatnonzero(is_launch & trace.in_region)
-    answered = nesting.among(trace.correlation[launches], trace.correlation[trace.device_rows])
+    correlation = trace.correlation
+    answered = nesting.among(correlation[launches], correlation[trace.device_rows])
     mine = answered | ~_captured(trace, launches)
     launches, answered = launches[mine], answered[mine]
     outer = trace.parent[launches]

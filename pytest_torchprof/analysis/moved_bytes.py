@@ -55,8 +55,8 @@ def moved_bytes(trace: Events) -> Moved:
 
 
 def _moved(trace: Events) -> Moved:
-    bytes_, counted = trace.once(_counted)
-    total = int(bytes_[counted.counts].sum())
+    counted = trace.once(_counted)
+    total = int(_bytes(trace)[counted.counts].sum())
     if holds_whole_operators(trace) and moved_bytes(trace.whole).gap is None:
         return Moved(total, None)
     silent = _silent(trace, counted)
@@ -73,15 +73,14 @@ def _moved(trace: Events) -> Moved:
 
 def counted_bytes(trace: Events) -> Ints:
     """Compulsory bytes of each selected operator that counts; -1 elsewhere."""
-    bytes_, counted = trace.once(_counted)
-    return np.where(counted.counts, bytes_, -1)
+    return np.where(trace.once(_counted).counts, _bytes(trace), -1)
 
 
 def moved_by_operator(trace: Events) -> dict[str, int]:
     """Compulsory bytes of the selected operators that count, in bytes, by name."""
-    bytes_, counted = trace.once(_counted)
+    bytes_ = _bytes(trace)
     found: dict[str, int] = {}
-    for row in np.flatnonzero(counted.counts).tolist():
+    for row in np.flatnonzero(trace.once(_counted).counts).tolist():
         name = trace.names[trace.name[row]]
         found[name] = found.get(name, 0) + int(bytes_[row])
     return found
@@ -90,15 +89,19 @@ def moved_by_operator(trace: Events) -> dict[str, int]:
 # -------------------------------------------------------------------- numbers
 
 
-def _counted(trace: Events) -> tuple[Ints, Ran]:
-    """The bytes of each selected operator, -1 for none, and which of them count."""
+def _counted(trace: Events) -> Ran:
+    """Which of the selected operators with bytes count."""
     if holds_whole_operators(trace):
-        bytes_, of_whole = trace.whole.once(_counted)
-        return bytes_, of_whole.part(trace.selection)
+        return trace.whole.once(_counted).part(trace.selection)
+    return ran(_bytes(trace), trace.name, trace.names, dispatched(trace))
+
+
+def _bytes(trace: Events) -> Ints:
+    """The bytes of each selected operator, -1 for none."""
     rows, amounts = trace.whole.once(_amounts)
     bytes_ = np.full(len(trace), -1, np.int64)
     bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
-    return bytes_, ran(bytes_, trace.name, trace.names, dispatched(trace))
+    return bytes_
 
 
 def _amounts(trace: Events) -> tuple[Ints, Ints]:

@@ -329,15 +329,15 @@ def whole_number(value: Any) -> int:
         return -1
 
 
-def device_columns(every: Arguments, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Correlation ids, devices, and bytes of all events, from the args in these rows.
+def device_columns(every: Arguments) -> tuple[Ints, Ints, Ints]:
+    """Correlation ids, devices, and bytes of these events; -1 where one lacks it.
 
-    They are -1 elsewhere, and where an event lacks them, see `DeviceArgs`; its device is then
-    `NO_DEVICE`. Decoded a block at a time, since objects take several times the columns' memory.
+    A device that it lacks is `NO_DEVICE`. Decoded a block at a time, since objects take several
+    times the columns' memory.
     """
-    correlation, device, moved = np.full((3, len(every)), -1, np.int64)
-    for at in range(0, len(rows), _BLOCK):
-        block = rows[at : at + _BLOCK]
+    correlation, device, moved = np.empty((3, len(every)), np.int64)
+    for start in range(0, len(every), _BLOCK):
+        block = slice(start, start + _BLOCK)
         args = decode(DeviceArgs, every[block])
         correlation[block] = int64_column([a.correlation for a in args])
         device[block] = int64_column([NO_DEVICE if a.device is None else a.device for a in args])

@@ -257,13 +257,8 @@ class Events:
 
     def enclosing(self, events: Ints) -> Ints:
         """For events that are points in time (memory): the innermost host event around each."""
-        return nesting.enclosing(
-            self.ts, self.ts + self.dur, self.parent, self._host_rows, self.thread, events
-        )
-
-    @cached
-    def _host_rows(self) -> Ints:
-        return (self.depth >= 0).nonzero()[0]
+        host, end = (self.depth >= 0).nonzero()[0], self.ts + self.dur
+        return nesting.enclosing(self.ts, end, self.parent, host, self.thread, events)
 
     # ---------------------------------------------------------------- device links
 
@@ -274,23 +269,31 @@ class Events:
 
     @cached
     def _device_columns(self) -> tuple[Ints, Ints, Ints]:
-        return device_columns(self.args, self._device_rows)
+        """Of `_device_rows` alone: they are few, and only `device` is asked for often."""
+        rows = self._device_rows
+        ids, device, moved = device_columns(self.args[rows])
+        if len(rows) and (ids < 0).all():
+            ids = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
+        return ids, device, moved
 
-    @cached
+    def _of_all(self, column: Ints) -> Ints:
+        """One of these columns, -1 for all other events."""
+        out = np.full(len(self), -1, np.int64)
+        out[self._device_rows] = column
+        return out
+
+    @property
     def correlation(self) -> Ints:
         """CUPTI's correlation id, which a runtime call shares with its work on the device.
 
         ROCm's had another name until 2024. Source: kineto's commits e624b51d and 0184822f.
         """
-        out, rows = self._device_columns[0], self._device_rows
-        if len(rows) and (out[rows] < 0).all():
-            out[rows] = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
-        return out
+        return self._of_all(self._device_columns[0])
 
     @cached
     def device(self) -> Ints:
         """Index of the device that a device event ran on; from its process if args lack it."""
-        out = self._device_columns[1]
+        out = self._of_all(self._device_columns[1])
         pids = int64_column([pid if isinstance(pid, int) else -1 for pid, _ in self.threads])
         unnamed = (out == NO_DEVICE).nonzero()[0]
         out[unnamed] = pids[self.thread[unnamed]]
@@ -303,19 +306,19 @@ class Events:
         out, device = np.full(len(self), -1, np.int64), self.device_rows
         if not (len(device) and self.has(Kind.RUNTIME)):
             return out
-        calls = (self.is_kind(Kind.RUNTIME) & (self.correlation > 0)).nonzero()[0]
+        correlation = self.correlation
+        calls = (self.is_kind(Kind.RUNTIME) & (correlation > 0)).nonzero()[0]
         if len(calls):
-            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-            ids = self.correlation[calls]
-            at = np.minimum(np.searchsorted(ids, self.correlation[device]), len(ids) - 1)
-            hit = ids[at] == self.correlation[device]
-            out[device] = np.where(hit, calls[at], -1)
+            calls = calls[np.argsort(correlation[calls], kind="stable")]
+            ids, wanted = correlation[calls], correlation[device]
+            at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+            out[device] = np.where(ids[at] == wanted, calls[at], -1)
         return out
 
     @property
     def bytes(self) -> Ints:
         """Bytes that a copy or memset moved; -1 if unknown."""
-        return self._device_columns[2]
+        return self._of_all(self._device_columns[2])
 
     # ---------------------------------------------------------------- memory
 

@@ -9,6 +9,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace.kinds import Kind
@@ -171,11 +172,12 @@ class _Index:
         np.equal(trace.kind, OPERATOR, out=self.is_operator[:-1])
 
     @cached
-    def _ordered(self) -> tuple[Ints, list[int]]:
+    def _ordered(self) -> tuple[npt.NDArray[np.int32], list[int]]:
         """Events sorted by name, and where each name's events end."""
         # Numbers of 16 bits are sorted in linear time.
         name = self._name.astype(np.uint16) if len(self.counts) <= 1 << 16 else self._name
-        return np.argsort(name, kind="stable"), list(accumulate(self.counts))
+        order = np.argsort(name, kind="stable").astype(np.int32)
+        return order, list(accumulate(self.counts))
 
     def events(self, names: tuple[Name, ...]) -> Ints:
         """Events of these names, in time order."""
@@ -187,7 +189,8 @@ class _Index:
             return marked[self._name].nonzero()[0]
         order, ends = self._ordered
         parts = [order[ends[i] - self.counts[i] : ends[i]] for i in numbers]
-        return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts), kind="stable")
+        rows = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts), kind="stable")
+        return rows.astype(np.int64)
 
 
 def events_named(trace: Events, *names: Name) -> Ints:

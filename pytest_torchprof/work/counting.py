@@ -70,15 +70,24 @@ def only_shapes(trace: Events) -> Bools:
     return _ran(trace).fake
 
 
-@once_per_trace
 def op_flops(trace: Events) -> Ints:
     """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
     if holds_whole_operators(trace):
         return op_flops(trace.whole) * trace.selection
+    # A column that is made soon again is not kept.
+    return trace.once(_with_graphs) if graph_calls(trace) else _of_operators(trace)
+
+
+def _of_operators(trace: Events) -> Ints:
     out = np.zeros(len(trace), np.int64)
     rows, counts = trace.whole.once(_formulas)
     if len(rows):
         out[rows] = np.where(counts_flops(trace)[rows], counts, 0)
+    return out
+
+
+def _with_graphs(trace: Events) -> Ints:
+    out = _of_operators(trace)
     for graph, events in graph_calls(trace).items():
         # Library calls are nested and counted; the rest are inductor's own loops.
         inside = sums(events, counts_flops(trace), out, work_parent(trace))

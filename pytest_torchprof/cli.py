@@ -13,7 +13,7 @@ from pytest_torchprof.commands.ab_arguments import ab_command
 from pytest_torchprof.commands.bound_arguments import bound_command
 from pytest_torchprof.commands.distributed_arguments import distributed_commands
 from pytest_torchprof.commands.history_arguments import history_command
-from pytest_torchprof.commands.parsing import BAD_USAGE, Command, argument, make_parser, parsed
+from pytest_torchprof.commands.parsing import Command, argument, make_parser, parsed
 from pytest_torchprof.commands.table_arguments import (
     FLEET,
     FORMAT,
@@ -29,7 +29,7 @@ from pytest_torchprof.commands.table_arguments import (
     TABLE_FORMAT,
     TRACES,
 )
-from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.errors import BAD_USAGE, TorchprofError
 from pytest_torchprof.render import streams
 
 OK, INTERRUPTED = 0, 130

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from pytest_torchprof.core.errors import BAD_USAGE
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
-
-BAD_USAGE = 2
 
 
 class Parser(argparse.ArgumentParser):

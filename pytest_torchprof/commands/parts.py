@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +16,8 @@ from msgspec.structs import replace
 
 from pytest_torchprof.commands.inputs import described, reading_bar, warn
 from pytest_torchprof.commands.parquet import check_target
-from pytest_torchprof.commands.parsing import BAD_USAGE
 from pytest_torchprof.commands.several import SHOWN, Several, heading_of_several, merge_lines
-from pytest_torchprof.core.errors import SettingsError, TraceError
+from pytest_torchprof.core.errors import BAD_USAGE, SettingsError, TraceError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import plural
@@ -187,6 +185,8 @@ def _answers(
     if jobs == 1:
         yield _one_after_another(question, sources, progress)
         return
+    import tempfile
+
     from pytest_torchprof.fleet.workers import Workers
 
     # For copies, which a worker that is killed leaves there.

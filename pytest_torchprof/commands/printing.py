@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -323,6 +322,8 @@ def table_text(
 
 def terminal_width() -> int:
     """The terminal's width, or the default width for files."""
+    import shutil
+
     return shutil.get_terminal_size((_WIDTH, 24)).columns
 
 

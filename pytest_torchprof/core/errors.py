@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
+
+#: The exit status of a command that cannot do what it was asked for.
+BAD_USAGE = 2
 
 
 class TorchprofError(Exception):
@@ -113,6 +115,8 @@ def near(word: str, known: Iterable[str], *, listed: bool = False) -> str:
     >>> near("flop", ["flops", "ops"]), near("x", ["flops", "ops"])
     ('Did you mean flops?', 'Known are: flops, ops.')
     """
+    import difflib
+
     known = list(known)
     close = difflib.get_close_matches(word, known, n=3)
     if close:

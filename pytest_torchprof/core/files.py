@@ -8,10 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -146,6 +144,8 @@ class _Draft:
         except PermissionError:
             if old is None:
                 raise
+            import tempfile  # with what it imports, 1 MiB that a reader does not need
+
             self._beside = False  # the folder is not writable, but the file may be
             self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed on leaving
 
@@ -196,6 +196,8 @@ class _Draft:
             os.close(folder)
 
     def _make_named(self) -> None:
+        import tempfile
+
         handle, self._name = tempfile.mkstemp(".tmp", TEMPORARY_PREFIX, self._target.parent)
         if self._old is None and os.name == "posix":
             os.fchmod(handle, 0o666 & ~_umask())
@@ -250,6 +252,8 @@ class _Draft:
 
 
 def _fill(file: IO[bytes], source: IO[bytes]) -> None:
+    import shutil
+
     source.seek(0)
     file.seek(0)
     shutil.copyfileobj(source, file)

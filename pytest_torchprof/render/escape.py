@@ -9,10 +9,8 @@ spreadsheet. Legible text of any script stays as it is. All functions are idempo
 from __future__ import annotations
 
 import codecs
-import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -165,6 +163,8 @@ def json_text(value: Any, indent: int | None = None, *, compact: bool = False) -
     >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
     {"a": "\u009b\u202e テスト", "b": null}
     """
+    import json
+
     separators = (",", ":") if compact else None
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, separators=separators)
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
@@ -221,6 +221,8 @@ def command(words: Iterable[str]) -> str:
 
 def _quoted(word: str) -> str:
     if not _IN_LINE.search(word):
+        import shlex
+
         return shlex.quote(word)
     text = word.replace("\\", r"\\").replace("'", r"\'")
     return f"$'{_IN_LINE.sub(_in_shell, text)}'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +21,15 @@ from pytest_torchprof.trace.read import is_trace, parse_trace
 from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
 
 if TYPE_CHECKING:
+    from gzip import GzipFile
+
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 _TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"
 #: Times at least this large are in nanoseconds; the reader assumes the same.
 _NANOSECONDS = 2**53
-_Out: TypeAlias = IO[bytes] | gzip.GzipFile
+_Out: TypeAlias = "IO[bytes] | GzipFile"
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -114,6 +115,8 @@ def _packed(file: IO[bytes], target: Path) -> Iterator[_Out]:
         yield file
         return
     # A fast level: at any level, a trace shrinks to a tenth.
+    import gzip
+
     with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
         yield packed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
@@ -378,6 +377,8 @@ def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) ->
 
 def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
     """Raw values under their field names; empty for unknown values."""
+    import csv
+
     out = io.StringIO()
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()

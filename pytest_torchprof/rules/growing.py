@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -158,6 +157,8 @@ def _collects(trace: Events, chain: Chain) -> bool | None:
     None if growing is necessary, because each layer has parameters for all that was joined; and if
     only shapes fit, but new tensors of them are made each time.
     """
+    import json
+
     taken, with_parameters, anew = 0, 0, 0
     links = list(pairwise(chain.links))
     links = links[:: -(-len(links) // _LINKS)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -113,6 +112,8 @@ def nowhere(name: str, profile: Profile) -> Reason:
 
 def no_such_metric(name: str, known: Collection[str]) -> Reason:
     """Why there is no metric of this name, with names that are spelled alike."""
+    import difflib
+
     near = tuple(sorted(difflib.get_close_matches(name, known, _MOST_SHOWN)))
     if near:
         return because(Why.NO_SUCH_METRIC_NEAR, name=name, near=near)
@@ -147,6 +148,8 @@ def not_in_region(budget: Budget, regions: Mapping[str, Profile], own: Collectio
     if named:
         return because(Why.NOT_RECORDED_IN, name=budget.metric, region=budget.region or "")
     wanted = budget.region or ""
+    import difflib
+
     near = tuple(sorted(difflib.get_close_matches(wanted, regions, _MOST_SHOWN)))
     if near:
         return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope="region", name=wanted, near=near)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -26,6 +25,8 @@ def did_not_run(trace: Events, how: str, what: str) -> Reason:
 
     Names that did run and are spelled alike are part of it.
     """
+    import difflib
+
     near = tuple(sorted(difflib.get_close_matches(what, _ran(trace, how), _MOST_SHOWN)))
     if near:
         return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.errors import SettingsError
@@ -30,6 +29,8 @@ def check_target(on: str) -> None:
     """
     if on in TYPES or _CAPABILITY.match(on) or _chips(on):
         return
+    from difflib import get_close_matches
+
     from pytest_torchprof.work.devices.table import DEVICES
 
     names = {word for device in DEVICES for word in (device.name, *device.name.split()[:1])}
@@ -54,6 +55,8 @@ def chip_named(text: str) -> Device:
     """
     found = _chips(text)
     if not found:
+        from difflib import get_close_matches
+
         from pytest_torchprof.work.devices.table import DEVICES
 
         names = sorted({word for one in DEVICES for word in (one.name, *one.name.split()[:1])})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -122,6 +120,8 @@ class _Entry:
             raise self._refusal(key, value, f"write an object with {', '.join(known)}")
         for word in value:
             if word not in known:
+                import difflib
+
                 close = difflib.get_close_matches(word[:40], known, n=3)
                 hint = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
                 raise SettingsError(f"{self._at(key)}unknown key", _shown(word), hint)
@@ -195,5 +195,7 @@ def _shown(value: object) -> str:
     """A value as JSON, shortened."""
     if value and isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
+    import json
+
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"

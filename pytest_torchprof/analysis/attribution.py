@@ -88,7 +88,7 @@ def _attribute(trace: Events) -> AttributedWork:
     none = np.full(len(event), -1, np.int64)
 
     flops = none.copy()
-    rows = np.flatnonzero(working & (counted >= 0) & ~np.isin(counted, counted[replays]))
+    rows = np.flatnonzero(working & (counted >= 0) & ~nesting.among(counted, counted[replays]))
     name, dur = trace.name[event[rows]], trace.dur[event[rows]]
     given = op_flops(trace)[counted[rows]]
     flops[rows] = _shares(counted[rows], dur, main[rows], part[rows], given, name)

@@ -121,7 +121,7 @@ def _collectives(trace: Events) -> Collectives:
 
 
 def _are_computing(category: Ints) -> Bools:
-    return ~np.isin(category, [CATEGORIES.index(name) for name in EXPOSED])
+    return ~nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
 
 
 def _kinds(trace: Events, event: Ints, operator: Ints, noted: list[str]) -> Ints:

@@ -101,7 +101,7 @@ def _calls(trace: Events) -> CommCalls:
         (found.works, np.where(found.linked < 0, found.works, found.linked), work),
         (own, own_call, kernel),
     ):
-        known = np.isin(calls, event)
+        known = nesting.among(calls, event)
         rows, at = every[known], np.searchsorted(event, calls[known])
         timed = trace.dur[rows] > 0
         _least(first, at, rows)
@@ -245,7 +245,7 @@ class _Found:
             around = nesting.nearest(
                 trace.names_where(_COALESCED.match), trace.parent, launch[loose]
             )
-            free = host[~np.isin(host, call)]
+            free = host[~nesting.among(host, call)]
             for thread in nesting.distinct(trace.thread[around[around >= 0]]).tolist():
                 mine = free[trace.thread[free] == thread]
                 here = np.flatnonzero((around >= 0) & (trace.thread[around] == thread))

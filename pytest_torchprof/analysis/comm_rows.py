@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.comm_calls import comm_calls
 from pytest_torchprof.analysis.comm_sizes import comm_sizes
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +119,7 @@ def waits_by_row(calls: RankCalls, earliest_ns: Ints) -> dict[tuple[object, ...]
         key = (kind.operation, kind.group or None, size, kind.dtype or None)
         numbers.setdefault(key, []).append(number)
     for row, mine in numbers.items():
-        waits = earliest_ns[np.isin(calls.kind, mine)]
+        waits = earliest_ns[among(calls.kind, mine)]
         found[row] = None if (waits < 0).any() else int(waits.sum()) / 1e6
     return found
 

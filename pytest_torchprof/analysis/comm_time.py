@@ -74,7 +74,7 @@ def _on_devices(trace: Events) -> RankTime:
             start = np.append(start, np.clip(calls.begin[on_host], since, until))
             end = np.append(end, np.clip(calls.end[on_host], since, until))
             category = np.append(category, more)
-        copies = np.isin(category, [CATEGORIES.index(name) for name in EXPOSED])
+        copies = nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
         computing = ~copies & (category < len(CATEGORIES))
         total += _times(start, end, computing, category == _COMMUNICATION, until - since)
     return _of_numbers(total, on_device=True)

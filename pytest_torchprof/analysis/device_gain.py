@@ -96,7 +96,7 @@ def exposed_ns(trace: Events, event: Ints) -> Ints:
     For all events of a device, they add up to its busy time.
     """
     exposed = np.zeros(len(event), np.int64)
-    hidden = np.isin(categories(trace, event), [CATEGORIES.index(name) for name in EXPOSED])
+    hidden = nesting.among(categories(trace, event), [CATEGORIES.index(name) for name in EXPOSED])
     device = trace.device[event]
     for one in nesting.distinct(device).tolist():
         first, second = ((device == one) & (hidden == later) for later in (False, True))

@@ -19,7 +19,7 @@ from pytest_torchprof.analysis.moved_bytes import counted_bytes
 from pytest_torchprof.analysis.passed_tensors import kinds_of, numbered, passed_bytes, repeats
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import within, within_named
 from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise
 
@@ -116,4 +116,4 @@ def _keeps(trace: Events, calls: Ints) -> Bools:
     steps = engine_steps(trace)
     if not len(steps):
         return np.zeros(len(calls), bool)
-    return ~within(trace, calls, lambda events: np.isin(events, steps))
+    return ~within(trace, calls, lambda events: among(events, steps))

@@ -227,7 +227,7 @@ def _inherited(
         decided = inner & fixed[above]
         inherits = inner & ~named & (own[above] >= 0) & ~decided
         own[level[inherits]] = own[above[inherits]]
-        context = np.isin(mine, contexts) & ~decided
+        context = nesting.among(mine, contexts) & ~decided
         waits = named & (mine == int(Cause.WAITING)) & collective[level]
         soft = np.where(outer[level] >= 0, int(Cause.LAUNCHING), int(Cause.PYTHON))
         soft = np.where((outer[level] >= 0) & computes[outer[level]], int(Cause.CPU_WORK), soft)

@@ -128,7 +128,7 @@ def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> I
 def _waited(host: Host, thread: Ints, begin: Ints, end: Ints) -> Ints:
     """The call in which the host waited for half of these times or more, -1 for none."""
     gap, event, since, until = host.did(thread, begin, end)
-    waits = (event >= 0) & np.isin(host.cause[event], _WAITS)
+    waits = (event >= 0) & nesting.among(host.cause[event], _WAITS)
     waits &= 2 * (until - since) >= (end - begin)[gap]
     found = np.full(len(begin), -1, np.int64)
     found[gap[waits]] = host.shown[event[waits]]

@@ -41,7 +41,7 @@ def lost_launches(trace: Events) -> tuple[int, int]:
     launches, answered = launches[mine], answered[mine]
     outer = trace.parent[launches]
     inner = (outer >= 0) & is_launch[outer]
-    answered |= np.isin(launches, outer[inner & answered])
+    answered |= nesting.among(launches, outer[inner & answered])
     lost = launches[~inner & ~answered]
     if trace.region is None and len(lost) and len(trace.device_rows):
         return int((~inner).sum()), _had_run(trace, lost, launches[answered])

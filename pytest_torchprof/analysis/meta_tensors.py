@@ -54,7 +54,7 @@ def _meta_calls(trace: Events) -> MetaCalls:
     writes = trace.names_where(_writes)[moves]
     idle = nesting.distinct(np.append(moves[~writes & ~allocates[moves]], calls[empty[calls]]))
     writing = moves[writes & ~allocates[moves]]
-    return MetaCalls(idle, nesting.distinct(writing[~np.isin(writing, idle)]))
+    return MetaCalls(idle, nesting.distinct(writing[~nesting.among(writing, idle)]))
 
 
 def _holding(trace: Events, rows: Ints) -> nesting.Bools:
@@ -74,7 +74,7 @@ def _without_memory(trace: Events, made: Ints) -> Ints:
         return rows[:0]
     rows = rows[~_holding(trace, trace.enclosing(made))[rows]]
     if len(made):
-        rows = rows[np.isin(trace.thread[rows], trace.thread[made])]
+        rows = rows[nesting.among(trace.thread[rows], trace.thread[made])]
     if not len(rows):
         return rows
     kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])

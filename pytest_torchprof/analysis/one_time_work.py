@@ -152,7 +152,7 @@ def _are_first(trace: Events, launches: Ints) -> Bools:
     device = device[(trace.kind[device] == Kind.KERNEL) & (trace.launch[device] >= 0)]
     device = device[np.argsort(trace.ts[trace.launch[device]], kind="stable")]
     first = device[np.unique(trace.name[device], return_index=True)[1]]
-    return np.isin(launches, trace.launch[first])
+    return nesting.among(launches, trace.launch[first])
 
 
 def _initialize(trace: Events, frees: Ints) -> Bools:
@@ -205,8 +205,8 @@ def _compilations(trace: Events) -> Ints:
     own = _region_of(trace, rows, regions)
     runs = _runs(trace, rows, own, regions)
     again = trace.names_where(_AGAIN.match)
-    numbers = np.flatnonzero(again & np.isin(np.arange(len(trace)), regions))
-    return rows[(runs >= _RUNS) & ~np.isin(own, trace.name[numbers])]
+    numbers = np.flatnonzero(again & nesting.among(np.arange(len(trace)), regions))
+    return rows[(runs >= _RUNS) & ~nesting.among(own, trace.name[numbers])]
 
 
 def _region_of(trace: Events, rows: Ints, regions: Ints) -> Ints:
@@ -250,7 +250,7 @@ def _searches(trace: Events) -> tuple[Ints, Ints]:
     if not len(waits):
         return waits, waits
     around = operators_around(trace, trace.parent[waits])
-    inside = np.isin(around, operators_named(trace, _CONVOLUTION))
+    inside = nesting.among(around, operators_named(trace, _CONVOLUTION))
     around, waits = around[inside], waits[inside]
     calls, at = np.unique(around, return_inverse=True)
     end = np.zeros(len(calls), np.int64)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.rank_calls import rank_calls
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.rank_calls import CallKind, RankCalls
@@ -148,7 +149,7 @@ def match(by_rank: Mapping[int, RankCalls]) -> tuple[list[Matched], tuple[Mismat
         told = [_signature(kind) for kind in calls.kinds]
         for key, numbers in _by_group(calls.kinds).items():
             labels[key] = calls.kinds[numbers[0]].group
-            rows.setdefault(key, {})[rank] = at = np.flatnonzero(np.isin(calls.kind, numbers))
+            rows.setdefault(key, {})[rank] = at = np.flatnonzero(among(calls.kind, numbers))
             own = [told[number] for number in calls.kind[at].tolist()]
             signatures.setdefault(key, {})[rank] = own
     begun = [calls.base_ns + calls.first_ns for calls in by_rank.values()

@@ -140,8 +140,8 @@ class _Alignment:
         self.complete = True
         self._ends = len(a), len(b)
         # Numbers that are in only one sequence are made equal: they match nothing.
-        self._a = np.where(np.isin(a, b), a, -1)
-        self._b = np.where(np.isin(b, a), b, -2)
+        self._a = np.where(nesting.among(a, b), a, -1)
+        self._b = np.where(nesting.among(b, a), b, -2)
         self._bytes = self._a.tobytes(), self._b.tobytes()
         self._known: dict[tuple[bytes, bytes, bool], _Step | None] = {}
         self._searches = 0

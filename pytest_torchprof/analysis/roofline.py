@@ -118,7 +118,7 @@ def roof_of(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> Roo
         (idle & (launch < 0), NoRoof.UNLINKED),
         (idle & (work.call < 0), NoRoof.NO_OPERATOR),
         (unclear, NoRoof.NO_FLOPS),
-        (idle & np.isin(work.call, with_work), NoRoof.HELPER),
+        (idle & nesting.among(work.call, with_work), NoRoof.HELPER),
         (idle, NoRoof.NO_WORK),
         (has_flops & ~has_bytes, NoRoof.NO_BYTES),
         (np.isnan(at_bandwidth) | (has_flops & np.isnan(at_peak)), NoRoof.NO_PEAK),

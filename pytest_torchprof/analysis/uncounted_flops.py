@@ -182,7 +182,7 @@ def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
     within[known] = nesting.below(counts_flops(trace), work_parent(trace), call[known])
     left = ~within & ~replays
     alone = left & (kinds == "around")
-    by_operator = left & np.isin(kinds, list(_ASKED))
+    by_operator = left & nesting.among(kinds, list(_ASKED))
     return event[alone], nesting.distinct(call[by_operator]), event[replays]
 
 

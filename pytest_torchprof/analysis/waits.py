@@ -86,7 +86,7 @@ def _waits(trace: Events) -> Waits:
     # Synchronization in an operator that copies is for its copies, in either direction.
     copier = _operator(trace, copying)
     copier = copier[~names_fit(trace, copier, _READER.match)]
-    belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
+    belongs = nesting.among(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & (copied < 0) & ~_not_the_users(trace, sync)
     alone &= (inside >= 0) | _is_before_work(trace, sync, call)
     alone &= _has_work(trace, sync)
@@ -141,15 +141,15 @@ def _copies(trace: Events, copying: Ints, inside: Ints, copied: Ints) -> tuple[I
     pageable = names_fit(trace, back, lambda name: "Pageable" in name)
     # HIP labels the copy of a value as one within the device.
     others = copying[names_fit(trace, copying, SYNC_CALL.search)]
-    others = others[~np.isin(others, trace.launch[back])]
+    others = others[~nesting.among(others, trace.launch[back])]
     others = others[names_fit(trace, _operator(trace, others), _READER.match)]
     call = np.concatenate([trace.launch[back], others])
     size = np.concatenate([trace.bytes[back], np.full(len(others), -1)])
     operator = _operator(trace, call)
     waited = np.concatenate([pageable, np.ones(len(others), bool)])
     waited |= names_fit(trace, call, SYNC_CALL.search) | names_fit(trace, operator, _READER.match)
-    waited |= np.isin(operator, inside) & (operator >= 0)
-    waited |= np.isin(call, copied) & (call >= 0)
+    waited |= nesting.among(operator, inside) & (operator >= 0)
+    waited |= nesting.among(call, copied) & (call >= 0)
     return call[waited], size[waited]
 
 
@@ -159,7 +159,7 @@ def _shared(trace: Events, operator: Ints, sync: Ints, inside: Ints) -> tuple[In
     """
     groups, at, copies = np.unique(operator, return_inverse=True, return_counts=True)
     last, total = np.full(len(groups), -1, np.int64), np.zeros(len(groups), np.int64)
-    mine = np.isin(inside, groups) & (inside >= 0)
+    mine = nesting.among(inside, groups) & (inside >= 0)
     position = np.searchsorted(groups, inside[mine])
     np.maximum.at(last, position, sync[mine])
     np.add.at(total, position, trace.dur[sync[mine]])
@@ -186,7 +186,7 @@ def _is_before_work(trace: Events, sync: Ints, read: Ints) -> Bools:
     launch = trace.launch[device]
     known = launch[launch >= 0]
     calls = trace.in_region & trace.is_kind(Kind.RUNTIME) & trace.names_where(LAUNCH_CALL.search)
-    given = np.concatenate([trace.ts[known[~np.isin(known, read)]], trace.ts[calls]])
+    given = np.concatenate([trace.ts[known[~nesting.among(known, read)]], trace.ts[calls]])
     begun = trace.ts[device[launch < 0]]
     never = np.iinfo(np.int64).min
     begin, end = trace.ts[sync], trace.ts[sync] + trace.dur[sync]

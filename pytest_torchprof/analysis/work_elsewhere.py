@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -45,7 +44,7 @@ def _left(trace: Events) -> bool:
     ops = trace.is_kind(Kind.OP)
     over = ops & (trace.ts + trace.dur > trace.region[1])
     return any(
-        bool(np.isin(trace.thread[rows], [at for at, tid in enumerate(tids) if tid in ids]).any())
+        bool(among(trace.thread[rows], [at for at, tid in enumerate(tids) if tid in ids]).any())
         for rows, ids in ((over, late), (ops, left))
     )
 
@@ -58,7 +57,7 @@ def _finalized(trace: Events) -> bool:
     if not late.any():
         return False
     mine = trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
-    return bool(np.isin(trace.thread[late], mine).any())
+    return bool(among(trace.thread[late], mine).any())
 
 
 def frees_unseen(trace: Events) -> bool:

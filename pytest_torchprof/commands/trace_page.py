@@ -47,6 +47,7 @@ from pytest_torchprof.render.html.trace_facts import (
 from pytest_torchprof.render.html.trace_sections import trace_sections
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.gathering import check_chosen, gather
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.steps import chosen_steps, steps_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _inside(trace: Trace) -> Any:
     """Which of all steps are selected."""
     steps, chosen = steps_of(trace.events, ""), chosen_steps(trace.events)
     every = np.ones(len(steps), bool)
-    return every if chosen is None else np.isin(steps.number, chosen[1])
+    return every if chosen is None else among(steps.number, chosen[1])
 
 
 def _marks(trace: Trace) -> list[StepMark]:

@@ -250,7 +250,7 @@ def _sequences(trace: Events) -> list[Ints]:
     and runtime calls outside of operators.
     """
     marks = trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)
-    test = np.isin(trace.thread, nesting.distinct(trace.thread[marks]))
+    test = nesting.among(trace.thread, nesting.distinct(trace.thread[marks]))
     real = ~trace.names_where(lambda name: name.startswith((LINE, MODULE)))
     ops = trace.is_kind(Kind.OP) & real
     inside = ops.copy()

@@ -205,7 +205,7 @@ def labels_of(trace: Events, events: Ints) -> Ints:
     shown, number = trace.shown_names
     label = number[trace.name[events]]
     hidden = [i for i, name in enumerate(shown) if name in _HIDDEN]
-    label[np.isin(label, hidden) | trace.is_kind(Kind.RUNTIME)[events]] = -1
+    label[nesting.among(label, hidden) | trace.is_kind(Kind.RUNTIME)[events]] = -1
     return label
 
 

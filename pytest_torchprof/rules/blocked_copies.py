@@ -17,6 +17,7 @@ from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tens
 from pytest_torchprof.rules.evidence.pauses import measured_ns
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import H2D, SYNC_CALL
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def blocked_copy(
     """
     rows = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     rows = rows[names_fit(trace, rows, H2D.search)]
-    rows = rows[~np.isin(rows, of_pageable_memory(trace, 64 * 1024)[0])]
+    rows = rows[~among(rows, of_pageable_memory(trace, 64 * 1024)[0])]
     end = _waited_until(trace, rows)
     waited = end - trace.ts[trace.launch[rows]] - 2 * trace.dur[rows]
     rows, end = rows[waited > _QUEUED_NS], end[waited > _QUEUED_NS]
@@ -136,9 +137,9 @@ def blocked_copy(
         if many and lost[mine].sum() >= least:
             found |= mine
     if found.any():
-        found &= ~np.isin(rows, trace.once(model_moves))
+        found &= ~among(rows, trace.once(model_moves))
         if trace.records_shapes:
-            found &= ~np.isin(rows, [f.copy for f in trace.once(host_filled_tensors)])
+            found &= ~among(rows, [f.copy for f in trace.once(host_filled_tensors)])
     rows, begin, end, is_behind = rows[found], begin[found], end[found], is_behind[found]
     return Matches(
         copy_callers(trace, rows),

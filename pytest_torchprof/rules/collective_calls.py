@@ -156,7 +156,7 @@ def _rows(
     makes[events_named(trace, _STEPS)] = True
     work = np.sort(trace.ts[np.flatnonzero(makes)])
     small = (sizes.size > 0) & (sizes.size < limit) & ~hooked
-    small &= np.isin(found.operation, [*_BUCKETS]) & (trace.kind[found.event] != Kind.KERNEL)
+    small &= nesting.among(found.operation, [*_BUCKETS]) & (trace.kind[found.event] != Kind.KERNEL)
     rows = list[list[int]]()
     for mine in nesting.by_thread(trace.thread[found.event]):
         row = list[int]()
@@ -234,7 +234,7 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
     from pytest_torchprof.analysis.comm_sizes import comm_sizes
 
     found = comm_calls(trace)
-    chosen = np.isin(found.operation, [*_OVERLAPS]) & (comm_sizes(trace).size >= size)
+    chosen = nesting.among(found.operation, [*_OVERLAPS]) & (comm_sizes(trace).size >= size)
     chosen &= (trace.kind[found.event] == OPERATOR) & (found.end >= 0)
     at = np.flatnonzero(chosen)
     at = at[_asynchronous(trace, found.event[at])]

@@ -147,7 +147,7 @@ def _happen_once(trace: Events, found: Collectives) -> Bools:
     """
     every = steps.steps_of(trace)
     if len(every) < _STEPS:
-        return np.isin(found.kind, _ONCE) & (len(every) == 0)
+        return nesting.among(found.kind, _ONCE) & (len(every) == 0)
     step = np.searchsorted(every.begin, launched_at(trace, found.event), side="right") - 1
     in_steps: dict[tuple[str, str], set[int]] = {}
     keys = list(zip(found.kind, found.group, strict=True))

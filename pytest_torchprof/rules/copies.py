@@ -20,6 +20,7 @@ from pytest_torchprof.rules.evidence.device_moves import (
 from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tensors
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import D2H, H2D
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     copies, up = of_pageable_memory(trace, bytes)
     counted = np.ones(len(copies), bool)
     if trace.records_shapes and counted.any():
-        counted &= ~np.isin(copies, [f.copy for f in trace.once(host_filled_tensors)])
+        counted &= ~among(copies, [f.copy for f in trace.once(host_filled_tensors)])
     if counted.any():
-        counted &= ~np.isin(copies, trace.once(model_moves))
+        counted &= ~among(copies, trace.once(model_moves))
     copies, up = copies[counted], up[counted]
     event = copy_callers(trace, copies)
     cost = _costs(trace, copies, event)

@@ -10,10 +10,10 @@ from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _fetches(trace: Events, names: Names) -> Ints:
     """The selected fetches; not those of a loader that another one reads from."""
     rows = marks_named(trace, names)
     rows = rows[trace.selection[rows]]
-    return rows[~within(trace, rows, lambda events: np.isin(events, rows))]
+    return rows[~within(trace, rows, lambda events: among(events, rows))]
 
 
 def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:
@@ -302,10 +302,10 @@ def _are_used(trace: Events, fetches: Ints) -> Bools:
     """After which of these fetches their thread runs something before its next fetch."""
     uses = outermost(trace)
     uses = uses[~are_named(trace, uses, _DRAWS)]
-    uses = nesting.distinct(np.append(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME))))
-    uses = uses[~within(trace, uses, lambda events: np.isin(events, fetches))]
+    uses = distinct(np.append(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME))))
+    uses = uses[~within(trace, uses, lambda events: among(events, fetches))]
     found = np.zeros(len(fetches), bool)
-    for thread in nesting.distinct(trace.thread[fetches]).tolist():
+    for thread in distinct(trace.thread[fetches]).tolist():
         own = np.flatnonzero(trace.thread[fetches] == thread)
         after = np.searchsorted(fetches[own], uses[trace.thread[uses] == thread]) - 1
         found[own[after[after >= 0]]] = True
@@ -315,8 +315,8 @@ def _are_used(trace: Events, fetches: Ints) -> Bools:
 def _is_used(trace: Events, fetches: Ints) -> bool:
     """Whether the process does something with the batches in the threads that fetch them."""
     outer = outermost(trace)
-    outer = outer[trace.selection[outer] & np.isin(trace.thread[outer], trace.thread[fetches])]
-    outer = outer[~within(trace, outer, lambda events: np.isin(events, fetches))]
+    outer = outer[trace.selection[outer] & among(trace.thread[outer], trace.thread[fetches])]
+    outer = outer[~within(trace, outer, lambda events: among(events, fetches))]
     seeds = np.flatnonzero(_are_seeds(trace, outer))
     return len(outer) - len(_SEED) * len(seeds) >= len(fetches) // 2
 
@@ -350,9 +350,9 @@ def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:
     of them the first of a new iterator for certain.
     """
     outer = outermost(trace)
-    outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
+    outer = outer[among(trace.thread[outer], trace.thread[rows])]
     at = np.flatnonzero(_are_seeds(trace, outer))
-    at = at[~within(trace, outer[at], lambda events: np.isin(events, rows))]
+    at = at[~within(trace, outer[at], lambda events: among(events, rows))]
     next_fetch = np.searchsorted(rows, outer[at])
     following = outer[np.minimum(at + 2, len(outer) - 1)]
     of_iterator = ~are_named(trace, following, *_SHUFFLES)
@@ -385,7 +385,7 @@ def _is_beside(trace: Events, fetches: Ints, end: int) -> bool:
     rows = outermost(trace)
     rows = rows[(rows > fetches[0]) & (trace.ts[rows] < end)]
     rows = rows[~are_engine_steps(trace, rows)]
-    rows = rows[~within(trace, rows, lambda events: np.isin(events, fetches))]
+    rows = rows[~within(trace, rows, lambda events: among(events, fetches))]
     return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 

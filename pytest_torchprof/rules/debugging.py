@@ -15,7 +15,7 @@ from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
 from pytest_torchprof.trace.name_index import are_named, operators_named, selected_operators
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
@@ -117,7 +117,7 @@ def _anomalies(trace: Events, least: float) -> Matches | None:
     if not len(checks):
         return None
     any_true = selected_operators(trace, _IS_ANY)
-    if not np.isin(trace.parent[checks], trace.parent[any_true]).all():
+    if not among(trace.parent[checks], trace.parent[any_true]).all():
         return None  # called by a user's hook or Function
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
@@ -160,7 +160,7 @@ def _tracebacks(trace: Events, steps: Ints, of_pass: Ints, which: Ints) -> tuple
     forward = forward[~within(trace, forward, partial(are_engine_steps, trace))]
     forward = forward[~are_engine_steps(trace, forward)]
     made = _numbers(trace, forward)
-    wanted = np.isin(made, numbers[numbers >= 0])
+    wanted = among(made, numbers[numbers >= 0])
     if not wanted.any():
         return nodes, 0, start
     # Of nested operators with one number, the last one made the node.
@@ -169,7 +169,7 @@ def _tracebacks(trace: Events, steps: Ints, of_pass: Ints, which: Ints) -> tuple
     rows = rows[last]
     each = int(np.quantile(trace.self_ns[rows], _QUICK))
     for at, one in enumerate(which.tolist()):
-        mine = rows[np.isin(made, numbers[of_pass == one])]
+        mine = rows[among(made, numbers[of_pass == one])]
         start[at] = trace.ts[mine].min() if len(mine) else start[at]
     return nodes, each, start
 

@@ -82,10 +82,10 @@ def _by_device(trace: Events) -> dict[int, _Products]:
         one for one in nesting.distinct(trace.device[rows]).tolist()
         if not chip_of(trace, one).has_tf32
     ]  # fmt: skip
-    rows = rows[np.isin(trace.device[rows], able)]
+    rows = rows[nesting.among(trace.device[rows], able)]
     if not trace.names_where(lambda name: precision(name) in {"single", None})[rows].any():
         return {}
-    rows = rows[np.isin(categories(trace, rows), _PRODUCTS)]
+    rows = rows[nesting.among(categories(trace, rows), _PRODUCTS)]
     # By the name, else by the types of the operator.
     named = trace.names_where(lambda name: precision(name) is not None)[rows]
     single = trace.names_where(lambda name: precision(name) == "single")[rows]

@@ -31,6 +31,7 @@ from pytest_torchprof.trace.name_index import (
     operators_named,
     selected_operators,
 )
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import operators_around, parents, within
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     norm[counts] = _next_call(trace, after[counts])
     reads = counts & are_named(trace, norm, _READ)
     norm[reads] = _next_call(trace, norm[reads])
-    pairs = np.flatnonzero((norm >= 0) & np.isin(norm, norms))
+    pairs = np.flatnonzero((norm >= 0) & among(norm, norms))
     events, messages, following, shapes = [], [], [], []
     wide, narrow = trace.operands(convolutions[pairs]), trace.operands(norm[pairs])
     for at, conv, bn in zip(pairs.tolist(), wide, narrow, strict=True):
@@ -219,7 +220,7 @@ def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]
 
 def _needed_elsewhere(trace: Events, layers: Ints, others: Ints) -> Bools:
     """Layers whose bias is also used by another of these calls, without a norm to subtract it."""
-    others = others[np.isin(trace.name[others], trace.name[layers])]
+    others = others[among(trace.name[others], trace.name[layers])]
     elsewhere = {one[2] for one in trace.taken(others) or [] if len(one) > 2} - {-1}
     takes = trace.taken(layers) or [()] * len(layers)
     return np.array([len(one) > 2 and one[2] in elsewhere for one in takes], bool)
@@ -228,7 +229,7 @@ def _needed_elsewhere(trace: Events, layers: Ints, others: Ints) -> Bools:
 def _users(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:
     """The tensors of such shapes that anything other than these norms takes."""
     rows = np.flatnonzero(called(trace))
-    rows = rows[(rows > layers.min()) & ~np.isin(rows, norms)]
+    rows = rows[(rows > layers.min()) & ~among(rows, norms)]
     texts = {str(shape).replace(" ", "").encode() for shape in results}
     dims = [bytes(args.dims).replace(b" ", b"") for args in trace.operands(rows)]
     rows = rows[[any(text in one for text in texts) for one in dims]]

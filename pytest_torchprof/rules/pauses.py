@@ -276,9 +276,9 @@ def _is_uncached(trace: Events, calls: _Calls) -> bool:
     """Whether most operators that allocate, in these steps, call the driver for it."""
     making = events_named(trace, _EMPTY)
     making = making[trace.kind[making] == OPERATOR]
-    making = making[np.isin(_steps(trace, making), calls.step)]
+    making = making[nesting.among(_steps(trace, making), calls.step)]
     inside = nesting.distinct(calls.operator[~are_named(trace, calls.row, _GIVES_BACK)])
-    return 0 < len(making) < 2 * int(np.isin(making, inside).sum())
+    return 0 < len(making) < 2 * int(nesting.among(making, inside).sum())
 
 
 def _as_one(trace: Events, calls: _Calls, message: str, fix: str) -> Matches:

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def float64(trace: Events, *, elements: float) -> Matches:
     if not large or _casts_up(trace, rows) or not _is_fp32(trace):
         return NO_MATCHES
     events = np.array([call.row for call in large], np.int64)
-    busy = ~are_named(trace, events, _IDLE) | np.isin(events, [call.row for call in joined])
+    busy = ~are_named(trace, events, _IDLE) | among(events, [call.row for call in joined])
     work = [call for call, one in zip(large, busy.tolist(), strict=True) if call.doubles and one]
     mixed = [call for call in work if call.floats and not _compares(trace, call)]
     promoted = {call.row for call in mixed}
@@ -280,7 +280,7 @@ def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
     for join, args in zip(trace.parent[copies].tolist(), trace.operands(copies), strict=True):
         copied[join] += math.prod(sizes((decode_part(args.dims) or [None, None])[1]) or ())
     joins = distinct(trace.parent[copies])
-    outer = np.where(np.isin(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
+    outer = np.where(among(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
     for row, join, args in zip(outer.tolist(), joins.tolist(), trace.operands(joins), strict=True):
         parts = (decode_part(args.dims) or [[]])[0]
         # Of a list that is too long for the trace, at least what is copied is known.

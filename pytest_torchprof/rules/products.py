@@ -63,7 +63,7 @@ def _unseen_fp32(trace: Events) -> Reason | None:
     if unknown := [one for one, chip in chips.items() if chip.may_have_tf32]:
         products = device_products(trace)
         single = products.any_kernel(trace, _is_named_single)
-        if np.isin(products.device(trace)[single], unknown).any():
+        if nesting.among(products.device(trace)[single], unknown).any():
             return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
     if not any(chip.runs_tf32 for chip in chips.values()):
         return None
@@ -200,7 +200,7 @@ def _in_attention(trace: Events, events: Ints) -> Bools:
 def _on_tf32_device(trace: Events, products: DeviceProducts) -> Bools:
     device = trace.device[products.kernel]
     able = [one for one in nesting.distinct(device).tolist() if chip_of(trace, one).runs_tf32]
-    return np.bincount(products.at, np.isin(device, able), len(products)) > 0
+    return np.bincount(products.at, nesting.among(device, able), len(products)) > 0
 
 
 @rule(

@@ -15,6 +15,7 @@ from pytest_torchprof.analysis.waits import Waits, waits
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
@@ -132,7 +133,7 @@ def _of_searches(trace: Events, found: Waits) -> Bools:
     """
     convolves = names_fit(trace, found.operator, _CONVOLUTION.match) & ~found.copies
     timed = found.operator[convolves & names_fit(trace, found.last, _EVENT.match)]
-    return convolves & np.isin(found.operator, timed)
+    return convolves & among(found.operator, timed)
 
 
 def _messages(trace: Events, found: Waits) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
 from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK, TORCH_MARK
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
@@ -139,7 +140,7 @@ class Columns:
         name = [names.setdefault(label[0] or "", len(names)) for label in self._labels]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
         numbers = numbers[order]
-        untimed = np.flatnonzero(np.isin(order, self._untimed)) if self._untimed else order[:0]
+        untimed = np.flatnonzero(among(order, self._untimed)) if self._untimed else order[:0]
         text = self._text.getvalue()
         self._text = BytesIO()
         return Events(

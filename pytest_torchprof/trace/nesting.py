@@ -108,15 +108,17 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(ordered[first])
 
 
-def among(values: Ints, known: Ints) -> Bools:
+def among(values: npt.ArrayLike, known: npt.ArrayLike) -> Bools:
     """Which of these values are known ones.
 
-    Like `np.isin` of numbers that are far apart, for which that imports `numpy.ma`.
+    Like `np.isin`, which imports `numpy.ma` for some of them.
     """
-    ordered = np.sort(known)
+    values, ordered = np.asarray(values), np.sort(np.asarray(known))
+    if not len(ordered):
+        return np.zeros(values.shape, bool)
     at = ordered.searchsorted(values)
     at[at == len(ordered)] = 0
-    found: Bools = ordered[at] == values if len(ordered) else np.zeros(len(values), bool)
+    found: Bools = ordered[at] == values
     return found
 
 

@@ -164,7 +164,7 @@ def _events(wanted: str, name: Ints, names: Sequence[str]) -> Ints:
     if wanted not in names:
         return np.zeros(0, np.int64)
     numbers = [i for i, known in enumerate(names) if known == wanted]
-    return np.flatnonzero(np.isin(name, numbers))
+    return np.flatnonzero(nesting.among(name, numbers))
 
 
 def _beside(name: Ints, names: Sequence[str], parent: Ints) -> Ints:

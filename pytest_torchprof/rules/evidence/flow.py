@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_torchprof.rules.evidence.nodes import forward_calls, recorded
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -97,7 +98,7 @@ def _goes_on(
 ) -> bool:
     """Whether the next run takes something that these calls made from their layers' outputs."""
     flowing = set[int]()
-    is_layer = np.isin(inside, layers)
+    is_layer = among(inside, layers)
     taken, made = trace.taken(inside) or (), trace.made(inside) or ()
     for row, layer, arguments, new in zip(inside.tolist(), is_layer, taken, made, strict=True):
         operands = flat([arguments])

@@ -95,11 +95,11 @@ def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -
     stored = nesting.distinct(within[within >= 0])
     if np.count_nonzero(within >= 0) > len(stored):
         return True
-    moved = ~adding & ~np.isin(puts, stored)
+    moved = ~adding & ~nesting.among(puts, stored)
     rest, begins = alive[within < 0], addresses(trace, puts)
     if begins is None:
         return len(rest) > int(np.count_nonzero(moved))
-    return bool((~np.isin(memory.addr[rest], np.array(begins)[moved])).any())
+    return bool((~nesting.among(memory.addr[rest], np.array(begins)[moved])).any())
 
 
 def _is_sparse(args: OpArgs) -> bool:

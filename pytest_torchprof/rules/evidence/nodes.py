@@ -22,6 +22,7 @@ from pytest_torchprof.trace.name_index import (
     numbers_of,
     operators_named,
 )
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import outermost_named, within
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _recorded(trace: Events, named: Names | None) -> Recorded:
     made = after > number
     # Nothing tells if the last call made one node: assume what calls of its name did before.
     name = trace.name[rows[at]]
-    alike = ~made & last & np.isin(name, name[made])
+    alike = ~made & last & among(name, name[made])
     after[alike] = number[alike] + 1
     return Recorded(rows[at], number, after).where(made | alike)
 

@@ -11,6 +11,7 @@ from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.host_causes import Cause
@@ -33,7 +34,7 @@ def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
     if not trace.has(*DEVICE_KINDS):
         return trace.dur[events]
     parts = idle_parts(trace)
-    chosen = np.isin(parts.cause, causes) & (parts.event >= 0)
+    chosen = among(parts.cause, causes) & (parts.event >= 0)
     kept = np.zeros(len(trace), np.int64)
     np.add.at(kept, parts.event[chosen], parts.ns[chosen])
     return np.minimum(kept[events] // max(len(spans_of(trace)), 1), trace.dur[events])

@@ -15,7 +15,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, named
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import outermost, within, within_named
 from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise
 
@@ -154,7 +154,7 @@ def _keeps(trace: Events, calls: Ints) -> Bools:
     steps = engine_steps(trace)
     if not len(steps):
         return np.zeros(len(calls), bool)
-    return ~within(trace, calls, lambda events: np.isin(events, steps))
+    return ~within(trace, calls, lambda events: among(events, steps))
 
 
 def _without_dropout_and_add(trace: Events, found: PointwiseChains) -> PointwiseChains:

@@ -15,6 +15,7 @@ from pytest_torchprof.rules.evidence.copied_again import COPIES, READS, SAME_MEM
 from pytest_torchprof.rules.evidence.copy_runs import by_kind
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.work.views import PARTS
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _leave_memory(trace: Events, rows: Ints) -> Bools:
 def _called(trace: Events, copies: Ints, names: frozenset[str] | None) -> Ints:
     """Calls of these names, or all except views and reads, on the threads of the copies."""
     rows: Ints = np.flatnonzero(called(trace) & trace.selection)
-    rows = rows[np.isin(trace.thread[rows], trace.thread[copies])]
+    rows = rows[among(trace.thread[rows], trace.thread[copies])]
     other = names is None
     listed = SAME_MEMORY | PARTS | READS | COPIES if names is None else names
     wanted = np.array([(name in listed) != other for name in trace.names], bool)

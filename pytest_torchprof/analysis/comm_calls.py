@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.analysis.collectives import KINDS, collectives, kind_number
 from pytest_torchprof.core.lazy_regex import late
@@ -106,7 +107,7 @@ def _calls(trace: Events) -> CommCalls:
         timed = trace.dur[rows] > 0
         _least(first, at, rows)
         _least(begin, at[timed], trace.ts[rows][timed])
-        np.maximum.at(end, at[timed], (trace.ts + trace.dur)[rows][timed])
+        np.maximum.at(end, at[timed], (trace.ts[rows] + trace.dur[rows])[timed])
     noted = np.full(len(event), -1, np.int64)
     around = nesting.nearest(_marked(trace, host), trace.parent, found.noted)
     inside = np.flatnonzero(around >= 0)
@@ -127,13 +128,13 @@ class _Found:
     def __init__(self, trace: Events) -> None:
         self.trace = trace
         on_host = trace.is_kind(Kind.OP, Kind.ANNOTATION)
-        numbers = np.array([kind_number(name) for name in trace.names] or [len(KINDS)], np.int64)
+        numbers = np.array([kind_number(name) for name in trace.names] or [len(KINDS)], np.int16)
         self.number = numbers[trace.name]
         told = on_host & (self.number < len(KINDS))
         self.group = told & trace.names_where(_GROUP.match)
         self.annotated = told & trace.names_where(_BACK_END.match)
         others = told & trace.names_where(_OTHERS.match)
-        self.noted_number = np.full(len(trace), len(KINDS), np.int64)
+        self.noted_number = np.full(len(trace), len(KINDS), np.int16)
         self.noted = self._noted(on_host)
         self.mark_noted = _marked(trace, self.noted)
         inner = self.group | self.annotated | self.mark_noted
@@ -190,7 +191,7 @@ class _Found:
         names = [KINDS[n][0] if n < len(KINDS) else "" for n in self._numbers(host).tolist()]
         waiting: dict[str, list[int]] = {}
         begun = trace.ts[host].tolist()
-        ends = (trace.ts + trace.dur)[host].tolist()
+        ends = (trace.ts[host] + trace.dur[host]).tolist()
         threads = trace.thread[host].tolist()
         last: dict[str, int] = {}
         upto = 0
@@ -216,7 +217,7 @@ class _Found:
                 linked[i] = host[last[kind]]
         return linked
 
-    def _numbers(self, rows: Ints) -> Ints:
+    def _numbers(self, rows: Ints) -> npt.NDArray[np.int16]:
         """The kind of these calls: of the event, else as noted, else of what is in it."""
         trace = self.trace
         number = np.where(

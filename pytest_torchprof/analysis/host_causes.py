@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Depths, Ints
 
 #: From this duration on, an operator that launches nothing computes on the CPU.
 _CPU_WORK_NS: Final = 100_000
@@ -36,7 +36,7 @@ _CPU_WORK_NS: Final = 100_000
 #: 6 ms to 4 s.
 FIRST_USE_NS: Final = 5_000_000
 #: How many events get their cause at once.
-_AT_ONCE: Final = 2**13
+_AT_ONCE: Final = 2**12
 
 #: Collections of garbage as functions and annotations are named. Other objects have methods called
 #: ``collect``, but a function of this name is the module's.
@@ -129,8 +129,7 @@ class Host:
         trace, parent, depth = self.trace, self.parent, self.depth
         host = trace.is_kind(*HOST_KINDS, Kind.PYTHON)
         own = np.full(len(trace), -1, np.int8)
-        first_use = trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)
-        own[first_use] = int(Cause.COMPILING)
+        own[trace.is_kind(Kind.RUNTIME) & (trace.dur >= FIRST_USE_NS)] = int(Cause.COMPILING)
         for cause, named in (
             (Cause.ALLOCATING, ALLOCATION_CALL.search),
             (Cause.COMPILING, LOOK_UP_CALL.search),
@@ -140,6 +139,7 @@ class Host:
             (Cause.LOADING, lambda name: name.startswith(FETCH)),
         ):
             own[trace.names_where(named) & host] = int(cause)
+        del host
         self._copies(own)
         return _inherited(trace, own, parent, depth)
 
@@ -186,7 +186,7 @@ def _ends(trace: Events) -> Ints:
     return end
 
 
-def _outside_in(depth: Ints) -> Iterator[Ints]:
+def _outside_in(depth: Depths) -> Iterator[Ints]:
     """Host events in blocks, those without a parent first, parents before their children."""
     for level in chain([np.flatnonzero(depth == 0)], nesting.levels(depth)):
         for at in range(0, len(level), _AT_ONCE):
@@ -194,7 +194,7 @@ def _outside_in(depth: Ints) -> Iterator[Ints]:
 
 
 def _inherited(
-    trace: Events, own: npt.NDArray[np.int8], parent: Ints, depth: Ints
+    trace: Events, own: npt.NDArray[np.int8], parent: Ints, depth: Depths
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Causes of events by what they are nested in, and the events that these causes are named by.
 
@@ -208,6 +208,7 @@ def _inherited(
     launching = nesting.above(np.flatnonzero(launches & trace.is_kind(Kind.RUNTIME)), parent)
     collective = trace.names_where(_COLLECTIVE.match) & works
     computes = operators & ~launching & (trace.dur >= _CPU_WORK_NS)
+    del operators, launches, launching
 
     # Small numbers: beside the timelines, these are the most that explaining idle time needs.
     cause = np.full(len(trace), int(Cause.PYTHON), np.int8)

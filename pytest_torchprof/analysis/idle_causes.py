@@ -6,9 +6,10 @@ host was late, and what its thread did is the cause; from then on the work was q
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.analysis.host_causes import Cause, Host
 from pytest_torchprof.analysis.idle import spans_of
@@ -42,7 +43,7 @@ class IdleParts(Frozen, frozen=True):
 
     device: Ints
     gap: Ints
-    cause: Ints
+    cause: npt.NDArray[np.int8]
     event: Ints
     ns: Ints
 
@@ -58,13 +59,13 @@ def idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
 def _idle_parts(trace: Events, causes_only: bool) -> IdleParts:
     gaps, host = _gaps(trace), Host(trace)
     merged = _of_causes if causes_only else _merged
-    columns: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(5)]
+    kinds = (np.int64, np.int64, np.int8, np.int64, np.int64)
+    columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0, kind)] for kind in kinds]
     # Some at a time: most of what the host did is soon summed up.
     for at in range(0, len(gaps[0]), _AT_ONCE):
         some = merged(_parts_of(trace, host, [column[at : at + _AT_ONCE] for column in gaps], at))
-        parts = some.device, some.gap, some.cause, some.event, some.ns
-        for column, part in zip(columns, parts, strict=True):
-            column.append(part)
+        for column, name in zip(columns, IdleParts.__struct_fields__, strict=True):
+            column.append(getattr(some, name))
     del host
     whole = []
     while columns:  # each is released once it is joined
@@ -104,7 +105,7 @@ def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> I
     gap, event, since, until = host.did(thread, begin, ready)
     # Without operators in the trace, nothing tells what the host did between calls.
     silent = int(Cause.PYTHON if trace.has(Kind.OP) else Cause.UNKNOWN)
-    cause = np.where(event >= 0, host.cause[event], silent).astype(np.int64)
+    cause = np.where(event >= 0, host.cause[event], silent)
     event = np.where(event >= 0, host.shown[event], host.shown[launch[gap]])
     cause, event, ns, part = _with_waits(trace, gap, cause, event, since, until)
     gap = gap[part]
@@ -115,7 +116,7 @@ def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> I
     ns = np.concatenate([ns, ns_queued])
     late_ = np.where(ns_queued >= _STALL_NS, int(Cause.STALLED), int(Cause.QUEUED))
     later = np.where(known[queued], late_, int(Cause.UNKNOWN))
-    cause = np.concatenate([cause, later])
+    cause = np.concatenate([cause, later]).astype(np.int8)
     shown = np.where(known[queued], host.shown[launch[queued]], -1)
     stalled = np.flatnonzero(later == int(Cause.STALLED))
     mine = queued[stalled]
@@ -161,8 +162,8 @@ def _gaps(trace: Events) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _with_waits(
-    trace: Events, gap: Ints, cause: Ints, event: Ints, since: Ints, until: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
+    trace: Events, gap: Ints, cause: npt.NDArray[np.int8], event: Ints, since: Ints, until: Ints
+) -> tuple[npt.NDArray[Any], Ints, Ints, Ints]:
     """Cause, event and ns of each part, and which of the given ones it is of.
 
     While the host waited, it could not run ahead: what it then needs to launch more counts as the

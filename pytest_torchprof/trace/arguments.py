@@ -29,7 +29,9 @@ class Arguments:
     (b'{"a": 1}', [None, b'{}'])
     """
 
-    def __init__(self, text: bytes, start: Ints, length: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self, text: bytes, start: npt.NDArray[np.signedinteger[Any]], length: npt.NDArray[np.int32]
+    ) -> None:
         self.text, self.start, self.length = text, start, length
 
     @classmethod
@@ -80,14 +82,18 @@ class Arguments:
         return b"[" + b",".join(parts) + b"]"
 
 
-def starts(length: npt.NDArray[np.int32]) -> Ints:
-    """Where consecutive parts of these lengths begin."""
+def starts(length: npt.NDArray[np.int32]) -> npt.NDArray[np.signedinteger[Any]]:
+    """Where consecutive parts of these lengths begin, as int32 if that holds all ends."""
     ends = np.cumsum(length, dtype=np.int64)
-    return ends - length
+    near = not len(ends) or ends[-1] < _FAR
+    ends -= length
+    return ends.astype(np.int32) if near else ends
 
 
 # -------------------------------------------------------------------- decoding
 
+#: Below what int32 holds, with room for the word that is read past an end.
+_FAR: Final = 2**31 - 64
 #: A device that the trace does not name.
 NO_DEVICE: Final = -(2**62)
 _BLOCK: Final = 2**13

@@ -35,7 +35,7 @@ from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Depths, Ints
     from pytest_torchprof.trace.parts import Scope
     from pytest_torchprof.trace.tensors import Taken, Tensors
 
@@ -215,21 +215,21 @@ class Events:
 
     # ---------------------------------------------------------------- nesting
 
-    def _nest(self, *kinds: Kind) -> tuple[Ints, Ints]:
+    def _nest(self, *kinds: Kind) -> tuple[Ints, Depths]:
         rows = self.is_kind(*kinds).nonzero()[0]
         above, level = nesting.nest(self.ts[rows], self.dur[rows], self.thread[rows])
-        parent, depth = np.full((2, len(self)), -1, np.int64)
-        inner = above >= 0
-        parent[rows[inner]] = rows[above[inner]]
+        parent = np.full(len(self), -1, np.int64)
+        depth: Depths = parent.astype(np.int16 if level.max(initial=0) < 2**15 else np.int64)
+        parent[rows] = np.where(above >= 0, rows[above], -1)
         depth[rows] = level
         return parent, depth
 
     @cached
-    def _host_nest(self) -> tuple[Ints, Ints]:
+    def _host_nest(self) -> tuple[Ints, Depths]:
         return self._nest(*HOST_KINDS)
 
     @cached
-    def _python_nest(self) -> tuple[Ints, Ints]:
+    def _python_nest(self) -> tuple[Ints, Depths]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
 
     @property
@@ -238,12 +238,12 @@ class Events:
         return self._host_nest[0]
 
     @property
-    def depth(self) -> Ints:
+    def depth(self) -> Depths:
         """How many such events enclose this one; -1 for events that are not on the host."""
         return self._host_nest[1]
 
     @property
-    def frames(self) -> tuple[Ints, Ints]:
+    def frames(self) -> tuple[Ints, Depths]:
         """Like (`parent`, `depth`), but Python functions and modules count as enclosing events."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 

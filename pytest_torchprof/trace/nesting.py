@@ -20,6 +20,8 @@ _AT_ONCE = 2**16
 _SOME = 1000
 
 Ints = npt.NDArray[np.int64]
+#: Of any width: those of nesting are small.
+Depths = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -147,18 +149,19 @@ def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
     return [order[a:b] for a, b in pairwise([0, *cuts, len(order)])]
 
 
-def levels(depth: Ints) -> Iterator[Ints]:
+def levels(depth: Depths) -> Iterator[Ints]:
     """Positions of the events of depth 1, then 2, …: parents come before their children."""
     end = int(depth.max(initial=0)) + 2
     # Numbers of 16 bits are sorted in linear time.
-    key = depth.astype(np.int16) if end < 2**15 else depth
+    key = depth.astype(np.int16, copy=False) if end < 2**15 else depth
     order = key.argsort(kind="stable")
     bounds = key[order].searchsorted(np.arange(1, end, dtype=key.dtype))
+    del key
     for start, stop in pairwise(bounds.tolist()):
         yield order[start:stop]
 
 
-def with_nested(roots: Bools, parent: Ints, depth: Ints) -> Bools:
+def with_nested(roots: Bools, parent: Ints, depth: Depths) -> Bools:
     """The roots and everything nested below them."""
     out = roots.copy()
     for level in levels(depth):
@@ -166,7 +169,7 @@ def with_nested(roots: Bools, parent: Ints, depth: Ints) -> Bools:
     return out
 
 
-def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
+def paths(parent: Ints, depth: Depths, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     """The chain of labels from the root to each event, as a number; -1 for an empty one.
 
     ``label`` is a number per event, -1 for one that adds nothing to its parent's path. The list has

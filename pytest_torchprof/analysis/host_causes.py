@@ -181,6 +181,12 @@ def _ends(trace: Events) -> Ints:
     """When each event ends, at the latest with what encloses it."""
     parent, depth = trace.frames
     end: Ints = trace.ts + trace.dur
+    for at in range(0, len(end), _AT_ONCE):
+        above = parent[at : at + _AT_ONCE]
+        if ((above >= 0) & (end[at : at + _AT_ONCE] > end[above])).any():
+            break
+    else:  # mostly, none ends after what encloses it
+        return end
     for level in nesting.levels(depth):
         end[level] = np.minimum(end[level], end[parent[level]])
     return end

@@ -51,12 +51,12 @@ class IdleParts(Frozen, frozen=True):
 def idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
     """All idle time of the devices, between the first event of each and its last.
 
-    ``causes_only``: without events, which takes far less memory.
+    ``causes_only``: without events, which takes far less memory; these are not kept.
     """
-    return trace.once(_idle_parts, causes_only)
+    return _idle_parts(trace, causes_only=True) if causes_only else trace.once(_idle_parts)
 
 
-def _idle_parts(trace: Events, causes_only: bool) -> IdleParts:
+def _idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
     gaps, host = _gaps(trace), Host(trace)
     merged = _of_causes if causes_only else _merged
     kinds = (np.int64, np.int64, np.int8, np.int64, np.int64)

@@ -291,19 +291,19 @@ class Events:
         return self._of_all(self._device_columns[0])
 
     @cached
-    def device(self) -> Ints:
+    def device(self) -> Depths:
         """Index of the device that a device event ran on; from its process if args lack it."""
         out = self._of_all(self._device_columns[1])
         pids = int64_column([pid if isinstance(pid, int) else -1 for pid, _ in self.threads])
         unnamed = (out == NO_DEVICE).nonzero()[0]
         out[unnamed] = pids[self.thread[unnamed]]
         out[~self.is_kind(*DEVICE_KINDS)] = -1
-        return out
+        return nesting.narrow(out)
 
     @cached
-    def launch(self) -> Ints:
+    def launch(self) -> Depths:
         """For a device event, the runtime call that caused it, by correlation id; else -1."""
-        out, device = np.full(len(self), -1, np.int64), self.device_rows
+        out, device = np.full(len(self), -1, np.int32), self.device_rows
         if not (len(device) and self.has(Kind.RUNTIME)):
             return out
         correlation = self.correlation

@@ -16,35 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_torchprof.analysis import averages
-from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
 from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
 from pytest_torchprof.analysis.call_tree import TREES, TreeBy
 from pytest_torchprof.analysis.comm_rows import CollectiveRow, collective_rows
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
-from pytest_torchprof.analysis.kernel_rows import (
-    KernelRow,
-    kernel_rows,
-    kernel_work,
-    unlinked_events,
-)
+from pytest_torchprof.analysis.kernel_rows import KernelRow, kernel_rows, unlinked_events
 from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
-from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks
-from pytest_torchprof.analysis.memory_timeline import (
-    DeviceMemory,
-    MemoryPoint,
-    device_memory,
-    memory_timeline,
-)
-from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.tree_rows import TreeRow, tree_rows
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core.results import Finding, Number
 from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
 from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
-from pytest_torchprof.render import export as write
-from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
 from pytest_torchprof.render.linted import Linted
 from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_rows, shown_value
@@ -55,7 +39,6 @@ from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
 from pytest_torchprof.verdict.metrics import measure_all
-from pytest_torchprof.verdict.rank_rows import RankTable, rank_table
 from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
 from pytest_torchprof.verdict.timing import samples_of
 from pytest_torchprof.work.devices.targets import as_chip
@@ -64,10 +47,14 @@ from pytest_torchprof.work.devices.user_devices import Peaks, as_chips
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.bound_rows import BoundRow
     from pytest_torchprof.analysis.elementwise_fusions import Fusion
+    from pytest_torchprof.analysis.memory_leaks import LeakRow
+    from pytest_torchprof.analysis.memory_timeline import DeviceMemory, MemoryPoint
+    from pytest_torchprof.analysis.trace_diff import DiffBy, DiffRow
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.render.export import Augmented
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.rank_rows import RankTable
     from pytest_torchprof.work.devices.device import Device
 
 
@@ -248,6 +235,8 @@ class Trace:
 
     def device_memory(self) -> Rows[DeviceMemory]:
         """What was live at the peak of each device, by category, and its allocator's totals."""
+        from pytest_torchprof.analysis.memory_timeline import DeviceMemory, device_memory
+
         return Rows(self.events.once(device_memory), fields_of(DeviceMemory))
 
     def memory_timeline(self, points: int = 0) -> Rows[MemoryPoint]:
@@ -256,10 +245,14 @@ class Trace:
         ``points``: at so many moments per device, each the highest of an equal share of the time;
         0 for all changes.
         """
+        from pytest_torchprof.analysis.memory_timeline import MemoryPoint, memory_timeline
+
         return Rows(memory_timeline(self.events, points), fields_of(MemoryPoint))
 
     def memory_leaks(self) -> Rows[LeakRow] | None:
         """What grows from step to step; None if the trace has too few steps, or no addresses."""
+        from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks
+
         found = self.events.once(memory_leaks)
         return None if found is None else Rows(found, fields_of(LeakRow))
 
@@ -334,8 +327,10 @@ class Trace:
             ValueError: another metric than ``self_cpu_ms`` and ``self_cuda_ms``.
             TraceError: the trace does not hold the metric, see `metrics`.
         """
-        _check("metric", metric, get_args(stacks.StackMetric))
-        return list(stacks.measured_stacks(self.events, metric))  # type: ignore[arg-type]
+        from pytest_torchprof.render.folded_stacks import StackMetric, measured_stacks
+
+        _check("metric", metric, get_args(StackMetric))
+        return list(measured_stacks(self.events, metric))  # type: ignore[arg-type]
 
 
 def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:
@@ -345,10 +340,11 @@ def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmen
         TraceError: the source is not a trace, or the target cannot be written or is the source.
         SettingsError: the file of peaks does not describe a chip.
     """
+    from pytest_torchprof.analysis.kernel_rows import kernel_work
+    from pytest_torchprof.render.export import write_augmented
+
     chips = as_chips(peaks)
-    return write.write_augmented(
-        Path(source), Path(target), lambda trace: kernel_work(trace, chips)
-    )
+    return write_augmented(Path(source), Path(target), lambda trace: kernel_work(trace, chips))
 
 
 def load_ranks(
@@ -371,12 +367,12 @@ def load_ranks(
 
 def compare_ranks(traces: Mapping[int, Trace]) -> RankTable:
     """Where the time of each rank of a job goes, and who waits for whom; see `load_ranks`."""
+    from pytest_torchprof.verdict.rank_rows import rank_table
+
     return rank_table({number: trace.events for number, trace in traces.items()})
 
 
-def diff(
-    a: Trace, b: Trace, by: comparison.DiffBy = "op", *, per_step: bool = False
-) -> Rows[DiffRow]:
+def diff(a: Trace, b: Trace, by: DiffBy = "op", *, per_step: bool = False) -> Rows[DiffRow]:
     """What appeared, disappeared, or changed from ``a`` to ``b``, largest change first.
 
     ``per_step``: of the steps alone (the selected ones, else all), divided by their number, so that
@@ -386,12 +382,14 @@ def diff(
         ValueError: ``by`` is neither ``op`` nor ``kernel``.
         SettingsError: ``per_step``, and a trace has no steps.
     """
-    _check("by", by, get_args(comparison.DiffBy))
+    from pytest_torchprof.analysis.trace_diff import DiffBy, DiffRow, diff_rows
+
+    _check("by", by, get_args(DiffBy))
     counts = 1, 1
     if per_step:
         a, b = (t.step(ALL_STEPS) if t.selected_steps is None else t for t in (a, b))
         counts = len(a.selected_steps or ()), len(b.selected_steps or ())
-    rows = comparison.diff_rows(a.events, b.events, by=by, per_step=counts)
+    rows = diff_rows(a.events, b.events, by=by, per_step=counts)
     return Rows(rows, fields_of(DiffRow))
 
 

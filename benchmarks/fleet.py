@@ -122,6 +122,11 @@ def _run(arguments: Sequence[str]) -> Ran:
     )
 
 
+_COMMANDS = (
+    "summary", "ops", "kernels", "lint", "memory", "idle", "steps", "collectives", "ranks",
+)  # fmt: skip
+
+
 def memory(folder: Path, command: str) -> str:
     """The most memory of a worker that reads the largest of these files, against its text."""
     largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
@@ -135,13 +140,20 @@ def memory(folder: Path, command: str) -> str:
         "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"
         f"question = Question('commands.{command}:{command}_part', settings)\n"
         "empty = peak_bytes()\n"
-        "for source in find_sources(sys.argv[1:]): answer(question, source)\n"
+        "for source in find_sources(sys.argv[1:]):\n"
+        "    found = answer(question, source)\n"
+        "    if found.error is not None: raise found.error\n"
         "shared = [line for line in open('/proc/self/status') if line.startswith('RssFile')]\n"
         "print(empty, peak_bytes(), 1024 * int(shared[0].split()[1]))\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code, str(largest)], capture_output=True, check=True, text=True
-    )
+    for _ in range(2):  # the first one compiles what is not compiled yet, see `installed`
+        found = subprocess.run(
+            [sys.executable, "-c", code, str(largest)],
+            capture_output=True,
+            check=True,
+            env=installed(),
+            text=True,
+        )
     empty, peak, shared = map(int, found.stdout.split())
     size = sum(map(len, Stream(largest)))
     return (
@@ -168,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = make(options.folder, options.ranks, options.events, options.real)
         print(f"{options.ranks} ranks, each of {size / 2**20:.0f} MiB of text")
     elif options.what == "memory":
-        for command in ("summary", "ops", "kernels", "lint", "memory", "idle"):
+        for command in _COMMANDS:
             print(memory(options.folder, command), flush=True)
     else:
         for line in measure(options.folder, options.command.split(), options.jobs, options.pairs):

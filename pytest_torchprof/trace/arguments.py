@@ -96,7 +96,7 @@ def starts(length: npt.NDArray[np.int32]) -> npt.NDArray[np.signedinteger[Any]]:
 _FAR: Final = 2**31 - 64
 #: A device that the trace does not name.
 NO_DEVICE: Final = -(2**62)
-_BLOCK: Final = 2**13
+_BLOCK: Final = 2**11
 
 
 class DeviceArgs(msgspec.Struct, gc=False):

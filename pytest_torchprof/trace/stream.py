@@ -12,10 +12,10 @@ from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.files import opened, system_message
 
 #: Bytes that are read, unpacked and decoded at a time: the result fits into a cache.
-CHUNK = 2**20
+CHUNK = 2**19
 
 #: Up to this many chunks fit anywhere: checking the free memory takes longer.
-_SMALL = 16
+_SMALL = 32
 
 #: Called with the number of bytes read so far and the total.
 ReadProgress = Callable[[int, int], None]

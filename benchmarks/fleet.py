@@ -122,14 +122,19 @@ def _run(arguments: Sequence[str]) -> Ran:
     )
 
 
+#: How many traces a worker reads, one after the other.
+_IN_TURN = 6
 _COMMANDS = (
     "summary", "ops", "kernels", "lint", "memory", "idle", "steps", "collectives", "ranks",
 )  # fmt: skip
 
 
 def memory(folder: Path, command: str) -> str:
-    """The most memory of a worker that reads the largest of these files, against its text."""
-    largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    """The most memory of a worker that reads the largest of these files, against its text.
+
+    Then the same of one that goes on with more of them, as workers do.
+    """
+    largest = sorted(folder.iterdir(), key=lambda path: -path.stat().st_size)[:_IN_TURN]
     by = "place" if command == "idle" else "name"
     code = (
         "import sys; from pathlib import Path\n"
@@ -139,26 +144,28 @@ def memory(folder: Path, command: str) -> str:
         f"settings = dict(step=None, step_name=None, format='table', by={by!r}, depth=None,\n"
         "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"
         f"question = Question('commands.{command}:{command}_part', settings)\n"
-        "empty = peak_bytes()\n"
+        "peaks = [peak_bytes()]\n"
         "for source in find_sources(sys.argv[1:]):\n"
         "    found = answer(question, source)\n"
         "    if found.error is not None: raise found.error\n"
+        "    peaks.append(peak_bytes())\n"
         "shared = [line for line in open('/proc/self/status') if line.startswith('RssFile')]\n"
-        "print(empty, peak_bytes(), 1024 * int(shared[0].split()[1]))\n"
+        "print(*peaks[:2], peaks[-1], 1024 * int(shared[0].split()[1]))\n"
     )
     for _ in range(2):  # the first one compiles what is not compiled yet, see `installed`
         found = subprocess.run(
-            [sys.executable, "-c", code, str(largest)],
+            [sys.executable, "-c", code, *map(str, largest)],
             capture_output=True,
             check=True,
             env=installed(),
             text=True,
         )
-    empty, peak, shared = map(int, found.stdout.split())
-    size = sum(map(len, Stream(largest)))
+    empty, peak, later, shared = map(int, found.stdout.split())
+    size = sum(map(len, Stream(largest[0])))
     return (
         f"{command}: a worker's peak {peak / 2**20:.0f} MiB ({empty / 2**20:.0f} MiB before the "
         f"trace), its text {size / 2**20:.0f} MiB: {peak / size:.2f} × (goal ≤ 2 ×), "
+        f"{later / size:.2f} × after {len(largest)} of them, "
         f"{(peak - shared) / size:.2f} × beside the {shared / 2**20:.0f} MiB of files, mostly "
         "code, that workers share"
     )

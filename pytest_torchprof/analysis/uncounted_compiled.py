@@ -60,7 +60,7 @@ def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     if lost is not None:
         yield from named(trace, events, lost, Why.LOOPS)
     elif not trace.is_live:
-        silent = events[trace.once(launched_ns)[events] == 0]
+        silent = events[launched_ns(trace)[events] == 0]
         yield from named(trace, silent, (COMPILED,), Why.LOOPS)
 
 

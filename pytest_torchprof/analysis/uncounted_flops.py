@@ -106,7 +106,7 @@ def _opaque(trace: Events) -> Ints:
         return rows
     working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
-    rows = rows[~shown & (trace.once(launched_ns)[rows] <= 0)]
+    rows = rows[~shown & (launched_ns(trace)[rows] <= 0)]
     unanswered = trace.once(_unanswered)[1]
     if not (len(rows) or len(unanswered)):
         return rows

@@ -91,7 +91,7 @@ def time_of(trace: Events, events: Ints) -> Ints:
     if not (trace.has(*DEVICE_KINDS) and trace.selection[trace.device_rows].any()):
         return trace.dur[events]
     on_device = trace.is_kind(*DEVICE_KINDS)[events]
-    return np.where(on_device, trace.dur[events], trace.once(launched_ns)[events])
+    return np.where(on_device, trace.dur[events], launched_ns(trace)[events])
 
 
 def whole_time(trace: Events) -> int:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Parameters of glibc's mallopt, see its malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+#: The largest limit that glibc takes, on 64 bits, and the limit for trimming that it derives.
+_LARGEST: Final = 32 * 2**20
+#: While a trace is read, its text is the only block as large as this.
+_LARGE: Final = 2**20
 
 
 class Heap(NamedTuple):
@@ -43,3 +53,28 @@ def give_back_memory() -> None:
 
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def growing_apart() -> Iterator[None]:
+    """A large block that grows meanwhile is apart from the others, where the C library can (glibc).
+
+    It then grows in place. From the second one on, glibc would have it among the others, copy it as
+    it grows, and leave a hole of its size. Afterwards large blocks are among the others: columns
+    come and go, and pages that come anew take longer.
+    """
+    _place_apart(_LARGE)
+    try:
+        yield
+    finally:
+        _place_apart(_LARGEST)
+
+
+def _place_apart(least: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.mallopt(_MMAP_THRESHOLD, least)
+            library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace as with_source
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
-from pytest_torchprof.core.heap import give_back_memory
+from pytest_torchprof.core.heap import give_back_memory, growing_apart
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 from pytest_torchprof.trace.read import peek, read_trace
@@ -134,8 +134,10 @@ def _part(
 
 
 def _made(question: Question, source: Source, path: Path, progress: ReadProgress | None) -> Part:
-    events = with_source(read_trace(path, progress=progress), source=source.shown)
-    if source.size > _LARGE_BYTES:
+    large = source.size > _LARGE_BYTES
+    with growing_apart() if large else nullcontext():
+        events = with_source(read_trace(path, progress=progress), source=source.shown)
+    if large:
         give_back_memory()
     function: Callable[[Trace, Mapping[str, Any]], Any]
     function = resolve_name(f"pytest_torchprof.{question.function}")

@@ -247,7 +247,7 @@ class Events:
         """Like (`parent`, `depth`), but Python functions and modules count as enclosing events."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
-    @cached
+    @property
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""
         own = self.dur.copy()

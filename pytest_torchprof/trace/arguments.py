@@ -214,8 +214,14 @@ _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
-    """Decode all args at once; an empty struct if another tool wrote something else."""
-    return _decoded(of, raws.as_list(), raws)
+    """Decode all args; an empty struct if another tool wrote something else.
+
+    A block at a time, since their texts take several times the structs' memory.
+    """
+    if len(raws) <= _BLOCK:
+        return _decoded(of, raws.as_list(), raws)
+    blocks = [raws[at : at + _BLOCK] for at in range(0, len(raws), _BLOCK)]
+    return [args for block in blocks for args in _decoded(of, block.as_list(), block)]
 
 
 def decode_texts(of: type[_Args], texts: Sequence[bytes | None]) -> list[_Args]:
@@ -257,14 +263,17 @@ def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int,
     if len(name) >= _MANY:
         _compare(name, raws, kinds, known)
     rest = (kinds < 0).nonzero()[0]
-    search, text, some = _OPERANDS.search, raws.text, raws[rest]
-    ends = (some.start + some.length).tolist()
-    found = []
-    for number, start, end in zip(name[rest].tolist(), some.start.tolist(), ends, strict=True):
-        part = search(text, start, end)
-        key = number, text[start:end] if part is None else part[0]
-        found.append(known.setdefault(key, len(known)))
-    kinds[rest] = found
+    search, text = _OPERANDS.search, raws.text
+    for first in range(0, len(rest), _BLOCK):
+        rows = rest[first : first + _BLOCK]
+        some = raws[rows]
+        ends = (some.start + some.length).tolist()
+        found = []
+        for number, start, end in zip(name[rows].tolist(), some.start.tolist(), ends, strict=True):
+            part = search(text, start, end)
+            key = number, text[start:end] if part is None else part[0]
+            found.append(known.setdefault(key, len(known)))
+        kinds[rows] = found
     firsts = np.zeros(len(known), np.int64)
     firsts[kinds[::-1]] = np.arange(len(kinds))[::-1]  # of several for a kind, the last one stays
     return kinds, firsts.tolist(), list(known)

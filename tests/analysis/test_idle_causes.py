@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis import host_causes, idle_causes
 from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.trace.known_names import REGION
@@ -299,3 +300,25 @@ def test_parts_add_up_to_the_gaps_and_are_in_the_gaps(work: list[tuple[str, int,
     for gap, ns in zip(parts.gap.tolist(), parts.ns.tolist(), strict=True):
         found[gap] += ns
     assert gaps == [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_any_block_explains_alike(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = TraceBuilder(H100)
+    for number in range(7):
+        with b.annotation(FETCH, 50 * number), b.op("aten::stack", dur_us=20):
+            b.runtime("cudaHostAlloc", 5)
+        with b.op("aten::linear"), b.op("aten::mm"):
+            b.launch(SGEMM, 1)
+        b.runtime("cudaStreamSynchronize", 10 * number)
+    text = b.to_bytes()
+
+    def columns() -> list[list[int]]:
+        parts = idle_parts(parse_trace(text))
+        return [getattr(parts, name).tolist() for name in parts.__struct_fields__]
+
+    expected = columns()
+    assert len(set(expected[1])) > 5
+    for module in (host_causes, idle_causes):
+        monkeypatch.setattr(module, "_AT_ONCE", block)
+    assert expected == columns()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +20,27 @@ def test_distinct_values_are_those_of_numpy(values: list[int]) -> None:
     assert np.unique(np.array(values, np.int32)).tolist() == found.tolist()
 
 
+@given(st.lists(st.integers(-3, 5)), st.lists(st.integers(-3, 5) | st.just(2**40)))
+def test_values_among_others_are_those_of_numpy(values: list[int], known: list[int]) -> None:
+    here = np.array(values, np.int64)
+    assert np.isin(here, known).tolist() == nesting.among(here, known).tolist()
+
+
+@pytest.mark.parametrize(
+    ("most", "width"), [(2**30 - 1, np.int32), (2**30, np.int64), (2**62, np.int64)]
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_are_narrow_if_all_fit(most: int, width: type, sign: int) -> None:
+    column = np.array([0, sign * most], np.int64)
+    narrow = nesting.narrow(column)
+    assert (width, column.tolist()) == (narrow.dtype.type, narrow.tolist())
+
+
 def test_they_import_nothing_more() -> None:
     code = (
         "import sys; import numpy as np; from pytest_torchprof.trace import nesting\n"
         "before = set(sys.modules); nesting.distinct(np.arange(3))\n"
+        "nesting.among(np.arange(3), [2**40, 1])\n"
         "print(set(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

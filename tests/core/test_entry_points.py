@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = [path for path in sys.path if path and "site-packages" not in path and "python3" in path]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
     monkeypatch.delitem(sys.modules, METADATA, raising=False)
+    monkeypatch.delattr(importlib, "metadata", raising=False)
     return tmp_path
 
 

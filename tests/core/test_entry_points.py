@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ METADATA = "importlib.metadata"
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages, beside those of Python itself, in a process that has looked for none.
 
-    Nothing else finds packages: pytest's own hooks stay away.
+    Nothing else finds packages, as a library that other tests use may.
     """
     own = [path for path in sys.path if path and "site-packages" not in path and "python3" in path]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
+    monkeypatch.setattr(sys, "meta_path", [BuiltinImporter, FrozenImporter, PathFinder])
     monkeypatch.delitem(sys.modules, METADATA, raising=False)
     monkeypatch.delattr(importlib, "metadata", raising=False)
     return tmp_path
@@ -57,5 +59,21 @@ def test_folders_that_are_missing_or_no_folders_are_left_to_the_module(
     assert [] == list(entry_points(GROUP))
     assert METADATA not in sys.modules
     monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
+    assert [] == list(entry_points(GROUP))
+    assert METADATA in sys.modules
+
+
+def test_packages_that_are_found_otherwise_are_left_to_the_module(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finder:
+        @staticmethod
+        def find_spec(*_: object) -> None: ...
+
+        @staticmethod
+        def find_distributions(*_: object) -> list[object]:
+            return []
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     assert [] == list(entry_points(GROUP))
     assert METADATA in sys.modules

@@ -6,6 +6,7 @@ import importlib
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     own = [path for path in sys.path if path and "site-packages" not in path and "python3" in path]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
+
+    def found(*given: Any) -> object:
+        from importlib.metadata import MetadataPathFinder
+
+        return MetadataPathFinder.find_distributions(*given)
+
+    # As in Python's own, from which `importlib_metadata` takes it.
+    monkeypatch.setattr(PathFinder, "find_distributions", staticmethod(found), raising=False)
     monkeypatch.setattr(sys, "meta_path", [BuiltinImporter, FrozenImporter, PathFinder])
     monkeypatch.delitem(sys.modules, METADATA, raising=False)
     monkeypatch.delattr(importlib, "metadata", raising=False)

@@ -173,8 +173,10 @@ def _timeline(trace: Events, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
     del rows, above
     # At one time, ends come first, from the inside out; then begins, from the outside in.
     level = np.concatenate([[0], level + 1, -level - 1, [0]], dtype=np.int32)
-    order = np.lexsort((level, times)).astype(np.int32)
-    return times[order], state[order]
+    order = np.lexsort((level, times))
+    del level
+    state = state[order]
+    return times[order], state
 
 
 def _ends(trace: Events) -> Ints:

@@ -31,9 +31,11 @@ _SUFFIX = ".part"
 
 
 def _hash(data: bytes = b"") -> hashlib.blake2b:
-    import hashlib  # with OpenSSL, 4 MiB that a worker without a cache does not need
-
-    return hashlib.blake2b(data, digest_size=_HASH_BYTES)
+    try:
+        from _blake2 import blake2b  # that of hashlib, which would load OpenSSL, 4 MiB, as well
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(data, digest_size=_HASH_BYTES)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,9 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
+import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -165,7 +167,8 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs, self._question), daemon=True)
-        process.start()
+        with _hidden_main():
+            process.start()
         theirs.close()  # so that the end of the process ends the connection
         self._workers.append(_Worker(process, ours))
         return self._workers[-1]
@@ -180,6 +183,21 @@ class Workers:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """A process that is spawned meanwhile does not import the main module.
+
+    It needs nothing of it: a worker does not hold the parsers of the command, and a user's script
+    needs no guard against being run again.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _how_it_ended(code: int | None) -> str:

@@ -216,13 +216,7 @@ class Events:
     # ---------------------------------------------------------------- nesting
 
     def _nest(self, *kinds: Kind) -> tuple[Ints, Depths]:
-        rows = self.is_kind(*kinds).nonzero()[0]
-        above, level = nesting.nest(self.ts[rows], self.dur[rows], self.thread[rows])
-        parent = np.full(len(self), -1, np.int64)
-        depth: Depths = parent.astype(np.int16 if level.max(initial=0) < 2**15 else np.int64)
-        parent[rows] = np.where(above >= 0, rows[above], -1)
-        depth[rows] = level
-        return parent, depth
+        return nesting.nest(self.ts, self.dur, self.thread, self.is_kind(*kinds))
 
     @cached
     def _host_nest(self) -> tuple[Ints, Depths]:

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: How many numbers are handled as objects at a time.
-_AT_ONCE = 2**16
+#: How many events are handled at a time, some of them as objects.
+_AT_ONCE = 2**13
+#: For so many, looking at all events once for each is about as fast as sorting them.
+_FEW_THREADS = 8
 #: Below this number of events, removing duplicates takes longer than it saves.
 _SOME = 1000
 
@@ -25,10 +27,13 @@ Depths = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-def nest(ts: Ints, dur: Ints, thread: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
+def nest(
+    ts: Ints, dur: Ints, thread: npt.NDArray[np.int32], rows: Bools | None = None
+) -> tuple[Ints, Depths]:
     """(parent, depth) of each event by position, -1 for no parent.
 
-    Events are in time order, and longer ones first where they start together.
+    Events are in time order, and longer ones first where they start together. ``rows``: of these
+    events only; others have no parent, and -1 for their depth.
 
     >>> starts, durations = np.array([0, 1, 2, 5]), np.array([9, 3, 1, 2])
     >>> parent, depth = nest(starts, durations, np.zeros(4, np.int32))
@@ -36,29 +41,39 @@ def nest(ts: Ints, dur: Ints, thread: npt.NDArray[np.int32]) -> tuple[Ints, Ints
     ([-1, 0, 1, 0], [0, 1, 2, 1])
     """
     parent = np.full(len(ts), -1, np.int64)
-    depth = np.zeros(len(ts), np.int64)
-    end = ts + dur
-    for mine in by_thread(thread):
+    depth = np.full(len(ts), -1, np.int32)
+    for mine in by_thread(thread, rows):
         lasts = dur[mine] > 0
         solid, empty = (mine, mine[:0]) if lasts.all() else (mine[lasts], mine[~lasts])
-        found = _nest_fast(ts[solid], end[solid]) or _nest_any(ts[solid], end[solid])
-        parent[solid] = np.where(found[0] >= 0, solid[found[0]], -1)
-        depth[solid] = found[1]
+        start = ts[solid]
+        end = start + dur[solid]
+        above, level = _nest_fast(start, end) or _nest_any(start, end)
+        parent[solid] = np.where(above >= 0, solid[above], -1)
+        depth[solid] = level
         if len(empty):
-            around = _climb(ts, end - 1, parent, solid, ts[empty])
-            parent[empty] = around
-            depth[empty] = np.where(around >= 0, depth[around] + 1, 0)
-    return parent, depth
+            end -= 1
+            at = _climb(start, end, above, ts[empty])
+            parent[empty] = np.where(at >= 0, solid[at], -1) if len(solid) else -1
+            depth[empty] = np.where(at >= 0, level[at] + 1, 0) if len(solid) else 0
+    small = depth.max(initial=0) < 2**15
+    return parent, depth.astype(np.int16) if small else depth
 
 
 def enclosing(
     ts: Ints, end: Ints, parent: Ints, rows: Ints, thread: npt.NDArray[np.int32], points: Ints
 ) -> Ints:
-    """The innermost of ``rows`` around each of the events ``points``, its last moment included."""
+    """The innermost of ``rows`` around each of the events ``points``, its last moment included.
+
+    The parents of ``rows`` are among them.
+    """
     out = np.full(len(points), -1, np.int64)
     for mine in by_thread(thread[points]):
         here = rows[thread[rows] == thread[points[mine[0]]]]
-        out[mine] = _climb(ts, end, parent, here, ts[points[mine]])
+        if len(here):
+            around = parent[here]
+            above = np.where(around >= 0, here.searchsorted(around), -1)
+            at = _climb(ts[here], end[here], above, ts[points[mine]])
+            out[mine] = np.where(at >= 0, here[at], -1)
     return out
 
 
@@ -145,14 +160,23 @@ def above(events: Ints, parent: Ints) -> Bools:
     return found
 
 
-def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
-    """Positions of each thread's events, in order."""
-    if not len(thread):
-        return []
-    order = thread.argsort(kind="stable")
-    ordered = thread[order]
-    cuts = ((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist()
-    return [order[a:b] for a, b in pairwise([0, *cuts, len(order)])]
+def by_thread(thread: npt.NDArray[np.int32], rows: Bools | None = None) -> Iterator[Ints]:
+    """Positions of each thread's events, in order; ``rows``: of these events only."""
+    mine = thread if rows is None else thread[rows]
+    numbers = distinct(mine)
+    if len(numbers) <= _FEW_THREADS:
+        # Thread by thread: an order of all events would be twice as large as a column.
+        del mine
+        chosen = np.ones(len(thread), bool) if rows is None else rows
+        for number in numbers:
+            yield (chosen & (thread == number)).nonzero()[0]
+        return
+    order = mine.argsort(kind="stable")
+    cuts = mine[order].searchsorted(numbers).tolist()
+    if rows is not None:
+        order = rows.nonzero()[0][order]
+    for first, last in pairwise([*cuts, len(order)]):
+        yield order[first:last]
 
 
 def levels(depth: Depths) -> Iterator[Ints]:
@@ -160,7 +184,7 @@ def levels(depth: Depths) -> Iterator[Ints]:
     end = int(depth.max(initial=0)) + 2
     # Numbers of 16 bits are sorted in linear time.
     key = depth.astype(np.int16, copy=False) if end < 2**15 else depth
-    order = key.argsort(kind="stable")
+    order = narrow(key.argsort(kind="stable"))
     bounds = key[order].searchsorted(np.arange(1, end, dtype=key.dtype))
     del key
     for start, stop in pairwise(bounds.tolist()):
@@ -208,19 +232,21 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     open.
     """
     count = len(start)
-    depth = np.arange(count) - np.sort(end).searchsorted(start, side="right")
-    inner = (depth > 0).nonzero()[0]
+    depth = np.sort(end).searchsorted(start, side="right")
+    np.subtract(np.arange(count), depth, out=depth)
     order = depth.argsort(kind="stable")
     keys = depth[order]
     keys *= count
     keys += order
-    above = order[keys.searchsorted((depth[inner] - 1) * count + inner) - 1]
-    del order, keys
-    if (depth[above] + 1 == depth[inner]).all() and (end[above] >= end[inner]).all():
-        parent = np.full(count, -1, np.int64)
+    parent = np.full(count, -1, np.int64)
+    # In blocks: each of these temporary columns is as large as those of the events.
+    for first in range(0, count, _AT_ONCE):
+        inner = (depth[first : first + _AT_ONCE] > 0).nonzero()[0] + first
+        above = order[keys.searchsorted((depth[inner] - 1) * count + inner) - 1]
+        if (depth[above] + 1 != depth[inner]).any() or (end[above] < end[inner]).any():
+            return None
         parent[inner] = above
-        return parent, depth
-    return None
+    return parent, depth
 
 
 def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -248,14 +274,12 @@ def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     return parent, depth
 
 
-def _climb(ts: Ints, end: Ints, parent: Ints, rows: Ints, when: Ints) -> Ints:
-    """From the last of ``rows`` that has begun, up to one that has not ended, or -1."""
-    if not len(rows):
-        return np.full(len(when), -1, np.int64)
-    at = ts[rows].searchsorted(when, side="right") - 1
-    found = np.where(at >= 0, rows[at], -1)
-    todo = ((found >= 0) & (end[found] < when)).nonzero()[0]
-    while len(todo):
-        found[todo] = parent[found[todo]]
-        todo = todo[(found[todo] >= 0) & (end[found[todo]] < when[todo])]
-    return found
+def _climb(start: Ints, last: Ints, above: Ints, when: Ints) -> Ints:
+    """From the last of these events that has begun, up to one that has not ended, or -1."""
+    at: Ints = start.searchsorted(when, side="right") - 1
+    if len(start):
+        todo = ((at >= 0) & (last[at] < when)).nonzero()[0]
+        while len(todo):
+            at[todo] = above[at[todo]]
+            todo = todo[(at[todo] >= 0) & (last[at[todo]] < when[todo])]
+    return at

@@ -67,3 +67,23 @@ def test_an_event_is_below_a_root_if_climbing_finds_one(
 
     found = nesting.below(np.array(roots), np.array(parents), np.arange(len(parents)))
     assert [climbs(event) for event in range(len(parents))] == found.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 3), st.booleans())))
+def test_few_threads_are_nested_like_many(made: list[tuple[int, int, int, bool]]) -> None:
+    """Those are taken thread by thread, and these in one order of all events."""
+    made.sort(key=lambda event: (event[0], -event[1]))
+    columns = np.array(made, np.int64).reshape(-1, 4)
+    ts, dur, thread, rows = columns.T
+    arguments = ts, dur, thread.astype(np.int32), rows.astype(bool)
+    few = nesting.nest(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nesting, "_FEW_THREADS", 0)
+        many = nesting.nest(*arguments)
+    assert [column.tolist() for column in few] == [column.tolist() for column in many]
+    chosen = arguments[3]
+    assert set(few[1][~chosen].tolist()) <= {-1}
+    alone = nesting.nest(ts[chosen], dur[chosen], arguments[2][chosen])
+    assert alone[1].tolist() == few[1][chosen].tolist()
+    places = np.append(chosen.nonzero()[0], -1)
+    assert places[alone[0]].tolist() == few[0][chosen].tolist()

@@ -18,10 +18,15 @@ _LARGE: Final = 2**20
 
 
 class Heap(NamedTuple):
-    """What the C library has handed out, and what is free between that, given back or not."""
+    """What the C library has handed out, and what is free between that, given back or not.
+
+    ``mapped_bytes`` in ``mapped_blocks`` of those handed out are large blocks, each apart.
+    """
 
     used_bytes: int
     free_bytes: int
+    mapped_bytes: int = 0
+    mapped_blocks: int = 0
 
 
 def heap_of_process() -> Heap | None:
@@ -39,7 +44,7 @@ def heap_of_process() -> Heap | None:
         call = ctypes.CDLL(None).mallinfo2
         call.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
         told = call()
-        return Heap(used_bytes=told.uordblks + told.hblkhd, free_bytes=told.fordblks)
+        return Heap(told.uordblks + told.hblkhd, told.fordblks, told.hblkhd, told.hblks)
     return None
 
 

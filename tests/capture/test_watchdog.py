@@ -114,6 +114,13 @@ def test_each_run_tells_what_a_test_needs(before: Need, one: Need, after: Need) 
     assert after == before.after(one)
 
 
+def in_bytes(heap: Heap | None) -> Heap | None:
+    if heap is None:
+        return None
+    used, free, mapped, blocks = heap
+    return Heap(used * 2**20, free * 2**20, mapped * 2**20, blocks)
+
+
 @pytest.mark.parametrize(
     ("resident", "before", "now", "growth"),
     [
@@ -123,12 +130,17 @@ def test_each_run_tells_what_a_test_needs(before: Need, one: Need, after: Need) 
         (900, Heap(500, 100), Heap(700, 800), 200),  # the rest is free, between what is in use
         (900, Heap(500, 3_000), Heap(1_500, 2_000), 1_000),  # much was given back before
         (900, Heap(5, 1), Heap(6, 1), 899),  # another allocator took it
+        (900, Heap(500, 0, 100, 1), Heap(1_400, 0, 900, 3), 102),  # two large tensors
+        (900, Heap(500, 0, 100, 1), Heap(1_400, 0, 900, 801), 900),  # many small ones, or events
+        (900, Heap(500, 0, 300, 9), Heap(1_400, 0, 100, 8), 900),
     ],
 )
-def test_what_is_free_between_pieces_in_use_is_not_growth(
+def test_neither_what_is_free_between_pieces_in_use_nor_large_tensors_are_growth(
     resident: int, before: Heap | None, now: Heap | None, growth: int
 ) -> None:
-    assert growth == growth_of(resident, before, now)
+    """In MiB."""
+    old, new = map(in_bytes, (before, now))
+    assert growth * 2**20 == growth_of(resident * 2**20, old, new)
 
 
 def test_the_heap_tells_what_it_handed_out() -> None:

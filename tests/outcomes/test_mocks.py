@@ -11,7 +11,8 @@ import os
 
 import pytest
 from support import called
-from support.outcomes import same, session
+from support.outcomes import same
+from support.sessions import NO_OTHER_PLUGINS
 
 #: The paths that are looked at: a test that passes, one with numbers of its own, one over budget.
 LOOKED_AT = """
@@ -99,13 +100,15 @@ def test_compares(torchprof, monkeypatch):
 EVERYTHING = "TORCHPROF_REPLACE_EVERYTHING"
 
 
+#: A session without us. A test that fails has pytest call more, and those that replace pass.
+PLAIN = (*NO_OTHER_PLUGINS, "-ktest_plain")
+OURS = (*NO_OTHER_PLUGINS, "--torchprof")
+
+
 def targets(pytester: pytest.Pytester) -> list[str]:
     """What our path calls and pytest's own does not, as ``module:name``."""
     pytester.makepyfile(test_it=LOOKED_AT)
-    # A test that fails has pytest call more, and those that replace something pass.
-    assert 0 == session(pytester, "-psupport.called", "-ktest_plain", profiled=False).ret
-    assert 0 == session(pytester, "-psupport.called").ret
-    own = called.names()
+    own = called.names_after(pytester, PLAIN, OURS)[-1]
     assert {"os:getcwd", "io:StringIO", "signal:setitimer"} <= set(own)
     return own
 
@@ -118,7 +121,7 @@ def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> N
         select = "fixture or afterwards"
     (pytester.path / "targets.json").write_text(json.dumps(names), "utf-8")
     # What fails here belongs into `NAMES` of capture/originals.py.
-    seen = same(pytester, REPLACING, "-k", select)
+    seen = same(pytester, REPLACING, "-k", select, subprocess=True)
     assert len(seen.records) > len(names) > 100
     assert {"new"} == set(seen.statuses.values()), seen.statuses
     ops = {name: record["metrics"]["ops"] for name, record in seen.records.items()}
@@ -130,13 +133,11 @@ def test_what_a_test_replaces_disturbs_no_comparison_of_callables(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(test_it=COMPARED)
-    assert 0 == session(pytester, "-psupport.called", "-ktest_plain", profiled=False).ret
-    assert 0 == session(pytester, "-psupport.called", "-ktest_plain").ret
-    known = set(called.names())  # replaced above
-    assert 0 == session(pytester, "-psupport.called", "-ktest_compares").ret
-    own = sorted(set(called.names()) - known)
+    sessions = [PLAIN, (*OURS, "-ktest_plain"), (*OURS, "-ktest_compares")]
+    _, known, all_names = called.names_after(pytester, *sessions)
+    own = sorted(set(all_names) - set(known))  # those known are replaced above
     assert {"statistics:median", "os:sched_setaffinity"} <= set(own)
     (pytester.path / "targets.json").write_text(json.dumps(own), "utf-8")
-    seen = same(pytester, COMPARING)
+    seen = same(pytester, COMPARING, subprocess=True)
     assert {"new"} == set(seen.statuses.values()), seen.statuses
     assert (pytester.path / "compared").exists()

@@ -1,13 +1,18 @@
 """A pytest plugin that notes what is called while tests run, and where a test could replace it.
 
-Loaded by name into sessions within a test, with us and without; `names` are the difference. What
-is called below a frame of ``pytest_torchprof`` is called by us.
+Loaded by name into sessions with us and without; `names` are the difference. What is called below a
+frame of ``pytest_torchprof`` is called by us.
+
+As a program it runs sessions one after the other and writes the names found after each.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -16,8 +21,8 @@ import pytest
 OURS = "pytest_torchprof"
 #: Of others than us, within a call of ours.
 NOT_OURS = ("/_pytest/", "/pluggy/", "/test_it.py")
-#: The harness, which is not for tests to replace.
-HARNESS = (OURS, "pytest", "_pytest", "pluggy", "called", "test_", "helpers", "conftest")
+#: The harness, which is not for tests to replace, nor is a finder of modules, which all imports need.
+HARNESS = (OURS, "pytest", "_pytest", "pluggy", "called", "test_", "conftest", "_distutils_hack")
 
 #: What we called in sessions with us, and what was called in sessions without.
 _ours: set[CodeType | BuiltinFunctionType] = set()
@@ -25,6 +30,22 @@ _needed: set[CodeType | BuiltinFunctionType] = set()
 #: Modules whose code was called by us: what they call is looked up in them.
 _modules: set[str] = set()
 _within: list[bool] = []
+
+
+def names_after(pytester: pytest.Pytester, *sessions: tuple[str, ...]) -> list[list[str]]:
+    """`names` after each session with these arguments, which all pass.
+
+    They have a process of their own: in this one, other tests have loaded more of our modules, and
+    have had torch replace functions that pytest needs.
+    """
+    (pytester.path / "sessions.json").write_text(json.dumps(sessions), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        here = str(Path(__file__).parents[1])
+        patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+        ran = pytester.run(sys.executable, "-msupport.called", timeout=600)
+    assert ran.ret == 0, ran.outlines
+    found: list[list[str]] = json.loads((pytester.path / "names.json").read_text("utf-8"))
+    return found
 
 
 def names() -> list[str]:
@@ -128,3 +149,14 @@ def _code_of(method: Any) -> CodeType | None:
     while hasattr(method, "__wrapped__"):
         method = method.__wrapped__
     return method.__code__ if isinstance(method, FunctionType) else None
+
+
+if __name__ == "__main__":
+    from support import called  # as pytest loads it, which is another module than this
+
+    after = []
+    for arguments in json.loads(Path("sessions.json").read_text("utf-8")):
+        if status := pytest.main(["-psupport.called", *arguments]):
+            sys.exit(status)
+        after.append(called.names())
+    Path("names.json").write_text(json.dumps(after), "utf-8")

@@ -139,7 +139,8 @@ def categories(trace: Events, event: Ints) -> Ints:
     owner[work.event] = work.owner
     copied = trace.kind[event] != Kind.KERNEL
     width = len(trace.shown_names[0]) + 1
-    pairs, at = np.unique(trace.name[event] * width + owner[event] + 1, return_inverse=True)
+    name = trace.name[event].astype(np.int64)
+    pairs, at = np.unique(name * width + owner[event] + 1, return_inverse=True)
     shown = trace.shown_names[0]
     number = {name: i for i, name in enumerate(CATEGORIES)}
     found = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from pytest_torchprof.analysis.host_timeline import Timeline, nested_ends
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
@@ -18,7 +19,6 @@ from pytest_torchprof.trace.known_names import (
     H2D,
     LAUNCH_CALL,
     LOOK_UP_CALL,
-    REGION,
     SYNC_CALL,
 )
 from pytest_torchprof.trace.levels import COMPILING, FETCH
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Depths, Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 #: From this duration on, an operator that launches nothing computes on the CPU.
 _CPU_WORK_NS: Final = 100_000
@@ -37,6 +37,8 @@ _CPU_WORK_NS: Final = 100_000
 FIRST_USE_NS: Final = 5_000_000
 #: How many events get their cause at once.
 _AT_ONCE: Final = 2**12
+#: How many are put in the order of their depth at once.
+_IN_ORDER: Final = 2**15
 
 #: Collections of garbage as functions and annotations are named. Other objects have methods called
 #: ``collect``, but a function of this name is the module's.
@@ -69,13 +71,19 @@ class Host:
 
     def __init__(self, trace: Events) -> None:
         self.trace = trace
-        # Not kept with the trace: they are as large as all of it.
-        self._timelines: dict[int, tuple[Ints, npt.NDArray[np.int32]]] = {}
+        self._timelines: dict[int, Timeline] = {}
+        self._end, self._begin = nested_ends(trace), 0
         self.parent, self.depth = trace.frames
         self.cause, self.shown = self._causes()
         launch = trace.launch[trace.device_rows]
         calls = np.bincount(trace.thread[launch[launch >= 0]], minlength=len(trace.threads) or 1)
         self.threads = [int(t) for t in np.argsort(-calls, kind="stable") if calls[t]]
+
+    def begin_at(self, begin: int) -> None:
+        """Earlier times are not asked for from now on."""
+        self._begin = begin
+        for timeline in self._timelines.values():
+            timeline.begin_at(begin)
 
     def did(self, thread: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Parts of these gaps in order: the gap, the innermost event (-1 for none), from, until.
@@ -109,7 +117,7 @@ class Host:
 
     def _on(self, thread: int, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The same for disjoint gaps in order, on one thread; gaps by position."""
-        times, state = self._timeline(thread)
+        times, state = self._timeline(thread).until(int(end[-1]))
         first = times.searchsorted(begin, side="right") - 1
         count = times.searchsorted(end, side="left") - first
         gap = np.repeat(np.arange(len(begin)), count)
@@ -118,10 +126,10 @@ class Host:
         keep = until > since
         return gap[keep], state[at[keep]], since[keep], until[keep]
 
-    def _timeline(self, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """Times at which the innermost event of a thread changes, and the event from then on."""
+    def _timeline(self, thread: int) -> Timeline:
         if thread not in self._timelines:
-            self._timelines[thread] = _timeline(self.trace, thread)
+            self._timelines[thread] = Timeline(self.trace, thread, self._end)
+            self._timelines[thread].begin_at(self._begin)
         return self._timelines[thread]
 
     def _causes(self) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
@@ -155,54 +163,17 @@ class Host:
             own[call[blocks & trace.names_where(direction.search)[copies]]] = int(cause)
 
 
-def _timeline(trace: Events, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
-    parent, depth = trace.frames
-    rows = np.flatnonzero((trace.thread == thread) & (depth >= 0) & (trace.dur > 0))
-    rows = rows[~trace.named(REGION)[rows]]
-    end = _ends(trace)[rows]
-    solid = end > trace.ts[rows]
-    rows, end = rows[solid], end[solid]
-    far = np.iinfo(np.int64)
-    times = np.concatenate([[far.min], trace.ts[rows], end, [far.max]])
-    del end, solid
-    above = parent[rows]
-    above[(above >= 0) & trace.named(REGION)[above]] = -1
-    # Numbers of 32 bits: a trace has fewer events, and this is as large as all of it.
-    state = np.concatenate([[-1], rows, above, [-1]], dtype=np.int32)
-    level = depth[rows].astype(np.int32)
-    del rows, above
-    # At one time, ends come first, from the inside out; then begins, from the outside in.
-    level = np.concatenate([[0], level + 1, -level - 1, [0]], dtype=np.int32)
-    order = np.lexsort((level, times))
-    del level
-    state = state[order]
-    return times[order], state
-
-
-def _ends(trace: Events) -> Ints:
-    """When each event ends, at the latest with what encloses it."""
-    parent, depth = trace.frames
-    end: Ints = trace.ts + trace.dur
-    for at in range(0, len(end), _AT_ONCE):
-        above = parent[at : at + _AT_ONCE]
-        if ((above >= 0) & (end[at : at + _AT_ONCE] > end[above])).any():
-            break
-    else:  # mostly, none ends after what encloses it
-        return end
-    for level in nesting.levels(depth):
-        end[level] = np.minimum(end[level], end[parent[level]])
-    return end
-
-
-def _outside_in(depth: Depths) -> Iterator[Ints]:
-    """Host events in blocks, those without a parent first, parents before their children."""
-    for level in chain([np.flatnonzero(depth == 0)], nesting.levels(depth)):
-        for at in range(0, len(level), _AT_ONCE):
-            yield level[at : at + _AT_ONCE]
+def _outside_in(depth: Ints) -> Iterator[Ints]:
+    """Host events in pieces, parents before their children, which come after them in the trace."""
+    for first in range(0, len(depth), _IN_ORDER):
+        some = depth[first : first + _IN_ORDER]
+        for level in chain([np.flatnonzero(some == 0)], nesting.levels(some)):
+            for at in range(0, len(level), _AT_ONCE):
+                yield level[at : at + _AT_ONCE] + first
 
 
 def _inherited(
-    trace: Events, own: npt.NDArray[np.int8], parent: Ints, depth: Depths
+    trace: Events, own: npt.NDArray[np.int8], parent: Ints, depth: Ints
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Causes of events by what they are nested in, and the events that these causes are named by.
 

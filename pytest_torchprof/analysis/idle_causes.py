@@ -18,7 +18,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: A device that has work starts it within this time, unless something holds it up: in 96 public
 #: traces with gaps, 99 % of such delays are below 10 us, and only five have any of 100 us or more.
 _STALL_NS: Final = 100_000
-#: How many gaps are explained at once.
+#: How many gaps are explained at once, and with how many events in their time if there are more.
 _AT_ONCE: Final = 1024
+_EVENTS_AT_ONCE: Final = 2**13
 _WAITS: Final = (int(Cause.COMMUNICATING), int(Cause.WAITING), int(Cause.COPYING))
 
 
@@ -62,8 +63,8 @@ def _idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
     kinds = (np.int64, np.int64, np.int8, np.int64, np.int64)
     columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0, kind)] for kind in kinds]
     # Some at a time: most of what the host did is soon summed up.
-    for at in range(0, len(gaps[0]), _AT_ONCE):
-        some = merged(_parts_of(trace, host, [column[at : at + _AT_ONCE] for column in gaps], at))
+    for at, stop in _pieces(trace, *gaps[:2]):
+        some = merged(_parts_of(trace, host, [column[at:stop] for column in gaps], at))
         for column, name in zip(columns, IdleParts.__struct_fields__, strict=True):
             column.append(getattr(some, name))
     del host
@@ -71,6 +72,17 @@ def _idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
     while columns:  # each is released once it is joined
         whole.append(np.concatenate(columns.pop(0)))
     return IdleParts(*whole)
+
+
+def _pieces(trace: Events, device: Ints, begin: Ints) -> Iterator[tuple[int, int]]:
+    """From which gap to which, of one device and not too many events."""
+    place = trace.ts.searchsorted(begin)
+    at = 0
+    while at < len(place):
+        stop = min(at + _AT_ONCE, int(device.searchsorted(device[at], side="right")))
+        stop = at + max(1, int(place[at:stop].searchsorted(place[at] + _EVENTS_AT_ONCE)))
+        yield at, stop
+        at = stop
 
 
 def _merged(parts: IdleParts) -> IdleParts:
@@ -102,6 +114,7 @@ def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> I
     ready = np.clip(ready, begin, end)
     thread = np.where(known, trace.thread[launch], -1).astype(np.int64)
 
+    host.begin_at(int(begin[0]))
     gap, event, since, until = host.did(thread, begin, ready)
     # Without operators in the trace, nothing tells what the host did between calls.
     silent = int(Cause.PYTHON if trace.has(Kind.OP) else Cause.UNKNOWN)

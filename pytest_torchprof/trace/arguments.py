@@ -245,7 +245,7 @@ _OPERANDS = late(
 #: one in `_SHARE` of them alike, and of `_FEW` and more: otherwise, one by one is quicker.
 _MANY, _FEW, _SHARE = 1000, 64, 8
 #: Bytes of text that are compared at once.
-_AT_ONCE = 2**24
+_AT_ONCE = 2**20
 _WORD = 8
 #: Makes a digit a zero, and a few signs, too, none of which is in a key of operands.
 _NO_DIGIT, _ALL = np.uint8(0xF0), np.uint8(0xFF)

@@ -147,7 +147,7 @@ class Columns:
             ts=ts[order],
             dur=dur[order],
             kind=kind[order],
-            name=np.array(name, np.int64)[numbers],
+            name=np.array(name, np.int32)[numbers],
             thread=np.array(thread, np.int32)[numbers],
             names=list(names),
             args=Arguments(text, starts(length)[order], length[order]),

@@ -35,7 +35,7 @@ from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
-    from pytest_torchprof.trace.nesting import Bools, Depths, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.parts import Scope
     from pytest_torchprof.trace.tensors import Taken, Tensors
 
@@ -63,7 +63,7 @@ class Events:
     ts: Ints
     dur: Ints
     kind: npt.NDArray[np.int8]
-    name: Ints  # int64, numpy's index type
+    name: Ints  # int32
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
     args: Arguments
@@ -215,15 +215,15 @@ class Events:
 
     # ---------------------------------------------------------------- nesting
 
-    def _nest(self, *kinds: Kind) -> tuple[Ints, Depths]:
+    def _nest(self, *kinds: Kind) -> tuple[Ints, Ints]:
         return nesting.nest(self.ts, self.dur, self.thread, self.is_kind(*kinds))
 
     @cached
-    def _host_nest(self) -> tuple[Ints, Depths]:
+    def _host_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS)
 
     @cached
-    def _python_nest(self) -> tuple[Ints, Depths]:
+    def _python_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
 
     @property
@@ -232,12 +232,12 @@ class Events:
         return self._host_nest[0]
 
     @property
-    def depth(self) -> Depths:
+    def depth(self) -> Ints:
         """How many such events enclose this one; -1 for events that are not on the host."""
         return self._host_nest[1]
 
     @property
-    def frames(self) -> tuple[Ints, Depths]:
+    def frames(self) -> tuple[Ints, Ints]:
         """Like (`parent`, `depth`), but Python functions and modules count as enclosing events."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
@@ -259,7 +259,7 @@ class Events:
     @cached
     def _device_rows(self) -> Ints:
         """Runtime calls and device events."""
-        return self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
+        return nesting.narrow(self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0])
 
     @cached
     def _device_columns(self) -> tuple[Ints, Ints, Ints]:
@@ -268,7 +268,7 @@ class Events:
         ids, device, moved = device_columns(self.args[rows])
         if len(rows) and (ids < 0).all():
             ids = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
-        return ids, device, moved
+        return nesting.narrow(ids), nesting.narrow(device), nesting.narrow(moved)
 
     def _of_all(self, column: Ints) -> Ints:
         """One of these columns, -1 for all other events."""
@@ -285,7 +285,7 @@ class Events:
         return self._of_all(self._device_columns[0])
 
     @cached
-    def device(self) -> Depths:
+    def device(self) -> Ints:
         """Index of the device that a device event ran on; from its process if args lack it."""
         out = self._of_all(self._device_columns[1])
         pids = int64_column([pid if isinstance(pid, int) else -1 for pid, _ in self.threads])
@@ -295,7 +295,7 @@ class Events:
         return nesting.narrow(out)
 
     @cached
-    def launch(self) -> Depths:
+    def launch(self) -> Ints:
         """For a device event, the runtime call that caused it, by correlation id; else -1."""
         out, device = np.full(len(self), -1, np.int32), self.device_rows
         if not (len(device) and self.has(Kind.RUNTIME)):

@@ -21,15 +21,15 @@ _FEW_THREADS = 8
 #: Below this number of events, removing duplicates takes longer than it saves.
 _SOME = 1000
 
-Ints = npt.NDArray[np.int64]
-#: Of any width: those of nesting are small.
-Depths = npt.NDArray[np.signedinteger[Any]]
+#: Of any width: columns that are kept are as narrow as a trace allows, so products of two of them
+#: need 64 bits.
+Ints = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
 def nest(
     ts: Ints, dur: Ints, thread: npt.NDArray[np.int32], rows: Bools | None = None
-) -> tuple[Ints, Depths]:
+) -> tuple[Ints, Ints]:
     """(parent, depth) of each event by position, -1 for no parent.
 
     Events are in time order, and longer ones first where they start together. ``rows``: of these
@@ -40,19 +40,21 @@ def nest(
     >>> parent.tolist(), depth.tolist()
     ([-1, 0, 1, 0], [0, 1, 2, 1])
     """
-    parent = np.full(len(ts), -1, np.int64)
+    parent = np.full(len(ts), -1, np.int32)
     depth = np.full(len(ts), -1, np.int32)
-    for mine in by_thread(thread, rows):
+    for positions in by_thread(thread, rows):
+        # Narrow numbers: with those in between, this takes as much memory as many columns.
+        mine, begin = narrow(positions), ts[positions[0]]
         lasts = dur[mine] > 0
         solid, empty = (mine, mine[:0]) if lasts.all() else (mine[lasts], mine[~lasts])
-        start = ts[solid]
-        end = start + dur[solid]
+        start = narrow(ts[solid] - begin)
+        end = narrow(start + dur[solid])
         above, level = _nest_fast(start, end) or _nest_any(start, end)
         parent[solid] = np.where(above >= 0, solid[above], -1)
         depth[solid] = level
         if len(empty):
             end -= 1
-            at = _climb(start, end, above, ts[empty])
+            at = _climb(start, end, above, ts[empty] - begin)
             parent[empty] = np.where(at >= 0, solid[at], -1) if len(solid) else -1
             depth[empty] = np.where(at >= 0, level[at] + 1, 0) if len(solid) else 0
     small = depth.max(initial=0) < 2**15
@@ -62,15 +64,14 @@ def nest(
 def enclosing(
     ts: Ints, end: Ints, parent: Ints, rows: Ints, thread: npt.NDArray[np.int32], points: Ints
 ) -> Ints:
-    """The innermost of ``rows`` around each of the events ``points``, its last moment included.
-
-    The parents of ``rows`` are among them.
-    """
+    """The innermost of ``rows`` around each of the events ``points``, its last moment included."""
     out = np.full(len(points), -1, np.int64)
+    among_rows = np.zeros(len(parent), bool)
     for mine in by_thread(thread[points]):
         here = rows[thread[rows] == thread[points[mine[0]]]]
         if len(here):
-            around = parent[here]
+            among_rows[here] = True
+            around = nearest(among_rows, parent, parent[here])
             above = np.where(around >= 0, here.searchsorted(around), -1)
             at = _climb(ts[here], end[here], above, ts[points[mine]])
             out[mine] = np.where(at >= 0, here[at], -1)
@@ -125,7 +126,7 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(ordered[first])
 
 
-def narrow(column: Ints) -> Depths:
+def narrow(column: Ints) -> Ints:
     """The same numbers in half the memory, if they fit with room for a little arithmetic."""
     small = not len(column) or (column.min() > -(2**30) and column.max() < 2**30)
     return column.astype(np.int32) if small else column
@@ -179,7 +180,7 @@ def by_thread(thread: npt.NDArray[np.int32], rows: Bools | None = None) -> Itera
         yield order[first:last]
 
 
-def levels(depth: Depths) -> Iterator[Ints]:
+def levels(depth: Ints) -> Iterator[Ints]:
     """Positions of the events of depth 1, then 2, …: parents come before their children."""
     end = int(depth.max(initial=0)) + 2
     # Numbers of 16 bits are sorted in linear time.
@@ -191,7 +192,7 @@ def levels(depth: Depths) -> Iterator[Ints]:
         yield order[start:stop]
 
 
-def with_nested(roots: Bools, parent: Ints, depth: Depths) -> Bools:
+def with_nested(roots: Bools, parent: Ints, depth: Ints) -> Bools:
     """The roots and everything nested below them."""
     out = roots.copy()
     for level in levels(depth):
@@ -199,7 +200,7 @@ def with_nested(roots: Bools, parent: Ints, depth: Depths) -> Bools:
     return out
 
 
-def paths(parent: Ints, depth: Depths, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
+def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     """The chain of labels from the root to each event, as a number; -1 for an empty one.
 
     ``label`` is a number per event, -1 for one that adds nothing to its parent's path. The list has
@@ -232,20 +233,21 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     open.
     """
     count = len(start)
-    depth = np.sort(end).searchsorted(start, side="right")
-    np.subtract(np.arange(count), depth, out=depth)
-    order = depth.argsort(kind="stable")
-    keys = depth[order]
-    keys *= count
-    keys += order
-    parent = np.full(count, -1, np.int64)
-    # In blocks: each of these temporary columns is as large as those of the events.
-    for first in range(0, count, _AT_ONCE):
-        inner = (depth[first : first + _AT_ONCE] > 0).nonzero()[0] + first
-        above = order[keys.searchsorted((depth[inner] - 1) * count + inner) - 1]
-        if (depth[above] + 1 != depth[inner]).any() or (end[above] < end[inner]).any():
-            return None
-        parent[inner] = above
+    closed = np.sort(end).searchsorted(start, side="right")
+    depth = narrow(np.subtract(np.arange(count), closed, out=closed))
+    del closed
+    parent = np.full(count, -1, depth.dtype)
+    outer = np.flatnonzero(depth == 0)
+    for level in levels(depth):
+        # In blocks: each of these temporary columns may be as large as those of the events.
+        for first in range(0, len(level), _AT_ONCE):
+            inner = level[first : first + _AT_ONCE]
+            at = outer.searchsorted(inner) - 1
+            above = outer[at]
+            if at.min() < 0 or (end[above] < end[inner]).any():
+                return None
+            parent[inner] = above
+        outer = level
     return parent, depth
 
 

@@ -21,7 +21,7 @@ import pytest
 OURS = "pytest_torchprof"
 #: Of others than us, within a call of ours.
 NOT_OURS = ("/_pytest/", "/pluggy/", "/test_it.py")
-#: The harness, which is not for tests to replace, nor is a finder of modules, which all imports need.
+#: The harness, which is not for tests to replace, nor is what all imports need.
 HARNESS = (OURS, "pytest", "_pytest", "pluggy", "called", "test_", "conftest", "_distutils_hack")
 
 #: What we called in sessions with us, and what was called in sessions without.

@@ -170,9 +170,13 @@ def test_a_nanosecond_of_rounding_changes_no_parent(intervals: list[Interval], s
 
 
 @pytest.mark.thorough
-@given(nested_intervals(), st.lists(st.tuples(st.integers(-1, 60), st.integers(0, 2)), max_size=9))
+@given(
+    nested_intervals(),
+    st.lists(st.tuples(st.integers(-1, 60), st.integers(0, 2)), max_size=9),
+    st.lists(st.booleans(), max_size=9),
+)
 def test_a_point_is_enclosed_by_the_innermost_open_event(
-    intervals: list[Interval], points: list[tuple[int, int]]
+    intervals: list[Interval], points: list[tuple[int, int]], left_out: list[bool]
 ) -> None:
     trace = trace_of(*intervals, *((ts, 0, thread) for ts, thread in points))
     wanted = set(points)
@@ -185,12 +189,15 @@ def test_a_point_is_enclosed_by_the_innermost_open_event(
     above = np.full(len(trace), -1, np.int64)
     above[hosts] = np.where(parent >= 0, hosts[parent], -1)
     end = trace.ts + trace.dur
-    found = nesting.enclosing(
-        trace.ts, end, above, hosts, trace.thread, np.array(moments, np.int64)
+    rows = np.array(
+        [i for i, out in itertools.zip_longest(hosts, left_out[: len(hosts)]) if not out], int
     )
+    found = nesting.enclosing(trace.ts, end, above, rows, trace.thread, np.array(moments, np.int64))
+    marked = np.isin(np.arange(len(trace)), rows)
+    above = nesting.nearest(marked, above, above)
     for moment, around in zip(moments, found.tolist(), strict=True):
         now, thread = trace.ts[moment], trace.thread[moment]
-        around_it = [i for i in hosts if trace.thread[i] == thread and trace.ts[i] <= now <= end[i]]
+        around_it = [i for i in rows if trace.thread[i] == thread and trace.ts[i] <= now <= end[i]]
         if around >= 0:
             assert around in around_it
             inside = [i for i in around_it if above[i] == around and trace.ts[i] < now < end[i]]

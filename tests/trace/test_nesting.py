@@ -87,3 +87,19 @@ def test_few_threads_are_nested_like_many(made: list[tuple[int, int, int, bool]]
     assert alone[1].tolist() == few[1][chosen].tolist()
     places = np.append(chosen.nonzero()[0], -1)
     assert places[alone[0]].tolist() == few[0][chosen].tolist()
+
+
+def test_an_event_is_enclosed_by_the_innermost_of_those_asked_for() -> None:
+    """Also where something else is in between, which once had the search go round for ever."""
+    #                  row  no   row  row  after, on the same thread
+    start = np.array([0, 10, 20, 30, 200])
+    lasting = np.array([100, 80, 40, 10, 10])
+    thread = np.zeros(6, np.int32)
+    parent, _ = nesting.nest(start, lasting, thread[:5])
+    ts, end = np.append(start, 0), np.append(start + lasting, 0)
+    found = {}
+    for when in (35, 50, 70, 95, 150):
+        ts[5] = when
+        rows, above = np.array([0, 2, 3, 4]), np.append(parent, -1)
+        found[when] = nesting.enclosing(ts, end, above, rows, thread, np.array([5])).tolist()
+    assert found == {35: [3], 50: [2], 70: [0], 95: [0], 150: [-1]}

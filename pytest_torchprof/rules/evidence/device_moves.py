@@ -72,7 +72,7 @@ def model_moves(trace: Events) -> Ints:
             found += [i for i in some if asked[0] - 1 <= moved[i] < asked[-1]]
         elif _are_many(trace.bytes[copies[some]]):
             found += some
-    return copies[sorted(found)]
+    return np.asarray(copies[sorted(found)])
 
 
 def _of_weights_by_time(trace: Events, copies: Ints, up: Bools) -> Ints:

@@ -70,7 +70,7 @@ def _idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
     del host
     whole = []
     while columns:  # each is released once it is joined
-        whole.append(np.concatenate(columns.pop(0)))
+        whole.append(nesting.narrow(np.concatenate(columns.pop(0))))
     return IdleParts(*whole)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -13,9 +13,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pytest_torchprof.core.lazy_regex import late
-
-if TYPE_CHECKING:
-    from pytest_torchprof.trace.nesting import Ints
+from pytest_torchprof.trace.nesting import Ints, narrow
 
 
 class Arguments:
@@ -95,7 +93,7 @@ def starts(length: npt.NDArray[np.int32]) -> npt.NDArray[np.signedinteger[Any]]:
 #: Below what int32 holds, with room for the word that is read past an end.
 _FAR: Final = 2**31 - 64
 #: A device that the trace does not name.
-NO_DEVICE: Final = -(2**62)
+NO_DEVICE: Final = -(2**29)
 _BLOCK: Final = 2**11
 
 
@@ -350,14 +348,14 @@ def device_columns(every: Arguments) -> tuple[Ints, Ints, Ints]:
     A device that it lacks is `NO_DEVICE`. Decoded a block at a time, since objects take several
     times the columns' memory.
     """
-    correlation, device, moved = np.empty((3, len(every)), np.int64)
+    correlation, device, moved = (np.empty(len(every), np.int64) for _ in range(3))
     for start in range(0, len(every), _BLOCK):
         block = slice(start, start + _BLOCK)
         args = decode(DeviceArgs, every[block])
         correlation[block] = int64_column([a.correlation for a in args])
         device[block] = int64_column([NO_DEVICE if a.device is None else a.device for a in args])
         moved[block] = int64_column([a.bytes for a in args])
-    return correlation, device, moved
+    return narrow(correlation), narrow(device), narrow(moved)
 
 
 def int64_column(values: Sequence[Any]) -> Ints:

@@ -267,8 +267,9 @@ class Events:
         rows = self._device_rows
         ids, device, moved = device_columns(self.args[rows])
         if len(rows) and (ids < 0).all():
-            ids = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
-        return nesting.narrow(ids), nesting.narrow(device), nesting.narrow(moved)
+            former = [a.correlation for a in decode(FormerIds, self.args[rows])]
+            ids = nesting.narrow(int64_column(former))
+        return ids, device, moved
 
     def _of_all(self, column: Ints) -> Ints:
         """One of these columns, -1 for all other events."""

@@ -10,9 +10,12 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
 
 # Workers share the processors: their OpenMP threads shall not spin while they wait. The tests start
-# many processes, which compile all modules anew where nobody keeps their bytecode.
+# many processes, which compile all modules anew where nobody keeps their bytecode. A test that never
+# ends fails with its stack.
+ENDLESS_S := 900
 PYTEST = $(BIN)/python -m compileall -q pytest_torchprof && \
-	PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --dist=worksteal
+	PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --dist=worksteal \
+	-o faulthandler_timeout=$(ENDLESS_S) -o faulthandler_exit_on_timeout=true
 
 test: .venv/.stamp  ## run the tests, in two or three minutes
 	@$(PYTEST)

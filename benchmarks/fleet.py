@@ -1,10 +1,12 @@
-"""``python -m benchmarks.fleet make|measure FOLDER``: the ranks of a large job, and what they cost.
+"""``python -m benchmarks.fleet make|measure|memory|workers FOLDER``: the ranks of a large job, and
+what they cost.
 
 ``make`` writes ranks of a job from a real trace: repetitions of it, and one of them with times that
 only this rank has. Files are gzip in several members, of which all ranks share most, so a thousand
 are written in minutes. ``measure`` compares worker processes with one process that reads the same
 files one after the other, in turn: time, CPU time, and the output, which must be equal to the last
-digit. It prints the largest memory of a worker against its largest file.
+digit. ``memory`` prints the largest memory of a process that reads one of them against its text,
+``workers`` that of real worker processes that read all.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,10 +174,36 @@ def memory(folder: Path, command: str) -> str:
     )
 
 
+def workers(folder: Path, command: str, jobs: int) -> str:
+    """The most resident memory of a worker of ``--jobs`` against the largest text, on Linux."""
+    largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "pytest_torchprof", command, str(folder), f"--jobs={jobs}",
+         "--no-cache"],
+        stdout=subprocess.DEVNULL, env=installed(),
+    )  # fmt: skip
+    children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children")
+    peak: dict[str, int] = {}
+    while ran.poll() is None:
+        with suppress(OSError, IndexError):
+            for pid in children.read_text("ascii").split():
+                told = Path(f"/proc/{pid}/status").read_text("utf-8")
+                peak[pid] = 1024 * int(told.partition("VmHWM:")[2].split()[0])
+        time.sleep(0.01)
+    if ran.returncode:
+        raise SystemExit(f"{command} ended with status {ran.returncode}")
+    size = sum(map(len, Stream(largest)))
+    most = max(peak.values())
+    return (
+        f"{command}: the largest worker of --jobs {jobs} has a peak of {most / 2**20:.1f} MiB, "
+        f"{most / size:.2f} × its text of {size / 2**20:.1f} MiB (goal ≤ 2 ×)"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make ranks, or measure them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
-    parser.add_argument("what", choices=("make", "measure", "memory"))
+    parser.add_argument("what", choices=("make", "measure", "memory", "workers"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--events", type=int, default=100_000)
@@ -189,6 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.what == "memory":
         for command in _COMMANDS:
             print(memory(options.folder, command), flush=True)
+    elif options.what == "workers":
+        for command in _COMMANDS:
+            print(workers(options.folder, command, options.jobs), flush=True)
     else:
         for line in measure(options.folder, options.command.split(), options.jobs, options.pairs):
             print(line, flush=True)

@@ -139,18 +139,23 @@ class Columns:
         threads: dict[tuple[Any, Any], int] = {}
         name = [names.setdefault(label[0] or "", len(names)) for label in self._labels]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
+        # One column after the other: both of all would be the most that reading needs.
+        ts = ts[order]
+        dur = dur[order]
+        start = starts(length)[order]
+        length = length[order]
         numbers = numbers[order]
         untimed = np.flatnonzero(among(order, self._untimed)) if self._untimed else order[:0]
         text = self._text.getvalue()
         self._text = BytesIO()
         return Events(
-            ts=ts[order],
-            dur=dur[order],
+            ts=ts,
+            dur=dur,
             kind=kind[order],
             name=np.array(name, np.int32)[numbers],
             thread=np.array(thread, np.int32)[numbers],
             names=list(names),
-            args=Arguments(text, starts(length)[order], length[order]),
+            args=Arguments(text, start, length),
             threads=list(threads),
             metadata=metadata,
             warnings=tuple(warnings),
@@ -174,7 +179,10 @@ def _in_time_order(
         if (ordered[1:] > ordered[:-1]).all():
             return order
     # Of two events with the same times, the outer one more likely has the earlier kind.
-    return np.lexsort((_RANK[kind], -dur, ts)).astype(np.int32)
+    np.negative(dur, out=dur)
+    order = np.lexsort((_RANK[kind], dur, ts)).astype(np.int32)
+    np.negative(dur, out=dur)
+    return order
 
 
 def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

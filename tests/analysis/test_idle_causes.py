@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import host_causes, idle_causes
+from pytest_torchprof.analysis import host_causes, host_timeline, idle_causes
 from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.trace.known_names import REGION
@@ -319,6 +319,8 @@ def test_any_block_explains_alike(block: int, monkeypatch: pytest.MonkeyPatch) -
 
     expected = columns()
     assert len(set(expected[1])) > 5
-    for module in (host_causes, idle_causes):
+    for module in (host_causes, host_timeline, idle_causes):
         monkeypatch.setattr(module, "_AT_ONCE", block)
+    monkeypatch.setattr(host_causes, "_IN_ORDER", block)
+    monkeypatch.setattr(idle_causes, "_EVENTS_AT_ONCE", block)
     assert expected == columns()

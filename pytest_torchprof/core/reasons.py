@@ -77,6 +77,7 @@ class Why(Enum):
     RUN_NOT_COMPARED = "run_not_compared"
     NO_RUN_TO_COMPARE = "no_run_to_compare"
     COMPARISON_NOT_REACHED = "comparison_not_reached"
+    COMPARISON_UNANSWERED = "comparison_unanswered"
     # what a trace lacks of the device
     NO_DEVICE = "no_device"
     NO_DEVICE_RECORDS = "no_device_records"

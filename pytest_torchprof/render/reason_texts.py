@@ -114,6 +114,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.COMPARISON_NOT_REACHED: (
         "torchprof.ab was called in other runs, but not in the run that compares"
     ),
+    Why.COMPARISON_UNANSWERED: "torchprof.ab has no answer: {why}; give it a larger min_time",
     # what a trace lacks of the device
     Why.NO_DEVICE: "no accelerator in this capture",
     Why.NO_DEVICE_RECORDS: (

@@ -15,6 +15,8 @@ RENEWING_SHARE = 0.02
 #: Turns with their overhead may take this many times the time that calls may take. A test that may
 #: only be called once on its fixtures, or that measures a part of itself, is measured for less.
 MOST_SPENT = 1.1
+#: For the fewest pairs that allow an answer, calls that are long may take this many times as much.
+MOST_FOR_FEW = 4
 #: At most this many pairs of turns to find the number of calls in a turn.
 MOST_TRIALS = 3
 
@@ -39,11 +41,12 @@ class Pace:
     """The turns of one test: their cost so far, in ns, and what comes next.
 
     ``limit_ns``: measured time of both sides at most; None where ``pairs`` gives the number of
-    pairs.
+    pairs. ``least``: so many pairs are taken where `MOST_FOR_FEW` times as much is enough for them.
     """
 
     limit_ns: float | None
     pairs: int | None = None
+    least: int = 1
     #: Whether the test may be called again on the same fixtures.
     repeatable: bool = True
     calls: int = 1
@@ -69,8 +72,8 @@ class Pace:
         """Whether no further pair is needed."""
         if self.limit_ns is None:
             return self.done >= (self.pairs or 0)
-        if not self.done:
-            return False
+        if self.done < self.least:
+            return self.done > 0 and self.spent_ns >= MOST_FOR_FEW * MOST_SPENT * self.limit_ns
         return self.measured_ns >= self.limit_ns or self.spent_ns >= MOST_SPENT * self.limit_ns
 
     @property

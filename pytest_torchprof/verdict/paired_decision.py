@@ -113,6 +113,11 @@ class Comparison:
         self._orders.append(1 if a_first else -1)
 
     @property
+    def needed(self) -> int:
+        """The fewest pairs that allow an answer, if there are too few for an early look."""
+        return pairs_needed(self._error)
+
+    @property
     def clear(self) -> bool:
         """Whether the answer is confirmed, so that no more pairs are needed."""
         if self._answer is None and len(self._ratios) in LOOKS:

@@ -84,7 +84,7 @@ SLIPS = {
     "lightning: a hook walks through Python objects": Slip(
         "test_lightning.py",
         "            for callback in self.callbacks:",
-        "            sum(map(hash, range(1_200_000)))\n            for callback in self.callbacks:",
+        "            sum(map(hash, range(400_000)))\n            for callback in self.callbacks:",
         "test_the_trainer_is_not_slower",
         ("a is plain_loop, b is trainer_loop", "slower by more than 15 %"),
     ),

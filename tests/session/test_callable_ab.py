@@ -126,6 +126,23 @@ def test_too_few_pairs_prove_nothing(pytester: pytest.Pytester) -> None:
     assert {"passed": 1} == session.outcomes, session.out
     said = (pytester.path / "said").read_text("utf-8")
     assert re.search(r"unclear, \d pairs? \(\d of the 8 pairs of turns that it takes", said)
+    line = (
+        r"torchprof.ab has no answer: \d of the 8 pairs of turns that it takes at least to be sure"
+    )
+    assert re.search(rf"{line}; give it a larger min_time", session.out)
+    assert "strict: the test compares" in ran(pytester, body, "--torchprof-strict").out
+
+
+def test_long_calls_have_the_pairs_that_it_takes(pytester: pytest.Pytester) -> None:
+    """Within the time given, there are 4: what is ten times slower once passed."""
+    body = """
+    def test_it(torchprof):
+        result = torchprof.ab(lambda: time.sleep(0.01), lambda: time.sleep(0.1), min_time=0.2)
+        result.assert_not_slower(by="5 %")
+    """
+    session = ran(pytester, body)
+    assert {"failed": 1} == session.outcomes, session.out
+    assert "slower by more than 5 %" in session.out
 
 
 # -------------------------------------------------------------------- in which run

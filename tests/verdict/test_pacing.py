@@ -113,3 +113,17 @@ def test_both_orders_are_as_frequent_and_at_random() -> None:
         counts = [sum(order[:n]) - n / 2 for n in range(22)]
         assert max(map(abs, counts)) <= 1
     assert len(set(map(tuple, drawn))) == 20
+
+
+def test_long_calls_may_take_longer_for_the_fewest_pairs_that_allow_an_answer() -> None:
+    pace, taken = Pace(100 * MS, least=8), 0
+    while not pace.over:
+        pace.took(40 * MS, 40 * MS, fresh=False)
+        pace.done += 1
+        taken += 1
+    assert taken == 8
+    very_long = Pace(100 * MS, least=8)
+    while not very_long.over:
+        very_long.took(200 * MS, 200 * MS, fresh=False)
+        very_long.done += 1
+    assert very_long.done == 3  # 440 ms

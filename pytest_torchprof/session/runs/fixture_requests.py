@@ -47,6 +47,8 @@ class Asked:
         self.pairs_s = 0.0
         #: The run that compares them has begun, it has begun a comparison, and is within one.
         self.pairs_run = self.has_compared = self.is_comparing = False
+        #: Why one of them has no answer.
+        self._unanswered: Reason | None = None
 
     def note_region(self, *, complete: bool = False) -> None:
         """Note that a region begins; ``complete``: all its rounds happen in this run."""
@@ -88,15 +90,16 @@ class Asked:
         """Note that the run begins which compares callables."""
         self.pairs_run = True
 
-    def note_comparison(self, *, done: bool = False) -> None:
-        """Note that a comparison begins, or is done."""
+    def note_comparison(self, *, done: bool = False, gap: Reason | None = None) -> None:
+        """Note that a comparison begins, or is done; ``gap``: why it has no answer."""
         self.has_compared, self.is_comparing = True, not done
+        self._unanswered = self._unanswered or gap
 
     @property
     def pairs_gap(self) -> Reason | None:
         """Why callables were not compared, if they were not."""
         if not self.pairs_s or self.has_compared:
-            return None
+            return self._unanswered
         return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:

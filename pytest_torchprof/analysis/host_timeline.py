@@ -75,7 +75,8 @@ class Timeline:
         if stop < len(rows):
             # All that begin at one time belong together.
             reached = max(int(trace.ts[rows[stop]]), int(trace.ts[rows[self._next]]) + 1)
-            stop = int(rows.searchsorted(trace.ts.searchsorted(reached)))
+            first = trace.ts.searchsorted(reached)
+            stop = int(rows.searchsorted(first.astype(rows.dtype)))
         new = rows[self._next : stop]
         due = np.concatenate([self._open, new])
         end = trace.ts[due] + trace.dur[due] if self._end is None else self._end[due]

@@ -216,6 +216,7 @@ def real_torch() -> SimpleNamespace:
     return SimpleNamespace(
         active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
         disable=torch._C._autograd._disable_profiler,
+        clear_callbacks=getattr(torch._C._autograd, "_clear_callbacks", lambda: None),
         profile=lean_profile(),
         activity=torch.profiler.ProfilerActivity,
         supported=torch.profiler.supported_activities,
@@ -233,6 +234,7 @@ def real_torch() -> SimpleNamespace:
         devices=cache(getattr(module, "device_count", lambda: 1)),
         spin=getattr(module, "_sleep", None),
         in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
+        in_backward=lambda: torch._C._current_graph_task_id() != -1,
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,

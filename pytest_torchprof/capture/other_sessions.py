@@ -38,6 +38,11 @@ class Others:
         running = self._running
         return bool(running) and not running.isdisjoint(sys._current_frames())
 
+    @property
+    def run_here(self) -> bool:
+        """Whether a session of other code runs in this thread."""
+        return REAL.current_thread() in self._running
+
     def watch(self) -> None:
         """Watch until `forget`."""
         import torch.autograd.profiler as room

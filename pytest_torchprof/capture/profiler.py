@@ -26,6 +26,7 @@ from pytest_torchprof.capture.machine import (
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.process_groups import add_facts, described_groups
 from pytest_torchprof.capture.processes import Children
+from pytest_torchprof.capture.recompiles import called_by_compiler
 from pytest_torchprof.capture.replacing import replace as replace_function
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
@@ -34,6 +35,7 @@ from pytest_torchprof.capture.torch_sessions import (
     begin_elsewhere,
     disable,
     empty,
+    end_restored,
     new_session,
     profiler_active,
     quiet,
@@ -56,19 +58,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
 
 OWN_PROFILER = because(Why.OWN_PROFILER)
-OTHER_THREADS = because(Why.THREADS_WORK)
-FIRST_OF_POOL = because(Why.POOL_WORK)
-THREAD_LEFT = because(Why.THREAD_LEFT)
-_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
-
-
-def _called_by_compiler() -> bool:
-    """Whether torch's compiler calls our caller: a number of threads becomes part of its code."""
-    name = REAL.frame(2).f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith(_COMPILERS)
 
 
 class Capture:
@@ -191,7 +183,7 @@ class Capture:
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:
             def answer(*args: Any) -> Any:
                 # Within dynamo's trace, which must end with as many threads as it began.
-                if not args and t.get_threads() == wanted and _called_by_compiler():
+                if not args and t.get_threads() == wanted and called_by_compiler():
                     return own
                 give_back()
                 self.aside = self.aside or because(Why.READS_THREADS)
@@ -265,12 +257,12 @@ class Capture:
                 self.started_threads |= started
             if self._elsewhere is None and (self.other_threads or self.started_threads):
                 if not sees_threads():
-                    self._elsewhere = OTHER_THREADS
+                    self._elsewhere = because(Why.THREADS_WORK)
                 elif self._first and (self.started_threads or self._threads_at_work.pool_worked):
-                    self._elsewhere = FIRST_OF_POOL
+                    self._elsewhere = because(Why.POOL_WORK)
             if self._elsewhere is None:
                 self._left = self._started.end()
-                self._elsewhere = THREAD_LEFT if self._left.at_work else None
+                self._elsewhere = because(Why.THREAD_LEFT) if self._left.at_work else None
         self._in_region = False
 
     @property
@@ -285,7 +277,11 @@ class Capture:
 
     def step_aside(self, reason: Reason = OWN_PROFILER) -> None:
         """Stop at once, so that the test's own profiler session works."""
-        if not self._running or REAL.getpid() != self._pid:
+        if REAL.getpid() != self._pid:
+            return
+        if not self._running:
+            if self.aside is not None:
+                end_restored()
             return
         self.aside = reason
         if REAL.current_thread() == self._thread:
@@ -313,8 +309,7 @@ class Capture:
             raise NotCapturedError(because(Why.FORKED_WHILE_PROFILED))
         self.end_region()
         if self.aside is not None:
-            self._halt()
-            empty(self._profiler)
+            self._discard()
             raise NotCapturedError(self.aside)
         facts |= self._own_facts()
         collect()
@@ -368,10 +363,14 @@ class Capture:
 
     def abandon(self) -> None:
         """End the session and discard it; safe at any time, and in a forked child."""
-        if self._running and REAL.getpid() == self._pid:
+        if REAL.getpid() == self._pid and (self._running or self.aside is not None):
             self.end_region()
-            self._halt()
-            empty(self._profiler)
+            self._discard()
+
+    def _discard(self) -> None:
+        self._halt()
+        end_restored()
+        empty(self._profiler)
 
     def _halt(self) -> None:
         if not self._running:

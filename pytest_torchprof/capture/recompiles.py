@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from pytest_torchprof.capture.unpatched import REAL
+
 
 class _Nobody:
     """Stands for an object that no frame has among its variables."""
@@ -47,3 +49,12 @@ def _guards() -> Iterator[Any]:
             if (code := known()) is not None:
                 for entry in room._debug_get_cache_entry_list(code):  # type: ignore[union-attr]
                     yield entry.guard_manager
+
+
+_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
+
+
+def called_by_compiler() -> bool:
+    """Whether torch's compiler calls our caller: a number of threads becomes part of its code."""
+    name = REAL.frame(2).f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith(_COMPILERS)

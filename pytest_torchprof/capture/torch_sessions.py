@@ -146,6 +146,18 @@ def disable() -> None:
         OTHERS.ended_here()
 
 
+def end_restored() -> None:
+    """End what the autograd engine restored of our session, if that ended within a backward pass.
+
+    It looks active then, and its callbacks record operators, but the backend does not run it.
+    """
+    if profiler_active() and not OTHERS.run_here:
+        begin_elsewhere()
+        with muted(2):
+            disable()
+            real_torch().clear_callbacks()  # it did not know them any more
+
+
 def empty(profiler: Any) -> None:
     """Release all events now: the profile is a reference cycle, and collections are rare here."""
     vars(profiler).clear()

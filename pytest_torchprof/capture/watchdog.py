@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.core.heap import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.structs import Frozen
@@ -18,6 +19,9 @@ from pytest_torchprof.core.structs import Frozen
 #: events, 3 GB and 8 s. Measured on a loop of 2.2 million events.
 LIMIT_BYTES = 256 * 2**20
 LIMIT_OF_EVENTS = because(Why.LIMIT_OF_EVENTS)
+#: Growth beyond that limit for which the end of a backward pass is awaited: a session that ends
+#: within one comes back, without its backend, when the autograd engine restores the thread's state.
+POSTPONED_BYTES = LIMIT_BYTES // 2
 #: What the end of a capture takes, as a multiple of what it has recorded, and as much again for us.
 _AT_THE_END = 12
 
@@ -130,7 +134,8 @@ def growth_of(resident: int, before: Heap | None, now: Heap | None) -> int:
 class Watchdog:
     """Calls ``on_exceed`` in the main thread once the process has grown by `LIMIT_BYTES`.
 
-    That is beyond what the test itself ``needs``. Where not all of this is known, growth is
+    Within a backward pass, the call waits for its end, as long as `POSTPONED_BYTES` allow. The
+    limit is beyond what the test itself ``needs``. Where not all of this is known, growth is
     measured from the process's previous peak, as long as the machine's memory bears the end of such
     a capture. Also once nobody waits for the capture: it is ``over``. Does nothing without
     ``/proc``.
@@ -143,6 +148,7 @@ class Watchdog:
         needs: Need = NEED_UNKNOWN,
     ) -> None:
         self._needs = needs
+        self._called = self._is_urgent = False
         self._done = threading.Event()
         self._on_exceed, self._over = on_exceed, over
         # A profiler session can only end on the thread that began it, so that thread makes the
@@ -188,13 +194,18 @@ class Watchdog:
             with suppress(OSError):  # the test may replace the file system
                 resident = _resident_bytes() - self._start
                 if resident > limit:
-                    is_over = growth_of(resident, self._heap, heap_of_process()) > limit
+                    growth = growth_of(resident, self._heap, heap_of_process())
+                    is_over, self._is_urgent = growth > limit, growth > limit + POSTPONED_BYTES
                     interval_s = _LOOK_INTERVAL_S
             if is_over or self._over():
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+                interval_s = _INTERVAL_S
+            if self._called:
                 return
 
     def _call(self, _: object) -> int:
-        if not self._done.is_set():
+        waits = real_torch().in_backward() and not self._is_urgent
+        if not (waits or self._called or self._done.is_set()):
+            self._called = True
             self._on_exceed()
         return 0

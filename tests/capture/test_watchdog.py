@@ -40,6 +40,62 @@ def test_a_test_of_too_many_events_passes_and_is_not_profiled(
     assert record["reason"] == in_words(because(Why.LIMIT_OF_EVENTS))
 
 
+BACKWARD = """
+    import time
+    import torch
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            work()
+            return 2 * g
+
+    def work():
+        for _ in range(30):
+            time.sleep(0.01)
+
+    def test_before():
+        torch.ones(4) + 1
+
+    def test_large():
+        x = torch.ones(4, requires_grad=True)
+        Doubled.apply(x).sum().backward()
+        assert x.grad[0] == 2
+        work()
+
+    def test_next():
+        torch.ones(4) + 1
+"""
+
+
+@pytest.mark.parametrize(
+    "postponed",
+    [
+        pytest.param(2**50, id="after the backward pass"),
+        pytest.param(-(2**50), id="within it, as it takes too much"),
+    ],
+)
+def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the_next_test(
+    postponed: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not watchdog._STATM.exists():
+        pytest.skip("this system has no /proc, so nothing is watched")
+    monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
+    monkeypatch.setattr(watchdog, "POSTPONED_BYTES", postponed)
+    monkeypatch.setattr("pytest_torchprof.session.runs.one_run.WATCHED_CALL_NS", 200_000_000)
+    pytester.makepyfile(BACKWARD)
+    ran = run(pytester, "--torchprof")
+    others = dict.fromkeys(("test_before", "test_next"), "new")
+    assert ran.statuses == {**others, "test_large": "not_profiled"}
+    assert ran.metric("ops", "test_before") == ran.metric("ops", "test_next")
+    assert ran.tests["test_large"]["outcome"] == "passed"
+    assert ran.tests["test_large"]["reason"] == in_words(because(Why.LIMIT_OF_EVENTS))
+
+
 def test_memory_that_is_there_already_does_not_count() -> None:
     calls: list[None] = []
     dog = Watchdog(lambda: calls.append(None))

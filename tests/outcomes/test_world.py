@@ -93,6 +93,13 @@ def test_tests_that_profile_themselves_see_all_their_events(
 
         def test_within_a_fixture(around): work()
 
+        def test_in_a_backward_pass():
+            x = torch.ones(2, requires_grad=True)
+            y = 2 * x
+            y.register_hook(lambda grad: test_profile())
+            y.sum().backward()
+            test_profile()
+
         def test_annotates():
             with record_function("mine"): work()
 
@@ -103,7 +110,7 @@ def test_tests_that_profile_themselves_see_all_their_events(
     """
     seen = same(pytester, source, *args)
     own = ["test_profile", "test_twice", "test_schedule", "test_autograd_profile", "test_emit_itt"]
-    own += ["test_legacy_profile", "test_in_a_thread", "test_after_work"]
+    own += ["test_legacy_profile", "test_in_a_thread", "test_after_work", "test_in_a_backward_pass"]
     for name in own:
         assert OWN == seen.statuses[name], name
     active = "another profiler session is active while the test runs"

@@ -9,26 +9,38 @@ and the sum is a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import is_replayed, item_bytes
-from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
+from pytest_torchprof.analysis.uncounted_compiled import (
+    COMPILED,
+    REGION,
+    in_script,
+    packages,
+    runs_compiled_code,
+)
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named, reason_of
 from pytest_torchprof.core.reasons import Reason, Why
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
+from pytest_torchprof.trace.arguments import OpArgs, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.parts import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
-from pytest_torchprof.work.compiled_graphs import key_of
-from pytest_torchprof.work.counting import called_graphs, dispatched
+from pytest_torchprof.work.counting import (
+    called_graphs,
+    dispatched,
+    distinct_calls,
+    formula_calls,
+)
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.movers import is_composed, may_move
-from pytest_torchprof.work.operands import Operands, UnknownOperandError
+from pytest_torchprof.work.operands import Operands, UnknownOperandError, UnreadValues
 from pytest_torchprof.work.operators import work_of
 from pytest_torchprof.work.redispatch import ran, sums
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
@@ -36,9 +48,9 @@ from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.counting import Call
     from pytest_torchprof.work.redispatch import Ran
 
-_REGION: Final = "Torch-Compiled Region"
 _LIST: Final = b"TensorList"
 
 
@@ -105,47 +117,68 @@ def _bytes(trace: Events) -> Ints:
 
 
 def _amounts(trace: Events) -> tuple[Ints, Ints]:
-    """Operators with a rule, and their bytes (nested or not), or -1."""
-    ruled = trace.names_where(TRAFFIC.__contains__)
-    rows = (trace.is_kind(Kind.OP) & ruled).nonzero()[0]
-    if not len(rows):
-        return rows, rows
-    kinds, firsts, keys = alike(trace.name[rows], trace.args[rows])
-    named = [(trace.names[name], text) for name, text in keys]
-    if len(_KNOWN) > _MOST_KNOWN:
-        _KNOWN.clear()
-    found = [_KNOWN.get(key, _NEW) for key in named]  # tests repeat calls
-    if _NEW in found:
-        new = [kind for kind, amount in enumerate(found) if amount == _NEW]
-        for kind, a in zip(new, trace.operands(rows[[firsts[kind] for kind in new]]), strict=True):
-            key = named[kind]
-            _KNOWN[key] = None if _LIST in bytes(a.types) else _bytes_of(key[0], a)
-            found[kind] = _KNOWN[key]
-    amounts = int64_column([-1 if amount is None else amount for amount in found])[kinds]
-    if None in found:
-        at = np.array([amount is None for amount in found])[kinds].nonzero()[0]
-        args = trace.operands(rows[at])
-        sizes = _item_sizes(trace, rows[at], args)
-        for i, a, size in zip(at.tolist(), args, sizes, strict=True):
-            amounts[i] = _bytes_of(named[kinds[i]][0], a, size) if size else -1
+    """Operators with a formula or a rule, and their bytes (nested or not), or -1."""
+    others = distinct_calls(trace, trace.names_where(_BYTES_ONLY.__contains__))
+    parts = [_of_calls(trace, *calls) for calls in (formula_calls(trace), others)]
+    rows, amounts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return rows, amounts
 
 
-#: Bytes of calls by name and text of their operands, -1 where unknown; None with lists of tensors,
-#: whose element size is another one each time.
-_KNOWN: Final[dict[tuple[str, bytes], int | None]] = {}
+def _of_calls(trace: Events, rows: Ints, number: Ints, calls: Sequence[Call]) -> tuple[Ints, Ints]:
+    """These operators, and the bytes of each, by the numbers of their calls."""
+    if not len(rows):
+        return rows, rows
+    names, lists = trace.names, [_LIST in types for _, _, types, _, _ in calls]
+    # The size of a list's elements is another one each time.
+    found = [
+        -1 if is_list else _bytes_of(names[name], *parts)
+        for is_list, (name, *parts) in zip(lists, calls, strict=True)
+    ]
+    amounts = int64_column(found)[number]
+    if True in lists:
+        at = np.array(lists)[number].nonzero()[0]
+        those = [calls[one] for one in number[at].tolist()]
+        sizes = _item_sizes(trace, rows[at], [dims for _, dims, *_ in those])
+        for i, (name, *parts), size in zip(at.tolist(), those, sizes, strict=True):
+            amounts[i] = _bytes_with_values(names[name], *parts, item=size) if size else -1
+    return rows, amounts
+
+
+#: Operators whose bytes are known, and which have no formula for FLOPs.
+_BYTES_ONLY: Final = TRAFFIC.keys() - FORMULAS.keys()
 _MOST_KNOWN: Final = 10_000
-_NEW: Final = -2
 
 
-def _bytes_of(name: str, a: OpArgs, item: int | None = None) -> int:
-    parts = (bytes(part) for part in (a.dims, a.types, a.strides, a.concrete))
-    dims, types, strides, concrete = map(decode_part, parts)
-    count = compulsory_bytes(name, dims, types, strides, concrete, item)
+def _bytes_of(name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> int:
+    """The bytes of a call from its recorded operands, -1 if unknown."""
+    count = _bytes_by_tensors(name, dims, types, strides)
+    return _bytes_with_values(name, dims, types, concrete, strides) if count is None else count
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _bytes_by_tensors(name: str, dims: bytes, types: bytes, strides: bytes) -> int | None:
+    """The same if its tensors tell; None if values do.
+
+    Cached, as tests repeat calls; their values change, like those of an optimizer's steps.
+    """
+    values, tensors = UnreadValues(), map(decode_part, (dims, types, strides))
+    count = compulsory_bytes(name, *tensors, values)  # type: ignore[call-arg]
+    if values.asked:
+        return None
     return -1 if count is None else count
 
 
-def _item_sizes(trace: Events, events: Ints, args: Iterable[OpArgs]) -> list[int]:
+@lru_cache(maxsize=_MOST_KNOWN)
+def _bytes_with_values(
+    name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes, item: int | None = None
+) -> int:
+    """The same where values tell; ``item`` is the size of a list's elements."""
+    parts = map(decode_part, (dims, types, strides, concrete))
+    count = compulsory_bytes(name, *parts, item)  # type: ignore[call-arg]
+    return -1 if count is None else count
+
+
+def _item_sizes(trace: Events, events: Ints, shapes: Iterable[bytes]) -> list[int]:
     """Element sizes of calls on lists of tensors, whose types a trace lacks; 0 where unknown.
 
     A kernel's name tells, or the one block that a call on the host allocates for its result.
@@ -166,10 +199,10 @@ def _item_sizes(trace: Events, events: Ints, args: Iterable[OpArgs]) -> list[int
     for call, size in zip(around.tolist(), memory.bytes[made].tolist(), strict=True):
         blocks.setdefault(call, []).append(size)
     found = []
-    for event, a in zip(events.tolist(), args, strict=True):
+    for event, dims in zip(events.tolist(), shapes, strict=True):
         size = int(sizes[event])
         if not size and len(own := blocks.get(event, [])) == 1:
-            size = _size_of(own[0], decode_part(bytes(a.dims)))
+            size = _size_of(own[0], decode_part(dims))
         found.append(size)
     return found
 
@@ -249,10 +282,10 @@ def _without_operators(trace: Events) -> Iterable[UncountedPart]:
 
 def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:
     """What inductor compiled to loops of its own, which are no operators."""
-    if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
+    if not runs_compiled_code(trace):
         return
     calls = called_graphs(trace)
     if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
         calls[nesting.above(counts.nonzero()[0], trace.parent)] = False
     yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.LOOPS)

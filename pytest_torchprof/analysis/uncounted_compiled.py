@@ -28,9 +28,18 @@ if TYPE_CHECKING:
 
 COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
-_REGION: Final = "Torch-Compiled Region"
+REGION: Final = "Torch-Compiled Region"
 #: A function of TorchScript: no operator, which has a namespace, nor autograd's node, nor a mode.
 _SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
+
+
+def runs_compiled_code(trace: Events) -> bool:
+    """Whether a name in the whole trace tells of code that torch.compile generated."""
+    return trace.whole.once(_runs_compiled_code)
+
+
+def _runs_compiled_code(trace: Events) -> bool:
+    return any(name.startswith(("## ", REGION)) for name in trace.names)
 
 
 def in_loops(trace: Events) -> Iterable[UncountedPart]:
@@ -46,12 +55,12 @@ def in_loops(trace: Events) -> Iterable[UncountedPart]:
 
 def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
-    if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
+    if not runs_compiled_code(trace):
         return
     lost = trace.facts.lost_loops
     calls = called_graphs(trace)
     if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
         calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
     calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
     events = np.flatnonzero(calls)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.rules.engine.answers import fault_of
-from pytest_torchprof.rules.engine.check import lacks
+from pytest_torchprof.rules.engine.check import lacking
 from pytest_torchprof.verdict.decision import new_findings
 
 if TYPE_CHECKING:
@@ -27,18 +26,11 @@ def found_in(
     unchecked = {
         rule: because(Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
     }
-    for rule in rules:
-        if rule.code in unchecked:
-            continue
-        # The engine skips rules that nothing here could trigger; on a device, something might.
-        try:
-            why = checked.unchecked.get(rule.code) or lacks(checked.trace, rule)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            why = because(Why.RULE_RAISED, error=fault_of(error))
-        if why is not None:
-            unchecked[rule.code] = why
+    # The engine skips rules that nothing here could trigger; on a device, something might.
+    asked = [rule for rule in rules if rule.code not in unchecked]
+    others = [rule for rule in asked if rule.code not in checked.unchecked]
+    gaps = {**checked.unchecked, **lacking(checked.trace, others)}
+    unchecked |= {rule.code: gaps[rule.code] for rule in asked if rule.code in gaps}
     counts = checked.counts
     # Findings count even if the rule could not see everything.
     unchecked |= {code: why for code, why in checked.partly.items() if code not in unchecked}

@@ -231,8 +231,8 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     for name, row in sorted(op_rows(trace, timed=False).items()):
         if name.startswith(REGION_MARK):
             continue
-        counts = dict(zip(_COLUMNS, _counts_of(row), strict=True))
-        counts = {c: v for c, v in counts.items() if v and c not in unseen}
+        pairs = zip(_COLUMNS, _counts_of(row), strict=True)
+        counts = {column: count for column, count in pairs if count and column not in unseen}
         known = rows.setdefault(shown_operator(name), counts)
         if known is not counts:
             for column, count in counts.items():

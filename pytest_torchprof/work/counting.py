@@ -27,12 +27,12 @@ _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
 
 #: A call: the number of its name; dimensions, types, values and strides of its operands as JSON.
-_Call: TypeAlias = tuple[int, bytes, bytes, bytes, bytes]
+Call: TypeAlias = tuple[int, bytes, bytes, bytes, bytes]
 
 
 def has_shapes(trace: Events) -> bool:
     """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
-    rows, _, distinct = trace.whole.once(_formula_calls)
+    rows, _, distinct = formula_calls(trace)
     return not len(rows) or any(dims for _, dims, *_ in distinct)
 
 
@@ -146,13 +146,23 @@ def unknown_flops(trace: Events) -> Bools:
     return unknown
 
 
-def _formula_calls(trace: Events) -> tuple[Ints, Ints, list[_Call]]:
-    """Operators that have a formula, for each the number of its call, and the distinct calls."""
-    formula = trace.names_where(FORMULAS.__contains__)
-    rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
+def formula_calls(trace: Events) -> tuple[Ints, Ints, list[Call]]:
+    """The calls of operators that have a formula, as in `distinct_calls`."""
+    return trace.whole.once(_formula_calls)
+
+
+def _formula_calls(trace: Events) -> tuple[Ints, Ints, list[Call]]:
+    return distinct_calls(trace, trace.names_where(FORMULAS.__contains__))
+
+
+def distinct_calls(trace: Events, named: Bools) -> tuple[Ints, Ints, list[Call]]:
+    """Operators among these events, for each the number of its call, and the distinct calls."""
+    rows = (trace.is_kind(Kind.OP) & named).nonzero()[0]
+    if not len(rows):
+        return rows, rows, []
     kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
     one = rows[firsts]
-    known: dict[_Call, int] = {}
+    known: dict[Call, int] = {}
     number = [
         known.setdefault(
             (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides)), len(known)
@@ -164,7 +174,7 @@ def _formula_calls(trace: Events) -> tuple[Ints, Ints, list[_Call]]:
 
 def _formulas(trace: Events) -> tuple[Ints, Ints]:
     """Events that have a formula, and their FLOPs (nested or not), or -1."""
-    rows, call, known = trace.once(_formula_calls)
+    rows, call, known = formula_calls(trace)
     if not known:
         return rows, _NONE
     found = [_flops_of(trace.names[name], *parts) for name, *parts in known]

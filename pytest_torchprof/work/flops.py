@@ -46,7 +46,7 @@ from pytest_torchprof.work.formulas.matmul import (
 )
 from pytest_torchprof.work.formulas.recurrent import recurrent, recurrent_backward, recurrent_onednn
 from pytest_torchprof.work.formulas.sdpa import Attention
-from pytest_torchprof.work.operands import Formula, Operands
+from pytest_torchprof.work.operands import Formula, Operands, UnreadValues
 
 _LARGEST = 2**63 - 1  # more is malformed, and does not fit into an array
 
@@ -80,21 +80,11 @@ def missing_input(name: str, dims: Any, types: Any, concrete: Any, strides: Any 
     if strides and flops(name, dims, types, concrete) is not None:
         return Why.SPARSE_OPERAND
     if not isinstance(concrete, list) or not any(concrete):
-        asked = _Asked()
-        flops(name, dims, types, asked)
-        if asked.read:
+        values = UnreadValues()
+        flops(name, dims, types, values)
+        if values.asked:
             return Why.NO_CONCRETE_INPUTS
     return Why.ODD_ARGUMENTS
-
-
-class _Asked:
-    """Stands in for the arguments: records whether a formula reads any."""
-
-    read = False
-
-    def __getitem__(self, at: object) -> Any:
-        self.read = True
-        raise LookupError
 
 
 _PACKED: Final = [

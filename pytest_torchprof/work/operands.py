@@ -59,6 +59,24 @@ class Tensor(NamedTuple):
         return self.distinct * self.item
 
 
+class UnreadValues:
+    """Stands for the values of a call's arguments, which it lacks: tells if any is asked for."""
+
+    asked = False
+
+    def __getitem__(self, at: object) -> Any:
+        self.asked = True
+        raise LookupError
+
+    def __bool__(self) -> bool:
+        self.asked = True
+        return True
+
+    def __len__(self) -> int:
+        self.asked = True
+        return 0
+
+
 class Operands(Frozen, frozen=True):
     """What the trace recorded about one call. Reading a missing value raises.
 

@@ -206,11 +206,23 @@ def nothing_seen(trace: Events) -> Reason | None:
     return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NO_OPERATORS)
 
 
-def lacks(trace: Events, rule: Rule) -> Reason | None:
-    """What the rule needs and the trace lacks."""
+def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
+    """What rules need and the trace lacks, or what they raised when asked, by rule."""
     missing = trace.once(_missing)
-    need = _first(rule.needs, missing)
-    return _unready(trace, rule) if need is None else missing[need]
+    found: dict[str, Reason] = {}
+    for rule in rules:
+        if (need := _first(rule.needs, missing)) is not None:
+            found[rule.code] = missing[need]
+        elif rule.ready is not None:
+            try:
+                why = _unready(trace, rule)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
+                why = because(Why.RULE_RAISED, error=fault_of(error))
+            if why is not None:
+                found[rule.code] = why
+    return found
 
 
 def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.rules.engine.check import check, lacks
+from pytest_torchprof.rules.engine.check import check, lacking
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import Kind
@@ -39,8 +39,7 @@ def warm(rules: Iterable[Rule]) -> Events:
     """
     trace = _trace()
     check(trace, known := tuple(rules)).findings()
-    for rule in known:
-        lacks(trace, rule)  # a rule imports what tells it so
+    lacking(trace, known)  # a rule imports what tells it so
     return trace
 
 

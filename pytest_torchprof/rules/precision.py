@@ -7,13 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.calls import are_called, called, may_be_called, sizes
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import among, distinct
@@ -22,6 +23,7 @@ from pytest_torchprof.work.dtypes import torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -162,10 +164,15 @@ def float64(trace: Events, *, elements: float) -> Matches:
         return NO_MATCHES
     rows = np.flatnonzero(called(trace) & trace.selection)
     joined = list(_joined(trace, rows))
-    known = sorted((*_calls(trace, doubles), *joined), key=lambda call: call.row)
-    large = [call for call in known if call.elements >= elements]
-    if not large or _casts_up(trace, rows) or not _is_fp32(trace):
+    kinds, calls = _kinds(trace, doubles)
+    if all(call.elements < elements for call in (*calls, *joined) if call is not None):
         return NO_MATCHES
+    if _casts_up(trace, rows) or not _is_fp32(trace):
+        return NO_MATCHES
+    each = [(calls[kind], row) for kind, row in zip(kinds.tolist(), doubles.tolist(), strict=True)]
+    alone = (replace(call, row=row) for call, row in each if call is not None)
+    known = sorted((*alone, *joined), key=lambda call: call.row)
+    large = [call for call in known if call.elements >= elements]
     events = np.array([call.row for call in large], np.int64)
     busy = ~are_named(trace, events, _IDLE) | among(events, [call.row for call in joined])
     work = [call for call, one in zip(large, busy.tolist(), strict=True) if call.doubles and one]
@@ -223,8 +230,17 @@ def _costs(trace: Events, work: list[_Call], promoted: set[int]) -> tuple[Ints, 
     return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
 
 
-def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
-    """Calls that take tensors with dimensions in double precision, or cast to it."""
+def _kinds(trace: Events, rows: Ints) -> tuple[Ints, list[_Call | None]]:
+    """For each of these calls the number of its kind, and the first call of each kind.
+
+    None for those that neither take tensors with dimensions in double precision nor cast to it.
+    """
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    return kinds, list(_calls(trace, rows[firsts]))
+
+
+def _calls(trace: Events, rows: Ints) -> Iterator[_Call | None]:
+    """These calls, as far as they take tensors with dimensions in double precision."""
     casts = are_named(trace, rows, _CAST).tolist()
     adds, subtracts = (are_named(trace, rows, names) for names in (_ARITHMETIC, _SUBTRACTION))
     kinds = [
@@ -241,10 +257,10 @@ def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
         doubles = [shape for kind, shape in pairs if kind == "double" and shape]
         floats = [shape for kind, shape in pairs if kind == "float" and shape]
         wholes = [(kind, math.prod(shape)) for kind, shape in pairs if kind in whole and shape]
-        if doubles:
-            to = _target(args.concrete) if casting else ""
-            exact = any(kind in other and shape for kind, shape in pairs)
-            yield _Call(row, doubles, floats, to, next(iter(wholes), ("", 0)), exact)
+        to = _target(args.concrete) if casting else ""
+        exact = any(kind in other and shape for kind, shape in pairs)
+        first = next(iter(wholes), ("", 0))
+        yield _Call(row, doubles, floats, to, first, exact) if doubles else None
 
 
 def _needless(
@@ -289,6 +305,11 @@ def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
             yield _Call(row, [(total,)], [(total,)], "")
 
 
+def _distinct_operands(trace: Events, rows: Ints) -> list[OpArgs]:
+    """The operands of these calls, once where calls are alike."""
+    return trace.operands(rows[alike(trace.name[rows], trace.args[rows])[1]])
+
+
 def _target(concrete: bytes) -> str:
     """The dtype that a cast converts to."""
     parts = decode_part(concrete) or []
@@ -297,7 +318,7 @@ def _target(concrete: bytes) -> str:
 
 def _casts_up(trace: Events, rows: Ints) -> bool:
     """Whether float32 tensors with dimensions are explicitly cast to float64."""
-    for args in trace.operands(rows[are_named(trace, rows, _CAST)]):
+    for args in _distinct_operands(trace, rows[are_named(trace, rows, _CAST)]):
         types, dims = decode_part(args.types) or [""], decode_part(args.dims) or [[]]
         if types[0] == "float" and dims[0] and _target(args.concrete) == _FLOAT64:
             return True
@@ -309,6 +330,7 @@ def _is_fp32(trace: Events) -> bool:
     rows = operators_named(trace, LAYER)
     rows = rows[trace.selection[rows]]
     found = False
+    rows = rows[alike(trace.name[rows], trace.args[rows])[1]]  # one of each kind
     products = are_named(trace, rows, _PRODUCT).tolist()
     for args, product in zip(trace.operands(rows), products, strict=True):
         types = decode_part(args.types) or [""]
@@ -328,7 +350,7 @@ def _compares(trace: Events, call: _Call) -> bool:
 def _makes_doubles(trace: Events) -> bool:
     """Whether torch creates tensors with dimensions in float64, as requested."""
     rows = np.flatnonzero(called(trace) & trace.selection)
-    for args in trace.operands(rows[are_named(trace, rows, _MAKERS)]):
+    for args in _distinct_operands(trace, rows[are_named(trace, rows, _MAKERS)]):
         parts = decode_part(args.concrete) or []
         if _FLOAT64 in parts[1:] and parts[0] not in {"[]", ""}:
             return True

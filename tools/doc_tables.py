@@ -23,7 +23,13 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture.handle import Torchprof
 from pytest_torchprof.session.fixture.named_regions import NamedRegion
 from pytest_torchprof.session.markers import add_markers
-from pytest_torchprof.session.options import JUNIT_HELP, OPTIONS, STABLE_HELP, STRICT_HELP
+from pytest_torchprof.session.options import (
+    IMPORTS_HELP,
+    JUNIT_HELP,
+    OPTIONS,
+    STABLE_HELP,
+    STRICT_HELP,
+)
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.work.devices.device import DTYPES
 from pytest_torchprof.work.devices.table import DEVICES
@@ -59,6 +65,7 @@ def options() -> str:
         ["`--accept`", "–", "off", "write measured values as the new baseline; on by itself"],
         ["`--torchprof-check-stable` / `--no-torchprof-check-stable`", "–", "–", STABLE_HELP],
         ["`--torchprof-strict`", "`torchprof_strict`", "off", STRICT_HELP],
+        ["`--torchprof-seed-imports`", "`torchprof_seed_imports`", "off", IMPORTS_HELP],
         ["–", "`torchprof_junit`", "off", JUNIT_HELP],
     ]  # fmt: skip
     for option in OPTIONS:

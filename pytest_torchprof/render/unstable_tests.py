@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.units import format_pair, plural
@@ -27,6 +28,23 @@ def unstable_tests(found: Mapping[str, Unstable]) -> list[str]:
     drawn = {test: one for test, one in found.items() if one.drawn}
     same = {test: one for test, one in found.items() if not one.drawn}
     return [*_lines(drawn, *_DRAWN), *_lines(same, *_SAME)]
+
+
+def files_that_draw(drawn: Mapping[str, Sequence[str]], root: Path) -> list[str]:
+    """Lines for files that draw while they are imported, by file and generators."""
+    shown = [f"{_relative(file, root)} ({', '.join(drawn[file])})" for file in sorted(drawn)]
+    one = len(shown) == 1
+    return [
+        f"{plural(len(shown), 'file')} {'draws' if one else 'draw'} random numbers while imported, "
+        f"so {'its' if one else 'their'} tests may differ in another process: "
+        f"{_listed(shown, _MOST_TESTS)}",
+        "  seed them there, or use --torchprof-seed-imports",
+    ]
+
+
+def _relative(file: str, root: Path) -> str:
+    path = Path(file)
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
 def _lines(found: Mapping[str, Unstable], how: str, remedy: str) -> list[str]:

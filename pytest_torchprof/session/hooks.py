@@ -24,6 +24,7 @@ from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.fixture.relations import relation_lines
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
+from pytest_torchprof.session.importing import ImportingHooks
 from pytest_torchprof.session.known_machine import KnownMachine
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder
@@ -57,7 +58,7 @@ PLAN = pytest.StashKey[Plan]()
 GATHERER = pytest.StashKey["Gatherer | None"]()
 
 
-class TorchprofSession(KnownMachine, RunningHooks):
+class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     """The plugin object that is registered while profiling is on."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
@@ -295,7 +296,7 @@ class TorchprofSession(KnownMachine, RunningHooks):
         """Take over what an xdist worker knows about collection and the machine."""
         if (output := WorkerOutput.of(node)) is not None:
             self.environment = output.environment
-            self.collected = Collected(output.names, output.partial)
+            self.collected = Collected(output.names, output.partial, output.drawn)
             self.errors.add(*output.errors)
 
     # ---------------------------------------------------------------- the end
@@ -319,12 +320,14 @@ class TorchprofSession(KnownMachine, RunningHooks):
     def _finish(self, session: pytest.Session) -> None:
         if self.is_worker:
             known, lines = self.collected, self.errors.lines
-            output = WorkerOutput(self.environment, lines, known.names, sorted(known.partial))
-            output.leave_with(self.config)
+            own = known.names, sorted(known.partial), known.drawn
+            WorkerOutput(self.environment, lines, *own).leave_with(self.config)
             return
         if self.settings.accept:
             self._accept()
         self.messages += self.results.unstable_lines
+        if self.settings.accept:
+            self.messages += self.collected.drawing_lines(self.config.rootpath)
         with suppress(TorchprofError):  # reported at collection
             self.messages += rules_of(self.config).errors
         for fault in self.results.rule_faults:

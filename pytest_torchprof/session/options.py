@@ -22,6 +22,9 @@ STABLE_HELP = (
     "profile each test once more, with another seed, and name what differs (default: only while "
     "accepting)"
 )
+IMPORTS_HELP = (
+    "import test files with seeded generators, so that what they draw is the same in every process"
+)
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
@@ -226,6 +229,8 @@ def add_options(parser: pytest.Parser) -> None:
     stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
     add("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
     add("--no-torchprof-check-stable", action="store_false", help="do not, either", **stable)
+    add("--torchprof-seed-imports", action="store_true", default=None, help=IMPORTS_HELP)
+    ini("torchprof_seed_imports", IMPORTS_HELP, type="bool", default=False)
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
@@ -360,6 +365,7 @@ def build_settings(config: pytest.Config) -> Settings:
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     stable = config.getoption("torchprof_check_stable")
+    seeds = config.getoption("torchprof_seed_imports")
     here = config.invocation_params.dir
     for path in ("json", "html", "markdown", "traces"):
         values[path] = here / values[path] if values[path] else None
@@ -381,6 +387,7 @@ def build_settings(config: pytest.Config) -> Settings:
         accept=bool(accept),
         strict=_switched(config, "torchprof_strict") if strict is None else bool(strict),
         junit=_switched(config, "torchprof_junit"),
+        seed_imports=_switched(config, "torchprof_seed_imports") if seeds is None else bool(seeds),
         checks_stable=bool(accept if stable is None else stable),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),

@@ -148,6 +148,7 @@ def test_sessions_are_as_shown(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_options_that_are_named_exist(page: Path) -> None:
     switches = {"--torchprof", "--torchprof-strict", "--torchprof-check-stable"}
+    switches.add("--torchprof-seed-imports")
     known = switches | {option.flag for option in OPTIONS}
     named = {found.rstrip("-") for found in _OURS.findall(page.read_text("utf-8"))}
     assert set() == named - known

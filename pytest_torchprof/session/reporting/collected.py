@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.session.judging.subject import name_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -16,10 +18,15 @@ class Collected:
     """The tests of each file, and the files of which only a part runs."""
 
     def __init__(
-        self, names: Mapping[str, list[str]] | None = None, partial: Iterable[str] = ()
+        self,
+        names: Mapping[str, list[str]] | None = None,
+        partial: Iterable[str] = (),
+        drawn: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.names = dict(names or {})
         self.partial = set(partial)
+        #: By file, the generators from which its import drew.
+        self.drawn = dict(drawn or {})
         #: File and name of each test, and those shared by several tests of a file.
         self._known: set[tuple[str, str]] = set()
         self._shared: set[tuple[str, str]] = set()
@@ -33,6 +40,14 @@ class Collected:
     def is_shared(self, item: pytest.Item) -> bool:
         """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
+
+    def drawing_lines(self, root: Path) -> list[str]:
+        """The files whose import drew random numbers, in lines."""
+        if not self.drawn:
+            return []
+        from pytest_torchprof.render.unstable_tests import files_that_draw
+
+        return files_that_draw(self.drawn, root)
 
     def leave_out(self, files: Iterable[str]) -> None:
         """Note that not all tests of these files run."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import field
+
 from pytest_torchprof.core.structs import Sendable
 
 if TYPE_CHECKING:
@@ -15,13 +17,15 @@ _KEY = "torchprof"
 class WorkerOutput(Sendable, frozen=True):
     """The worker's machine, its errors, and the tests it collected.
 
-    ``names`` are the tests of each file; ``partial`` names the files of which only a part runs.
+    ``names`` are the tests of each file; ``partial`` names the files of which only a part runs;
+    ``drawn`` are the generators from which the import of a file drew, by file.
     """
 
     environment: dict[str, Any]
     errors: list[str]
     names: dict[str, list[str]]
     partial: list[str]
+    drawn: dict[str, list[str]] = field(default_factory=dict)
 
     def leave_with(self, config: pytest.Config) -> None:
         """Have xdist send it to the controller."""

@@ -40,8 +40,7 @@ class ImportingHooks:
                 state.restore()
         before = generators()
         report = yield
-        if drawn := drawn_between(before, generators()):
-            self.collected.drawn[str(collector.path)] = drawn
+        self.collected.note_drawn(collector.path, drawn_between(before, generators()))
         return report
 
 

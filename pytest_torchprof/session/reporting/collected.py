@@ -41,6 +41,11 @@ class Collected:
         """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
 
+    def note_drawn(self, file: Path, generators: list[str]) -> None:
+        """Note the generators from which the import of a file drew, if from any."""
+        if generators:
+            self.drawn[str(file)] = generators
+
     def drawing_lines(self, root: Path) -> list[str]:
         """The files whose import drew random numbers, in lines."""
         if not self.drawn:

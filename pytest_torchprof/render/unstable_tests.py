@@ -33,13 +33,12 @@ def unstable_tests(found: Mapping[str, Unstable]) -> list[str]:
 def files_that_draw(drawn: Mapping[str, Sequence[str]], root: Path) -> list[str]:
     """Lines for files that draw while they are imported, by file and generators."""
     shown = [f"{_relative(file, root)} ({', '.join(drawn[file])})" for file in sorted(drawn)]
-    one = len(shown) == 1
-    return [
-        f"{plural(len(shown), 'file')} {'draws' if one else 'draw'} random numbers while imported, "
-        f"so {'its' if one else 'their'} tests may differ in another process: "
-        f"{_listed(shown, _MOST_TESTS)}",
-        "  seed them there, or use --torchprof-seed-imports",
-    ]
+    draw, their = ("draws", "its") if len(shown) == 1 else ("draw", "their")
+    said = (
+        f"{plural(len(shown), 'file')} {draw} random numbers while imported, "
+        f"so {their} tests may differ in another process: {_listed(shown, _MOST_TESTS)}"
+    )
+    return [said, "  seed them there, or use --torchprof-seed-imports"]
 
 
 def _relative(file: str, root: Path) -> str:

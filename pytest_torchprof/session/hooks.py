@@ -22,9 +22,9 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.fixture.relations import relation_lines
+from pytest_torchprof.session.importing import ImportingHooks
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
-from pytest_torchprof.session.importing import ImportingHooks
 from pytest_torchprof.session.known_machine import KnownMachine
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder

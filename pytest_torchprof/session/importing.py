@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchprof.capture.seeding import seed_for, seed_generators
-from pytest_torchprof.capture.state import RandomState
+from pytest_torchprof.capture.state import RandomState, bytes_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
@@ -55,7 +55,7 @@ def generators() -> dict[str, tuple[Any, Any]]:
     torch = sys.modules.get("torch")
     if torch is not None:
         own = torch.default_generator
-        found["torch"] = own.initial_seed(), own.get_state().numpy().tobytes()
+        found["torch"] = own.initial_seed(), bytes_of(own.get_state())
     return found
 
 

@@ -119,6 +119,23 @@ def test_tests_that_profile_themselves_see_all_their_events(
     assert 22 == seen.metric("test_is_measured", "ops")
 
 
+def test_a_mode_left_on_that_refuses_operators_on_real_tensors(
+    pytester: pytest.Pytester,
+) -> None:
+    source = """
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        def test_enters():
+            FakeTensorMode().__enter__()
+            torch.ones(2) + 1
+
+        def test_within(): torch.ones(2) + 1
+    """
+    seen = same(pytester, source, subprocess=True)
+    assert {"test_enters": "new", "test_within": "new"} == seen.statuses
+
+
 def test_a_profiler_left_running_goes_on(pytester: pytest.Pytester) -> None:
     source = """
         import pytest

@@ -1,4 +1,4 @@
-"""Find threads that a test starts and neither joins nor leaves idle.
+"""Find threads that a test, or one before it, starts and neither joins nor leaves idle.
 
 How much of their work falls into the measured run is chance.
 """
@@ -47,8 +47,9 @@ _WAITS = {("threading", "wait"), ("threading", "join"), ("threading", "acquire")
 class LeftThreads(Frozen, frozen=True):
     """Threads at the end of a region, by native id.
 
-    ``late`` neither had ended nor waited for work; ``left`` did not a moment later either;
-    ``at_work``: one of those was running code of the user's.
+    ``late`` neither had ended nor waited for work; ``left`` did not a moment later either, or were
+    running code of the user's before the region began, too; ``at_work``: one of those that were
+    started since was running such code.
     """
 
     late: tuple[int, ...] = ()
@@ -62,10 +63,14 @@ class StartedThreads:
     def __init__(self) -> None:
         self._before: frozenset[int | None] = frozenset()
         self._late: list[Thread] = []
+        #: Older ones that are at work already.
+        self._older: list[Thread] = []
 
     def begin(self) -> None:
         """Watch from here on."""
-        self._before = frozenset(thread.native_id for thread in REAL.threads())
+        threads = REAL.threads()
+        self._before = frozenset(thread.native_id for thread in threads)
+        self._older = self._working(threads) if len(threads) > 1 else []
 
     def look(self) -> None:
         """Note those at work at the end of the region, before it ends: they may end at any time."""
@@ -73,17 +78,25 @@ class StartedThreads:
 
     def end(self) -> LeftThreads:
         """Those that have not ended; waits a moment if there were any at work."""
-        late = self._late
+        late, older = self._late, _ids(self._working(self._older)) if self._older else ()
         if not late:
-            return LeftThreads()
+            return LeftThreads(older, older)
         used_ns = _used_ns(late)
         REAL.sleep(_GRACE_S)
         alive = set(self._alive())
         left = self._busy([one for one in late if one in alive])
-        return LeftThreads(_ids(late), _ids(left), _at_work(left, used_ns))
+        at_work = _at_work(left, used_ns)
+        return LeftThreads((*_ids(late), *older), (*_ids(left), *older), at_work)
 
     def _alive(self) -> list[Thread]:
         return [thread for thread in REAL.threads() if thread.native_id not in self._before]
+
+    def _working(self, threads: Iterable[Thread]) -> list[Thread]:
+        """Those that run code of the user's in another thread than this one."""
+        me = REAL.current_thread()
+        busy = self._busy(one for one in threads if one.ident != me)
+        frames = REAL.frames()
+        return [one for one in busy if _runs_users_code(frames.get(one.ident))]
 
     @staticmethod
     def _busy(threads: Iterable[Thread]) -> list[Thread]:

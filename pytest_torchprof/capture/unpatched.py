@@ -63,8 +63,8 @@ def muted(*fds: int, flush: bool = True) -> Iterator[None]:
     saved = []
     for fd in fds:
         with suppress(OSError):  # a test may have closed it
-            saved.append((fd, REAL.dup(fd)))
-    null = REAL.open_fd(os.devnull, os.O_WRONLY)
+            saved.append((fd, _aside(REAL.dup(fd))))
+    null = _aside(REAL.open_fd(os.devnull, os.O_WRONLY))
     try:
         for fd, _ in saved:
             REAL.dup2(null, fd)
@@ -73,9 +73,22 @@ def muted(*fds: int, flush: bool = True) -> Iterator[None]:
         if flush:
             _flush()
         for fd, copy in saved:
-            REAL.dup2(copy, fd)
-            REAL.close(copy)
-        REAL.close(null)
+            with suppress(OSError):  # as above: what is left must come back
+                REAL.dup2(copy, fd)
+                REAL.close(copy)
+        with suppress(OSError):
+            REAL.close(null)
+
+
+def _aside(fd: int) -> int:
+    """The same file under a number that is none of the standard streams', which tests close."""
+    taken = []
+    while fd <= 2:
+        taken.append(fd)
+        fd = REAL.dup(fd)
+    for one in taken:
+        REAL.close(one)
+    return fd
 
 
 def is_silent(call: Callable[[], object]) -> bool:
@@ -83,7 +96,7 @@ def is_silent(call: Callable[[], object]) -> bool:
     if os.name == "nt":  # a pipe cannot be polled there
         return False
     try:
-        copy = os.dup(2)
+        copy = _aside(os.dup(2))
     except OSError:  # closed
         return False
     read, write = os.pipe()

@@ -188,7 +188,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         elsewhere: why numbers are lower bounds, if they are.
         late_threads: native ids of threads that the region started and that neither had ended nor
             waited for work at its end.
-        left_threads: those of them of which that was still true a moment later.
+        left_threads: those of them of which that was still true a moment later, and older ones
+            that were running code of the user's before the region, too.
         allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
         anomaly_before: whether anomaly mode was on before the region.
         asked: metrics of a device's work that the test asks for, and that are measured only then.

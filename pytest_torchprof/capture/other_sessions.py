@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.unpatched import REAL
 
 #: What begins a session, and what ends it, in torch.autograd's two modules.
@@ -25,6 +26,9 @@ class Others:
         self._ours_starts = False
         #: Whether another thread's session has replaced ours.
         self.taken_over = False
+        #: Threads in which a session, of ours or another, has ended within a backward pass, so that
+        #: the autograd engine brings its state and its callbacks back; or ended in another thread.
+        self._brought_back: set[int] = set()
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
         #: The threads in which sessions of others run.
         self._running: set[int] = set()
@@ -79,9 +83,23 @@ class Others:
         """Note that neither our session nor its replacement is running."""
         self.taken_over = False
 
-    def ended_here(self) -> None:
-        """Note that no session runs in this thread."""
-        self._running.discard(REAL.current_thread())
+    @property
+    def brought_back(self) -> bool:
+        """Whether something is left in this thread of a session that has ended."""
+        return REAL.current_thread() in self._brought_back
+
+    def ended_here(self, began_in: int | None = None) -> None:
+        """Note that no session runs in this thread; one of ours may have ``began_in`` another."""
+        me = REAL.current_thread()
+        self._running.discard(me)
+        if real_torch().in_backward():
+            self._brought_back.add(me)
+        if began_in not in {None, me}:
+            self._brought_back.add(began_in)
+
+    def cleared(self) -> None:
+        """Note that nothing is left in this thread."""
+        self._brought_back.discard(REAL.current_thread())
 
     def forget(self) -> None:
         """Restore what is wrapped."""

@@ -391,6 +391,7 @@ class Capture:
             disable()
             Capture.current = None
             OTHERS.ours_ended()
+            OTHERS.ended_here(began_in=self._thread)
             self._undo.close()
 
 

@@ -105,6 +105,8 @@ def require_free() -> None:
         NotCapturedError: another one is active, in any thread, or the current stream captures a
             graph, which what begins a session would invalidate.
     """
+    if OTHERS.brought_back:
+        end_restored()
     # Torch would let ours replace one of another thread, and crash when that one ends.
     if profiler_active() or OTHERS.run_now:
         raise NotCapturedError(because(Why.OTHER_PROFILER))
@@ -151,11 +153,15 @@ def end_restored() -> None:
 
     It looks active then, and its callbacks record operators, but the backend does not run it.
     """
-    if profiler_active() and not OTHERS.run_here:
+    if OTHERS.run_here or not (OTHERS.brought_back or profiler_active()):
+        return
+    if profiler_active():
         begin_elsewhere()
-        with muted(2):
-            disable()
-            real_torch().clear_callbacks()  # it did not know them any more
+    with muted(2):
+        disable()
+        real_torch().clear_callbacks()  # it did not know them any more
+    if not real_torch().in_backward():
+        OTHERS.cleared()
 
 
 def empty(profiler: Any) -> None:

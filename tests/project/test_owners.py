@@ -14,7 +14,6 @@ PACKAGE = Path(pytest_torchprof.__file__).parent
 
 #: What is written after import, at the level of a module or a class, and why there is one only.
 PROCESS_WIDE = {
-    "analysis/moved_bytes.py:_KNOWN": "a cache, by call",
     "capture/signal_timer.py:_MADE": "a timer of the operating system belongs to a process",
     "capture/compile_events.py:_LOG": "dynamo counts compilations by process",
     "capture/cuda_graphs.py:CUDA_GRAPHS": "all capture through one class of torch's",

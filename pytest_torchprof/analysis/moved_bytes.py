@@ -161,8 +161,9 @@ def _bytes_by_tensors(name: str, dims: bytes, types: bytes, strides: bytes) -> i
 
     Cached, as tests repeat calls; their values change, like those of an optimizer's steps.
     """
-    values, tensors = UnreadValues(), map(decode_part, (dims, types, strides))
-    count = compulsory_bytes(name, *tensors, values)  # type: ignore[call-arg]
+    values = UnreadValues()
+    shapes, kinds, steps = map(decode_part, (dims, types, strides))
+    count = compulsory_bytes(name, shapes, kinds, steps, values)
     if values.asked:
         return None
     return -1 if count is None else count
@@ -173,8 +174,8 @@ def _bytes_with_values(
     name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes, item: int | None = None
 ) -> int:
     """The same where values tell; ``item`` is the size of a list's elements."""
-    parts = map(decode_part, (dims, types, strides, concrete))
-    count = compulsory_bytes(name, *parts, item)  # type: ignore[call-arg]
+    shapes, kinds, steps, values = map(decode_part, (dims, types, strides, concrete))
+    count = compulsory_bytes(name, shapes, kinds, steps, values, item)
     return -1 if count is None else count
 
 

@@ -163,7 +163,7 @@ SENTENCES: Mapping[Why, str] = {
         "other threads did work too, which only another run can count: give the test a warm-up run"
     ),
     Why.THREAD_LEFT: (
-        "a thread that the test started was still running when the measured run ended"
+        "a thread that this or an earlier test started was still at work when the run ended"
     ),
     Why.MEMORY_OF_THREADS: (
         "torch records no memory while it profiles all threads, and this test works in several"

@@ -23,7 +23,6 @@ from pytest_torchprof.work.dtypes import torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -305,9 +304,9 @@ def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
             yield _Call(row, [(total,)], [(total,)], "")
 
 
-def _distinct_operands(trace: Events, rows: Ints) -> list[OpArgs]:
-    """The operands of these calls, once where calls are alike."""
-    return trace.operands(rows[alike(trace.name[rows], trace.args[rows])[1]])
+def _unlike(trace: Events, rows: Ints) -> Ints:
+    """These calls, but of those that are alike only the first."""
+    return rows[alike(trace.name[rows], trace.args[rows])[1]]
 
 
 def _target(concrete: bytes) -> str:
@@ -318,7 +317,7 @@ def _target(concrete: bytes) -> str:
 
 def _casts_up(trace: Events, rows: Ints) -> bool:
     """Whether float32 tensors with dimensions are explicitly cast to float64."""
-    for args in _distinct_operands(trace, rows[are_named(trace, rows, _CAST)]):
+    for args in trace.operands(_unlike(trace, rows[are_named(trace, rows, _CAST)])):
         types, dims = decode_part(args.types) or [""], decode_part(args.dims) or [[]]
         if types[0] == "float" and dims[0] and _target(args.concrete) == _FLOAT64:
             return True
@@ -328,9 +327,8 @@ def _casts_up(trace: Events, rows: Ints) -> bool:
 def _is_fp32(trace: Events) -> bool:
     """Whether layers run in float32, and none in float64."""
     rows = operators_named(trace, LAYER)
-    rows = rows[trace.selection[rows]]
+    rows = _unlike(trace, rows[trace.selection[rows]])
     found = False
-    rows = rows[alike(trace.name[rows], trace.args[rows])[1]]  # one of each kind
     products = are_named(trace, rows, _PRODUCT).tolist()
     for args, product in zip(trace.operands(rows), products, strict=True):
         types = decode_part(args.types) or [""]
@@ -350,7 +348,7 @@ def _compares(trace: Events, call: _Call) -> bool:
 def _makes_doubles(trace: Events) -> bool:
     """Whether torch creates tensors with dimensions in float64, as requested."""
     rows = np.flatnonzero(called(trace) & trace.selection)
-    for args in _distinct_operands(trace, rows[are_named(trace, rows, _MAKERS)]):
+    for args in trace.operands(_unlike(trace, rows[are_named(trace, rows, _MAKERS)])):
         parts = decode_part(args.concrete) or []
         if _FLOAT64 in parts[1:] and parts[0] not in {"[]", ""}:
             return True

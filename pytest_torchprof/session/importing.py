@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,17 +32,23 @@ class ImportingHooks:
         if not isinstance(collector, pytest.Module):
             return (yield)
         seed = self.settings.seed if self.settings.seed_imports else None
-        if seed is not None:
-            state = RandomState()
-            seed_generators(seed_for(seed, collector.path.name))
-            try:
-                return (yield)
-            finally:
-                state.restore()
-        before = generators()
-        report = yield
-        self.collected.note_drawn(collector.path, drawn_between(before, generators()))
-        return report
+        state, before = None, dict[str, tuple[Any, Any]]()
+        # A file may replace torch or NumPy for those that follow: then nothing is told or seeded.
+        with suppress(Exception):
+            if seed is None:
+                before = generators()
+            else:
+                state = RandomState()
+                seed_generators(seed_for(seed, collector.path.name))
+        try:
+            return (yield)
+        finally:
+            with suppress(Exception):
+                if state is None:
+                    drawn = drawn_between(before, generators())
+                    self.collected.note_drawn(collector.path, drawn)
+                else:
+                    state.restore()
 
 
 def generators() -> dict[str, tuple[Any, Any]]:

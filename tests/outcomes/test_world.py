@@ -119,6 +119,24 @@ def test_tests_that_profile_themselves_see_all_their_events(
     assert 22 == seen.metric("test_is_measured", "ops")
 
 
+def test_standard_streams_that_a_test_closes(pytester: pytest.Pytester) -> None:
+    source = """
+        import os
+        import torch
+
+        def test_closes():
+            for fd in (0,):
+                try: os.close(fd)
+                except OSError: pass
+
+        def test_fails():
+            torch.ones(3)
+            assert 0, "shown"
+    """
+    seen = same(pytester, source, subprocess=True)
+    assert "shown" in str(seen.reports)
+
+
 def test_a_mode_left_on_that_refuses_operators_on_real_tensors(
     pytester: pytest.Pytester,
 ) -> None:

@@ -83,6 +83,27 @@ def test_later_files_and_tests_draw_as_without_us(pytester: pytest.Pytester) -> 
     assert drawn[0] not in run(pytester, "-s", "--torchprof", "--torchprof-seed-imports").out
 
 
+@pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["named", "seeded"])
+def test_a_file_that_replaces_torch_while_it_is_imported_changes_no_outcome(
+    args: tuple[str, ...], pytester: pytest.Pytester
+) -> None:
+    replaces = """
+        import sys, types
+        sys.real_torch = sys.modules["torch"]
+        sys.modules["torch"] = types.SimpleNamespace()
+        def test_first(): pass
+    """
+    restores = """
+        import sys
+        sys.modules["torch"] = sys.real_torch
+        def test_second(): pass
+    """
+    pytester.makepyfile(test_1=replaces, test_2=restores)
+    pytester.makeconftest("import torch")
+    ran = run(pytester, "--torchprof", *args, subprocess=True)
+    assert {"passed": 2} == ran.outcomes, ran.out
+
+
 def test_off_it_is_no_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=DRAWS)
     assert run(pytester, "--torchprof-seed-imports").ret == 0

@@ -498,3 +498,33 @@ def test_dataloader_workers_are_reported_and_the_rest_is_counted(
         return
     assert (2 * 2 * 8**3, WORKERS) == (record["metrics"]["flops"]["value"], record["reason"])
     assert WORKERS in ran.out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads' CPU time is told by /proc")
+def test_a_thread_that_an_earlier_test_left_at_work_is_not_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import threading, time, torch
+        END = threading.Event()
+
+        def work():
+            while not END.is_set():
+                torch.ones(3) + 1
+                time.sleep(0.001)
+
+        def test_starts(): threading.Thread(target=work, daemon=True).start()
+
+        def test_after():
+            torch.ones(3)
+            time.sleep(0.1)
+
+        def test_ends(): END.set()
+        """
+    )
+    ran = run(pytester, "--torchprof", subprocess=True)
+    assert {"passed"} == {test["outcome"] for test in ran.tests.values()}
+    for test in ("test_starts", "test_after"):
+        ops = ran.tests[test]["metrics"]["ops"]
+        assert (None, THREAD_LEFT) == (ops["value"], ops.get("reason")), test

@@ -218,6 +218,7 @@ def real_torch() -> SimpleNamespace:
         disable=torch._C._autograd._disable_profiler,
         clear_callbacks=getattr(torch._C._autograd, "_clear_callbacks", lambda: None),
         profile=lean_profile(),
+        begin_unprepared=_begin_unprepared(),
         activity=torch.profiler.ProfilerActivity,
         supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,
@@ -235,12 +236,26 @@ def real_torch() -> SimpleNamespace:
         spin=getattr(module, "_sleep", None),
         in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         in_backward=lambda: torch._C._current_graph_task_id() != -1,
+        after_backward=torch.autograd.Variable._execution_engine.queue_callback,
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,
         calls_modules=_module_calls(torch.nn.Module),
         skip_code=_skip_code(),
     )
+
+
+def _begin_unprepared() -> Callable[[], object]:
+    """What begins a session of the backend without having prepared it, in this thread."""
+    import torch
+
+    profile = torch.autograd.profiler.profile
+    begin: Any = profile._start_trace
+
+    def start() -> None:
+        begin(profile(use_kineto=True))
+
+    return start
 
 
 def _module_calls(module: Any) -> frozenset[CodeType]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.unpatched import REAL
 
-#: What begins a session, and what ends it, in torch.autograd's two modules.
+#: What begins a session, and what ends it, by their names in several modules of torch.
 _BEGIN = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 _END = ("_disable_profiler", "_disable_profiler_legacy")
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
 
 
 class Others:
@@ -29,30 +36,54 @@ class Others:
         #: Threads in which a session, of ours or another, has ended within a backward pass, so that
         #: the autograd engine brings its state and its callbacks back; or ended in another thread.
         self._brought_back: set[int] = set()
+        #: Ends what is left in the main thread, as soon as it can be.
+        self.end_restored: Callable[[], None] = lambda: None
+        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._is_back)
+        #: Whether the backend may run a session that nothing will end, and whether it surely does.
+        self.may_be_left = self.left = False
+        #: Of our session: the thread and whether it was in a backward pass when it began; None once
+        #: the backend has ended it.
+        self.ours_began: tuple[int, bool] | None = None
+        #: Whether a session that has replaced ours runs.
+        self.replacement_runs = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
-        #: The threads in which sessions of others run.
-        self._running: set[int] = set()
+        #: The threads in which sessions of others run; whether they began in a backward pass.
+        self._running: dict[int, bool] = {}
 
     @property
     def run_now(self) -> bool:
-        """Whether a session of other code runs in any thread; torch itself tells of this one.
-
-        A thread that has ended will not end its session, which does no harm then.
-        """
-        running = self._running
-        return bool(running) and not running.isdisjoint(sys._current_frames())
+        """Whether a session of other code runs in any thread."""
+        self._lose()
+        return bool(self._running)
 
     @property
     def run_here(self) -> bool:
         """Whether a session of other code runs in this thread."""
+        self._lose()
         return REAL.current_thread() in self._running
+
+    def _lose(self) -> None:
+        """Give up sessions that nothing will end: those of threads that have ended, and one that
+        this thread began in a backward pass, which took its state along.
+        """
+        if not self._running:
+            return
+        alive, me = sys._current_frames(), REAL.current_thread()
+        running = {thread: within for thread, within in self._running.items() if thread in alive}
+        t = real_torch()
+        if not t.in_backward() and (running.get(me) or not t.active()):
+            running.pop(me, None)
+        self.left |= len(running) < len(self._running)
+        self._running = running
 
     def watch(self) -> None:
         """Watch until `forget`."""
-        import torch.autograd.profiler as room
+        import torch
 
         self.forget()
-        for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
+        real_torch()  # has the functions themselves
+        rooms = [torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")]
+        for where in (*rooms, torch.autograd, torch._C._autograd):
             for name in (*_BEGIN, *_END):
                 if hasattr(where, name):
                     original = getattr(where, name)
@@ -67,17 +98,24 @@ class Others:
         """Set the callback while a test's block is measured; None for none."""
         self._on_start = on_start
 
-    def ours_starts(self) -> None:
-        """Stop reporting while a session of ours starts, until `ours_started`."""
-        self._ours_starts = True
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Report nothing while a session of ours starts."""
+        before, self._ours_starts = self._ours_starts, True
+        try:
+            yield
+        finally:
+            self._ours_starts = before
 
-    def ours_started(self) -> None:
-        """Report again: ours has started, or failed to."""
-        self._ours_starts = False
+    def take_over(self, ours_in: int) -> None:
+        """Note that this thread's session replaces ours, until `ours_ended`.
 
-    def take_over(self) -> None:
-        """Note that another thread's session replaces ours, until `ours_ended`."""
+        A thread of torch's has the state of the one that it works for: it ends our session, whose
+        callbacks stay where they are.
+        """
         self.taken_over = True
+        if real_torch().active():
+            self._comes_back(ours_in)
 
     def ours_ended(self) -> None:
         """Note that neither our session nor its replacement is running."""
@@ -91,15 +129,66 @@ class Others:
     def ended_here(self, began_in: int | None = None) -> None:
         """Note that no session runs in this thread; one of ours may have ``began_in`` another."""
         me = REAL.current_thread()
-        self._running.discard(me)
+        self._running.pop(me, None)
         if real_torch().in_backward():
-            self._brought_back.add(me)
-        if began_in not in {None, me}:
+            self._comes_back(me)
+        if began_in is not None and began_in != me:
             self._brought_back.add(began_in)
+
+    def _comes_back(self, thread: int) -> None:
+        """Note that state and callbacks of a session that has ended are in ``thread``, or will be.
+
+        They would record operators in memory that is freed, so the main thread ends them between
+        two of its instructions, before it calls any.
+        """
+        self._brought_back.add(thread)
+        if thread == threading.main_thread().ident:
+            soon = real_torch().after_backward if real_torch().in_backward() else _at_once
+            soon(self._ask)
+
+    def _ask(self) -> None:
+        ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+
+    def _is_back(self, _: object) -> int:
+        if self.brought_back:
+            if real_torch().in_backward():
+                self._ask()
+            else:
+                self.end_restored()
+        return 0
 
     def cleared(self) -> None:
         """Note that nothing is left in this thread."""
         self._brought_back.discard(REAL.current_thread())
+
+    @property
+    def ours_lost(self) -> bool:
+        """Whether the backend runs our session, and this thread does not know of it."""
+        if self.ours_began is None or real_torch().in_backward():
+            return False
+        thread, in_backward = self.ours_began
+        return in_backward or thread != REAL.current_thread()
+
+    def ended(self) -> None:
+        """Note that the backend has ended what it ran."""
+        self.left = self.may_be_left = self.replacement_runs = False
+        self.ours_began = None
+
+    def _noted_end(self, *, known_here: bool) -> None:
+        """Note that torch was asked for an end, by a thread that has a session or not.
+
+        If another thread began it, that one still seems to have it: a hook of a gradient runs in a
+        thread of the device's. Where this one has none, newer versions of torch do nothing, in
+        silence.
+        """
+        of_another = not (self.run_here or self.taken_over) and bool(self._running)
+        if known_here:
+            self.ended()
+        if of_another:
+            for thread in self._running:
+                self._comes_back(thread)
+            self._running.clear()
+            self.left |= not known_here
 
     def forget(self) -> None:
         """Restore what is wrapped."""
@@ -122,15 +211,23 @@ class Others:
                     return None
                 raise
             if not (ours or prepares):
-                self._running.add(REAL.current_thread())
+                self.replacement_runs = self.taken_over
+                self._running[REAL.current_thread()] = real_torch().in_backward()
             return result
 
         return start
 
     def _noting_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def end(*args: Any, **kwargs: Any) -> Any:
+            known_here = real_torch().active()
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+            except RuntimeError:
+                self.may_be_left = True
+                raise
+            else:
+                self._noted_end(known_here=known_here)
+                return result
             finally:
                 self.ended_here()
 

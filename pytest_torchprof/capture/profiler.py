@@ -7,7 +7,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,13 +32,13 @@ from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
     begin,
-    begin_elsewhere,
     disable,
     empty,
+    end,
     end_restored,
+    give_way,
     new_session,
     profiler_active,
-    quiet,
     require_free,
     sees_threads,
 )
@@ -102,8 +102,7 @@ class Capture:
         self._details = tracer is None or tracer.measures
         aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
         self._watchdog = Watchdog(aside, needs=needs) if watchdog else None
-        self._running = False
-        self._in_region = False
+        self._running = self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
         self._undo = Undo()
@@ -283,11 +282,11 @@ class Capture:
             if self.aside is not None:
                 end_restored()
             return
-        self.aside = reason
+        again, self.aside = self.aside is not None, reason
         if REAL.current_thread() == self._thread:
             self._halt()
-        else:
-            OTHERS.take_over()  # a session ends only in the thread that began it
+        elif not again:
+            give_way(self._thread)
 
     @property
     def is_small(self) -> bool:
@@ -381,12 +380,7 @@ class Capture:
             if self._in_region:
                 self._region.__exit__(None, None, None)
                 self._in_region = False
-            if OTHERS.taken_over:
-                begin_elsewhere()
-            # Torch may warn at the end if other code interfered with the session.
-            sound = self.aside is None and not OTHERS.taken_over and profiler_active()
-            with quiet(sound=sound), suppress(RuntimeError):  # older torch: already ended
-                self._profiler.stop()
+            end(self._profiler, everywhere=self._everywhere, sound=self.aside is None)
         finally:
             disable()
             Capture.current = None

@@ -73,10 +73,10 @@ def profiler_active() -> bool:
 
 def begin(profiler: Any, idle_kernels: int = 0) -> None:
     """Begin a session of ours with as many kernels that do nothing, and wait for them."""
-    OTHERS.ours_starts()
     try:
-        with quiet():
+        with quiet(), OTHERS.ours():
             _start(profiler)
+        OTHERS.ours_began = REAL.current_thread(), real_torch().in_backward()
         spin = real_torch().spin
         if idle_kernels and spin is not None and uses_accelerator():
             for _ in range(idle_kernels):
@@ -85,17 +85,78 @@ def begin(profiler: Any, idle_kernels: int = 0) -> None:
     except BaseException:
         disable()
         raise
-    finally:
-        OTHERS.ours_started()
 
 
 def _start(profiler: Any) -> None:
+    if OTHERS.left:
+        _end_left()
     try:
         profiler.start()
     except RuntimeError as error:
-        if _NOT_FREE in str(error):
+        if _NOT_FREE not in str(error):
+            raise
+        if not OTHERS.may_be_left:
             raise NotCapturedError(because(Why.OTHER_PROFILER)) from error
-        raise
+        _end_left()
+        _start(profiler)
+    else:
+        OTHERS.may_be_left = False
+
+
+def _end_left() -> None:
+    """End what the backend runs and no thread knows of.
+
+    What begins without being prepared takes it over; preparing would cancel it, and leave the
+    backend a pointer to what is gone: observers of its log, in Kineto's GenericActivityProfiler.
+    """
+    with OTHERS.ours():
+        real_torch().begin_unprepared()
+        real_torch().disable()
+    OTHERS.ended()
+
+
+def give_way(ours_in: int) -> None:
+    """End our session of the thread ``ours_in`` for one that this thread is about to begin.
+
+    Only the backend ends it, except in a thread of torch's, which has the state of the one that it
+    works for; see `end` for the rest.
+    """
+    OTHERS.take_over(ours_in)
+    with quiet(), suppress(RuntimeError):
+        if profiler_active():
+            real_torch().disable()
+            OTHERS.ended()
+        else:
+            _end_left()
+
+
+def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
+    """End our session, of all threads if ``everywhere``, whatever became of it.
+
+    ``sound``: nothing is known to have interfered with it; torch may warn otherwise.
+    """
+    known = everywhere or profiler_active()
+    sound = sound and known and not OTHERS.taken_over
+    with quiet(sound=sound), suppress(RuntimeError):  # older torch: already ended
+        if OTHERS.taken_over:
+            if not everywhere and profiler_active():
+                _end_replaced(profiler)
+        elif OTHERS.ours_lost and not known:
+            _end_left()
+        elif OTHERS.ours_began is not None or everywhere:
+            profiler.stop()
+
+
+def _end_replaced(profiler: Any) -> None:
+    """End the rest of a session that has given way; torch crashes if the backend runs none then,
+    and when the other one ends.
+    """
+    others = OTHERS.run_now
+    if not OTHERS.replacement_runs:
+        begin_elsewhere()
+    profiler.stop()
+    if others:
+        begin_elsewhere()
 
 
 def require_free() -> None:
@@ -108,7 +169,7 @@ def require_free() -> None:
     if OTHERS.brought_back:
         end_restored()
     # Torch would let ours replace one of another thread, and crash when that one ends.
-    if profiler_active() or OTHERS.run_now:
+    if OTHERS.run_now or profiler_active():
         raise NotCapturedError(because(Why.OTHER_PROFILER))
     if captures_graph():
         raise NotCapturedError(because(Why.GRAPH_CAPTURE))
@@ -145,6 +206,7 @@ def disable() -> None:
     if profiler_active():
         with suppress(RuntimeError):  # it had not started yet
             real_torch().disable()
+        OTHERS.ended()
         OTHERS.ended_here()
 
 
@@ -155,13 +217,16 @@ def end_restored() -> None:
     """
     if OTHERS.run_here or not (OTHERS.brought_back or profiler_active()):
         return
-    if profiler_active():
+    if profiler_active() and not (OTHERS.left or OTHERS.ours_lost):
         begin_elsewhere()
     with muted(2):
         disable()
         real_torch().clear_callbacks()  # it did not know them any more
     if not real_torch().in_backward():
         OTHERS.cleared()
+
+
+OTHERS.end_restored = end_restored
 
 
 def empty(profiler: Any) -> None:
@@ -177,11 +242,8 @@ def begin_elsewhere() -> None:
     """
 
     def start() -> None:
-        OTHERS.ours_starts()
-        try:
+        with OTHERS.ours():
             new_session().start()
-        finally:
-            OTHERS.ours_started()
 
     thread = REAL.thread(target=start)
     with muted(2):

@@ -62,7 +62,7 @@ BACKWARD = """
         torch.ones(4) + 1
 
     def test_large():
-        x = torch.ones(4, requires_grad=True)
+        x = torch.ones(4, requires_grad=True, device="{device}")
         Doubled.apply(x).sum().backward()
         assert x.grad[0] == 2
         work()
@@ -72,6 +72,7 @@ BACKWARD = """
 """
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     "postponed",
     [
@@ -80,14 +81,14 @@ BACKWARD = """
     ],
 )
 def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the_next_test(
-    postponed: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    postponed: int, device: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not watchdog._STATM.exists():
         pytest.skip("this system has no /proc, so nothing is watched")
     monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
     monkeypatch.setattr(watchdog, "POSTPONED_BYTES", postponed)
     monkeypatch.setattr("pytest_torchprof.session.runs.one_run.WATCHED_CALL_NS", 200_000_000)
-    pytester.makepyfile(BACKWARD)
+    pytester.makepyfile(BACKWARD.format(device=device))
     ran = run(pytester, "--torchprof")
     others = dict.fromkeys(("test_before", "test_next"), "new")
     assert ran.statuses == {**others, "test_large": "not_profiled"}

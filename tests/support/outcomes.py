@@ -59,7 +59,7 @@ def pytest_unconfigure(config):
 
 #: What is of this one session and no other.
 _PASSING = re.compile(
-    r"0x[0-9a-f]+|\b\d+\.\d+s\b( \(\d:\d\d:\d\d\))?|(?<=tid=)\d+|(?<=Thread-)\d+|(?<=pid )\d+"
+    r"0x[0-9a-f]+|\b\d+\.\d+s\b( \(\d:\d\d:\d\d\))?|(?<=tid=)\d+|(?<=Thread-)\d+|(?<=pid[ =])\d+"
     r"|=+(?= \w|$)|(?<=\w )=+$|(?<=id=')\d+"
     # Who else has memory on the device.
     r"|(?<=CUDA out of memory\. )Tried to allocate .*"

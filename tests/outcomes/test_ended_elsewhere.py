@@ -174,3 +174,47 @@ def test_later_tests_are_measured_as_before(
     )
     names = ("ops", "allocated_cpu_bytes", "peak_cpu_bytes")
     assert [before["metrics"][n] for n in names] == [after["metrics"][n] for n in names]
+
+
+OUTLIVES = """
+import threading
+import torch
+
+UP, GO, SEEN = threading.Event(), threading.Event(), []
+
+def work():
+    with torch.profiler.profile() as own:
+        torch.ones(3) + 1
+        UP.set()
+        GO.wait(60)
+        torch.ones(3) + 1
+    SEEN.append(len(own.events()))
+
+THREAD = threading.Thread(target=work)
+
+def test_before(): torch.ones(3) + 1
+
+def test_begins():
+    THREAD.start()
+    UP.wait(60)
+
+def test_meanwhile(): torch.ones(3) + 1
+
+def test_ends():
+    GO.set()
+    THREAD.join()
+    assert SEEN[0] >= 12
+
+def test_after(): torch.ones(3) + 1
+"""
+
+
+def test_a_thread_s_session_outlives_the_test_in_which_it_begins(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=OUTLIVES)
+    ran = run(pytester, "--torchprof", *ONLY_RUN, subprocess=True)
+    assert {"passed"} == {test["outcome"] for test in ran.tests.values()}, ran.out
+    aside = dict.fromkeys(("test_begins", "test_meanwhile", "test_ends"), "not_profiled")
+    assert ran.statuses == {"test_before": "new", **aside, "test_after": "new"}
+    assert ran.metric("ops", "test_before") == ran.metric("ops", "test_after")

@@ -216,6 +216,7 @@ def real_torch() -> SimpleNamespace:
     return SimpleNamespace(
         active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
         disable=torch._C._autograd._disable_profiler,
+        runs_backend=_runs_backend(),
         clear_callbacks=getattr(torch._C._autograd, "_clear_callbacks", lambda: None),
         profile=lean_profile(),
         begin_unprepared=_begin_unprepared(),
@@ -243,6 +244,14 @@ def real_torch() -> SimpleNamespace:
         calls_modules=_module_calls(torch.nn.Module),
         skip_code=_skip_code(),
     )
+
+
+def _runs_backend() -> Callable[[], bool]:
+    """Whether this thread has a session of the backend: not an emitter's, nor of all threads."""
+    import torch
+
+    kind, kineto = torch._C._autograd._profiler_type, torch._C._profiler.ActiveProfilerType.KINETO
+    return lambda: bool(kind() == kineto)
 
 
 def _begin_unprepared() -> Callable[[], object]:

@@ -36,8 +36,6 @@ class Others:
         #: Threads in which a session, of ours or another, has ended within a backward pass, so that
         #: the autograd engine brings its state and its callbacks back; or ended in another thread.
         self._brought_back: set[int] = set()
-        #: Ends what is left in the main thread, as soon as it can be.
-        self.end_restored: Callable[[], None] = lambda: None
         self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._is_back)
         #: Whether the backend may run a session that nothing will end, and whether it surely does.
         self.may_be_left = self.left = False
@@ -47,8 +45,9 @@ class Others:
         #: Whether a session that has replaced ours runs.
         self.replacement_runs = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
-        #: The threads in which sessions of others run; whether they began in a backward pass.
-        self._running: dict[int, bool] = {}
+        #: The threads in which sessions of others run; whether they began in a backward pass. None
+        #: where it cannot be told that one is lost: not of this thread alone, or not the backend's.
+        self._running: dict[int, bool | None] = {}
 
     @property
     def run_now(self) -> bool:
@@ -69,12 +68,11 @@ class Others:
         if not self._running:
             return
         alive, me = sys._current_frames(), REAL.current_thread()
-        running = {thread: within for thread, within in self._running.items() if thread in alive}
-        t = real_torch()
-        if not t.in_backward() and (running.get(me) or not t.active()):
-            running.pop(me, None)
-        self.left |= len(running) < len(self._running)
-        self._running = running
+        gone = [thread for thread in self._running if thread not in alive]
+        if self._running.get(me) and not real_torch().in_backward():
+            gone.append(me)
+        for thread in gone:
+            self.left |= self._running.pop(thread) is not None
 
     def watch(self) -> None:
         """Watch until `forget`."""
@@ -138,8 +136,8 @@ class Others:
     def _comes_back(self, thread: int) -> None:
         """Note that state and callbacks of a session that has ended are in ``thread``, or will be.
 
-        They would record operators in memory that is freed, so the main thread ends them between
-        two of its instructions, before it calls any.
+        The callbacks would record operators in memory that is freed, so the main thread clears them
+        between two of its instructions, before it calls any.
         """
         self._brought_back.add(thread)
         if thread == threading.main_thread().ident:
@@ -153,8 +151,8 @@ class Others:
         if self.brought_back:
             if real_torch().in_backward():
                 self._ask()
-            else:
-                self.end_restored()
+            elif not self.run_here:
+                real_torch().clear_callbacks()
         return 0
 
     def cleared(self) -> None:
@@ -181,14 +179,15 @@ class Others:
         thread of the device's. Where this one has none, newer versions of torch do nothing, in
         silence.
         """
-        of_another = not (self.run_here or self.taken_over) and bool(self._running)
+        began_here = REAL.current_thread() in self._running
+        if began_here and not known_here:
+            self.left |= self._running[REAL.current_thread()] is not None
         if known_here:
             self.ended()
-        if of_another:
-            for thread in self._running:
+        if known_here and not (began_here or self.taken_over):
+            for thread in [thread for thread, how in self._running.items() if how is not None]:
+                del self._running[thread]
                 self._comes_back(thread)
-            self._running.clear()
-            self.left |= not known_here
 
     def forget(self) -> None:
         """Restore what is wrapped."""
@@ -210,16 +209,20 @@ class Others:
                 if prepares and self.taken_over:
                     return None
                 raise
-            if not (ours or prepares):
-                self.replacement_runs = self.taken_over
-                self._running[REAL.current_thread()] = real_torch().in_backward()
+            if not ours:
+                t = real_torch()
+                of_backend = t.runs_backend() and not prepares
+                self.replacement_runs |= self.taken_over and of_backend
+                within = t.in_backward() if of_backend else None
+                self._running[REAL.current_thread()] = within
             return result
 
         return start
 
     def _noting_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def end(*args: Any, **kwargs: Any) -> Any:
-            known_here = real_torch().active()
+            self._lose()  # before the backend ends: what is left then is left no more
+            known_here = real_torch().runs_backend()
             try:
                 result = original(*args, **kwargs)
             except RuntimeError:

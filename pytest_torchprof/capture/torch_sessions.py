@@ -151,11 +151,11 @@ def _end_replaced(profiler: Any) -> None:
     """End the rest of a session that has given way; torch crashes if the backend runs none then,
     and when the other one ends.
     """
-    others = OTHERS.run_now
+    theirs = OTHERS.replacement_runs and OTHERS.run_now
     if not OTHERS.replacement_runs:
         begin_elsewhere()
     profiler.stop()
-    if others:
+    if theirs:
         begin_elsewhere()
 
 
@@ -224,9 +224,6 @@ def end_restored() -> None:
         real_torch().clear_callbacks()  # it did not know them any more
     if not real_torch().in_backward():
         OTHERS.cleared()
-
-
-OTHERS.end_restored = end_restored
 
 
 def empty(profiler: Any) -> None:

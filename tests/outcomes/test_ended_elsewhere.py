@@ -87,17 +87,6 @@ WEIRD = {
         torchprof.__enter__()
         in_a_thread_of_torch(lambda: torchprof.__exit__(None, None, None))
     """,
-    "the test's own profiler ended in a thread": """
-        own = torch.profiler.profile()
-        own.start()
-        def work():
-            try: own.stop()
-            except RuntimeError:  # torch says so or not, by version; then it still runs
-                failed.append(own)
-        failed = []
-        in_a_thread(work)
-        if failed: torch.autograd._disable_profiler()
-    """,
 }
 #: Ends our session and begins one within an operator, if ours runs: torch then writes the end of
 #: that operator to memory that it has freed, which may crash, without us as well.

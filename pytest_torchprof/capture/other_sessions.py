@@ -56,6 +56,12 @@ class Others:
         return bool(self._running)
 
     @property
+    def need_backend(self) -> bool:
+        """Whether other code will end a session of the backend's, which then has to run one."""
+        self._lose()
+        return any(how is not None for how in self._running.values())
+
+    @property
     def run_here(self) -> bool:
         """Whether a session of other code runs in this thread."""
         self._lose()

@@ -139,7 +139,7 @@ def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
     sound = sound and known and not OTHERS.taken_over
     with quiet(sound=sound), suppress(RuntimeError):  # older torch: already ended
         if OTHERS.taken_over:
-            if not everywhere and profiler_active():
+            if not everywhere:
                 _end_replaced(profiler)
         elif OTHERS.ours_lost and not known:
             _end_left()
@@ -148,14 +148,16 @@ def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
 
 
 def _end_replaced(profiler: Any) -> None:
-    """End the rest of a session that has given way; torch crashes if the backend runs none then,
-    and when the other one ends.
+    """End the rest of a session that has given way.
+
+    Torch crashes if the backend runs none then, or when the other one ends.
     """
-    theirs = OTHERS.replacement_runs and OTHERS.run_now
-    if not OTHERS.replacement_runs:
-        begin_elsewhere()
-    profiler.stop()
-    if theirs:
+    needed = OTHERS.need_backend
+    if profiler_active():
+        if not OTHERS.replacement_runs:
+            begin_elsewhere()
+        profiler.stop()
+    if needed and not OTHERS.replacement_runs:
         begin_elsewhere()
 
 

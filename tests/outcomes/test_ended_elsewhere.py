@@ -83,6 +83,20 @@ WEIRD = {
         own.start()
         in_a_thread_of_torch(own.stop)
     """,
+    "the test's own profiler of all threads": """
+        try: config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        except TypeError: config = None  # an older torch
+        with torch.profiler.profile(experimental_config=config): torch.ones(3)
+        own = torch.profiler.profile(experimental_config=config)
+        if config: in_a_thread(own.start), own.stop()
+    """,
+    "an emitter begun in a thread and left": """
+        in_a_thread(torch.autograd.profiler.emit_itt().__enter__)
+    """,
+    "a legacy profiler begun in a thread and left": """
+        from torch.autograd.profiler_legacy import profile
+        in_a_thread(profile().__enter__)
+    """,
     "a block ended in a thread of torch's": """
         torchprof.__enter__()
         in_a_thread_of_torch(lambda: torchprof.__exit__(None, None, None))
@@ -153,14 +167,8 @@ def test_later_tests_are_measured_as_before(
     ran = run(pytester, "--torchprof", *args, subprocess=True)
     assert {"passed"} == {test["outcome"] for test in ran.tests.values()}, ran.out
     before, after = (ran.tests[f"test_{name}"] for name in ("before", "after"))
-    assert (
-        ("new", None)
-        == (after["status"], after["reason"])
-        == (
-            before["status"],
-            before["reason"],
-        )
-    )
+    for test in (before, after):
+        assert ("new", None) == (test["status"], test["reason"])
     names = ("ops", "allocated_cpu_bytes", "peak_cpu_bytes")
     assert [before["metrics"][n] for n in names] == [after["metrics"][n] for n in names]
 
@@ -180,14 +188,22 @@ def work():
     SEEN.append(len(own.events()))
 
 THREAD = threading.Thread(target=work)
+ENDED = torch.profiler.profile()
 
 def test_before(): torch.ones(3) + 1
+
+def test_ends_its_own():
+    ENDED.start()
+    ENDED.stop()
 
 def test_begins():
     THREAD.start()
     UP.wait(60)
 
-def test_meanwhile(): torch.ones(3) + 1
+def test_meanwhile():
+    torch.ones(3) + 1
+    try: ENDED.stop()  # once too often
+    except RuntimeError: pass  # as some versions of torch have it
 
 def test_ends():
     GO.set()
@@ -204,6 +220,64 @@ def test_a_thread_s_session_outlives_the_test_in_which_it_begins(
     pytester.makepyfile(test_it=OUTLIVES)
     ran = run(pytester, "--torchprof", *ONLY_RUN, subprocess=True)
     assert {"passed"} == {test["outcome"] for test in ran.tests.values()}, ran.out
-    aside = dict.fromkeys(("test_begins", "test_meanwhile", "test_ends"), "not_profiled")
+    aside = dict.fromkeys(
+        ("test_ends_its_own", "test_begins", "test_meanwhile", "test_ends"), "not_profiled"
+    )
     assert ran.statuses == {"test_before": "new", **aside, "test_after": "new"}
     assert ran.metric("ops", "test_before") == ran.metric("ops", "test_after")
+
+
+POOL = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+
+POOL = ThreadPoolExecutor(1)
+
+def work():
+    with torch.profiler.profile() as own: torch.ones(3) + 1
+    return sum(event.name == "aten::add" for event in own.events())
+
+def test_begins_there_and_ends_here():
+    own = torch.profiler.profile()
+    POOL.submit(own.start).result(60)
+    try: own.stop()
+    except RuntimeError: POOL.submit(torch.autograd._disable_profiler).result(60)
+
+def test_meanwhile(): torch.ones(3) + 1
+
+def test_profiles_there(): assert POOL.submit(work).result(60) == 1
+"""
+
+
+@pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["usual", "only-run"])
+def test_a_session_of_a_pool_that_is_ended_elsewhere_fails_no_later_one(
+    args: tuple[str, ...], pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(test_it=POOL)
+    ran = run(pytester, "--torchprof", *args, subprocess=True)
+    assert (0, 3) == (ran.ret, ran.outcomes["passed"]), ran.out
+
+
+SCHEDULED = """
+import pytest
+import torch
+
+@pytest.fixture(scope="session")
+def own():
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    with torch.profiler.profile(schedule=schedule) as made: yield made
+
+@pytest.fixture(autouse=True)
+def step(own):
+    yield
+    own.step()
+
+@pytest.mark.parametrize("number", range(7))
+def test_it(number): torch.ones(3) + 1
+"""
+
+
+def test_a_session_that_is_only_prepared_is_another_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=SCHEDULED)
+    ran = run(pytester, "--torchprof", *ONLY_RUN, subprocess=True)
+    assert (0, 7) == (ran.ret, ran.outcomes["passed"]), ran.out

@@ -125,9 +125,8 @@ def test_standard_streams_that_a_test_closes(pytester: pytest.Pytester) -> None:
         import torch
 
         def test_closes():
-            for fd in (0,):
-                try: os.close(fd)
-                except OSError: pass
+            try: os.close(0)
+            except OSError: pass
 
         def test_fails():
             torch.ones(3)

@@ -237,6 +237,7 @@ def real_torch() -> SimpleNamespace:
         spin=getattr(module, "_sleep", None),
         in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         in_backward=lambda: torch._C._current_graph_task_id() != -1,
+        backward_pass=torch._C._current_graph_task_id,
         after_backward=torch.autograd.Variable._execution_engine.queue_callback,
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,

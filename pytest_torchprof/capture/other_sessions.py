@@ -42,6 +42,9 @@ class Others:
         #: Of our session: the thread and whether it was in a backward pass when it began; None once
         #: the backend has ended it.
         self.ours_began: tuple[int, bool] | None = None
+        #: The backward pass in which ours has ended that had begun before it. Operators of its are
+        #: under way; with another session, torch writes their end to memory that it has freed.
+        self.ours_ended_in: int | None = None
         #: Whether a session that has replaced ours runs.
         self.replacement_runs = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []

@@ -135,6 +135,8 @@ def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
 
     ``sound``: nothing is known to have interfered with it; torch may warn otherwise.
     """
+    if real_torch().in_backward() and OTHERS.ours_began == (REAL.current_thread(), False):
+        OTHERS.ours_ended_in = real_torch().backward_pass()
     known = everywhere or profiler_active()
     sound = sound and known and not OTHERS.taken_over
     with quiet(sound=sound), suppress(RuntimeError):  # older torch: already ended
@@ -165,14 +167,17 @@ def require_free() -> None:
     """Check that a session of ours may begin here.
 
     Raises:
-        NotCapturedError: another one is active, in any thread, or the current stream captures a
-            graph, which what begins a session would invalidate.
+        NotCapturedError: another one is active, in any thread, one of ours has ended in this
+            backward pass, or the current stream captures a graph, which what begins a session would
+            invalidate.
     """
     if OTHERS.brought_back:
         end_restored()
     # Torch would let ours replace one of another thread, and crash when that one ends.
     if OTHERS.run_now or profiler_active():
         raise NotCapturedError(because(Why.OTHER_PROFILER))
+    if OTHERS.ours_ended_in == real_torch().backward_pass():
+        raise NotCapturedError(because(Why.WITHIN_BACKWARD))
     if captures_graph():
         raise NotCapturedError(because(Why.GRAPH_CAPTURE))
 

@@ -83,6 +83,7 @@ class Why(Enum):
     NO_DEVICE_RECORDS = "no_device_records"
     DEVICE_RECORDS_END = "device_records_end"
     GRAPH_CAPTURE = "graph_capture"
+    WITHIN_BACKWARD = "within_backward"
     DEVICE_ERROR = "device_error"
     ALLOCATOR_UNSEEN = "allocator_unseen"
     ONLY_OTHER_EVENTS = "only_other_events"

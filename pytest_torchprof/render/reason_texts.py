@@ -123,6 +123,10 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.DEVICE_RECORDS_END: "partial capture: records of the device end before the test does",
     Why.GRAPH_CAPTURE: "the measured block begins while a CUDA graph is captured",
+    Why.WITHIN_BACKWARD: (
+        "the measured block begins in a backward pass of the first run, which was profiled until "
+        "then (a warm-up, --torchprof-warmup=1, avoids that)"
+    ),
     Why.DEVICE_ERROR: "the device reports an error: {message}",
     Why.ALLOCATOR_UNSEEN: "torch's profiler does not see the allocator {name}",
     Why.ONLY_OTHER_EVENTS: "no accelerator in this capture: {events: and } in this trace",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from support.sessions import run
 
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reason_texts import in_words
+
 pytestmark = pytest.mark.thorough
 
 #: Where a hook of a gradient runs in a thread of the autograd engine's own.
@@ -110,6 +113,8 @@ HAZARDS = {
     "the test's own profiler begun in a thread of torch's",
     "the test's own profiler begun in a thread of torch's and left",
 }
+#: Would do so, and are refused.
+REFUSED = {"a block in it", "a block begun in it", "a callable"}
 SOURCE = """
 import threading
 import torch
@@ -169,6 +174,8 @@ def test_later_tests_are_measured_as_before(
     before, after = (ran.tests[f"test_{name}"] for name in ("before", "after"))
     for test in (before, after):
         assert ("new", None) == (test["status"], test["reason"])
+    if args == ONLY_RUN and what in REFUSED:
+        assert in_words(because(Why.WITHIN_BACKWARD)) == ran.tests["test_weird"]["reason"]
     names = ("ops", "allocated_cpu_bytes", "peak_cpu_bytes")
     assert [before["metrics"][n] for n in names] == [after["metrics"][n] for n in names]
 

@@ -48,12 +48,13 @@ demo-regression: .venv/.stamp  ## put a regression into a copy of an example and
 accept: .venv/.stamp  ## write the measured values of the examples as their baselines
 	@$(BIN)/python -m pytest --accept examples
 
-check: .venv/.stamp  ## lint, format, types, layers, generated docs
+check: .venv/.stamp  ## lint, format, types, layers, length of modules, generated docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
+	@$(BIN)/python -m pytest -q tests/project/test_architecture.py
 
 docs: .venv/.docs  ## build the documentation site in build/docs; a warning is an error
 	@$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs

@@ -29,7 +29,7 @@ from pytest_torchprof.commands.table_arguments import (
     TABLE_FORMAT,
     TRACES,
 )
-from pytest_torchprof.core.errors import BAD_USAGE, TorchprofError
+from pytest_torchprof.core.errors import BAD_USAGE, TorchprofError, error_line
 from pytest_torchprof.render import streams
 
 OK, INTERRUPTED = 0, 130
@@ -343,7 +343,7 @@ def _run(options: argparse.Namespace) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        fault = f"{type(error).__name__}: {error}".splitlines()[0]
+        fault = error_line(error)
         return _complain(f"internal error, please report it: {fault}; {DEBUG}=1 shows where")
 
 

@@ -16,6 +16,7 @@ from pytest_torchprof.ab.messages import Turn
 from pytest_torchprof.capture.collecting import collect
 from pytest_torchprof.capture.memory_layout import TurnLayout, move_to
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
+from pytest_torchprof.core.errors import error_line
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
@@ -234,12 +235,6 @@ class Turns:
             capture = manager.getplugin("capturemanager")
             if capture is not None and capture.is_globally_capturing():
                 capture.read_global_capture()
-
-
-def error_line(error: BaseException) -> str:
-    """An error in one line."""
-    lines = f"{type(error).__name__}: {error}".splitlines()
-    return lines[0].rstrip(": ")
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -12,12 +12,12 @@ import pytest
 from pytest_torchprof.ab.messages import Collection, Profiled
 from pytest_torchprof.ab.neutral_options import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand, error_line
+from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.errors import TorchprofError, error_line
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.rules.engine.registry import warm_up

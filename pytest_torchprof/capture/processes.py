@@ -122,6 +122,16 @@ class Children:
         self._alive: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
+    def take(self) -> tuple[ChildTrace, ...]:
+        """What was handed over, which is the caller's to close from now on."""
+        taken, self.traces = self.traces, ()
+        return taken
+
+    def close(self) -> None:
+        """Close the files that nobody has taken."""
+        for one in self.take():
+            one.file.close()
+
     def before_fork(self, known: str | None) -> None:
         """Number a process that is about to be forked."""
         if self._make_handover is not None:

@@ -264,10 +264,9 @@ class Capture:
                 self._elsewhere = because(Why.THREAD_LEFT) if self._left.at_work else None
         self._in_region = False
 
-    @property
-    def children(self) -> tuple[ChildTrace, ...]:
+    def take_children(self) -> tuple[ChildTrace, ...]:
         """What the processes that the block started have handed over, once the region is over."""
-        return self._children.traces
+        return self._children.take()
 
     def end_lines(self) -> None:
         """Mark no more lines."""
@@ -362,9 +361,14 @@ class Capture:
 
     def abandon(self) -> None:
         """End the session and discard it; safe at any time, and in a forked child."""
-        if REAL.getpid() == self._pid and (self._running or self.aside is not None):
-            self.end_region()
-            self._discard()
+        if REAL.getpid() != self._pid:
+            return
+        try:
+            if self._running or self.aside is not None:
+                self.end_region()
+                self._discard()
+        finally:
+            self._children.close()
 
     def _discard(self) -> None:
         self._halt()

@@ -122,3 +122,24 @@ def near(word: str, known: Iterable[str], *, listed: bool = False) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return "" if listed else f"Known are: {', '.join(known)}."
+
+
+def error_line(error: BaseException) -> str:
+    r"""An error in one line: its type, and the first line of its text; if that is blank, the last.
+
+    The error of another process begins with a blank line, and ends with what was raised there.
+
+    >>> error_line(ValueError("no such key"))
+    'ValueError: no such key'
+    >>> error_line(RuntimeError("\n\n-- Process 1 ended:\nTraceback\nValueError: no\n"))
+    'RuntimeError: ValueError: no'
+    >>> error_line(KeyboardInterrupt())
+    'KeyboardInterrupt'
+    """
+    kind = type(error).__name__
+    try:
+        lines = [line.strip() for line in str(error).rstrip().splitlines()] or [""]
+    except Exception:  # noqa: BLE001 - somebody else's error may not have any text
+        return kind
+    line = lines[0] or lines[-1]
+    return f"{kind}: {line}" if line else kind

@@ -17,7 +17,7 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_torchprof.core.errors import TorchprofError, TraceError
+from pytest_torchprof.core.errors import TorchprofError, TraceError, error_line
 from pytest_torchprof.fleet.mapping import Answer, Question, answer
 from pytest_torchprof.fleet.memory import Budget, peak_bytes, text_bytes
 
@@ -69,9 +69,8 @@ def _any_answer(question: Question, source: Source) -> Answer:
 
 def fault(source: Source, error: Exception) -> Answer:
     """The answer for a trace at which our own code failed."""
-    found = f"{type(error).__name__}: {error}".splitlines()[0]
     what = f"{source.shown}: internal error, please report it"
-    return Answer(None, None, TraceError(what, found))
+    return Answer(None, None, TraceError(what, error_line(error)))
 
 
 @dataclass

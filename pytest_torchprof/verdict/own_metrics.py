@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.errors import SettingsError, error_line
 from pytest_torchprof.core.own_metrics import OwnMetric, declared, number_of
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.verdict.metric import Metric
@@ -132,8 +132,8 @@ def _guarded(name: str, function: Callable[[Events], object]) -> Callable[[Event
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
-            return _missing(because(Why.METRIC_RAISED, name=name, error=text))
+            why = because(Why.METRIC_RAISED, name=name, error=error_line(error))
+            return _missing(why)
 
     return extract
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from pytest_torchprof.core.errors import BaselineError, TorchprofError, UnitError
+from pytest_torchprof.core.errors import BaselineError, TorchprofError, UnitError, error_line
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,23 @@ def test_an_error_survives_the_way_from_a_worker() -> None:
 def test_one_except_clause_catches_all() -> None:
     with pytest.raises(TorchprofError):
         raise UnitError("no unit")
+
+
+class _WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("no key"), "ValueError: no key"),
+        (ValueError("no key\nin it"), "ValueError: no key"),
+        (ValueError(), "ValueError"),
+        (ValueError(" \n "), "ValueError"),
+        (ValueError("\n\n-- Process 1:\nTraceback\nOSError: no\n"), "ValueError: OSError: no"),
+        (_WordlessError(), "_WordlessError"),
+    ],
+)
+def test_an_error_in_one_line(error: Exception, expected: str) -> None:
+    assert expected == error_line(error)

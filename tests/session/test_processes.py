@@ -271,6 +271,31 @@ def test_however_a_process_starts(way: str, pytester: pytest.Pytester, temporary
     assert [] == _left(temporary)
 
 
+def test_what_a_process_raises_only_when_profiled_is_the_reason(pytester: pytest.Pytester) -> None:
+    """The error that torch raises begins with two blank lines, and ends with it."""
+    pytester.makepyfile(
+        test_it="""
+    import itertools
+    import torch, torch.multiprocessing
+
+    torch.set_num_threads(1)
+    RUNS = itertools.count()
+
+    def one(rank, run):
+        torch.ones(8) + 1
+        if run: raise OSError("the port is taken")
+
+    def test_it():
+        torch.multiprocessing.start_processes(one, (next(RUNS),), nprocs=1, start_method="fork")
+
+"""
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    said = "cannot be run twice: ProcessRaisedException: OSError: the port is taken"
+    assert said == ran.tests["test_it"]["reason"]
+
+
 @pytest.mark.thorough
 def test_a_regression_and_a_budget_name_the_rank(pytester: pytest.Pytester) -> None:
     """One product more in rank 1, of which the baseline and a budget on each rank know."""
@@ -286,6 +311,7 @@ def test_a_regression_and_a_budget_name_the_rank(pytester: pytest.Pytester) -> N
             "gloo", init_method=f"file://{file}", rank=rank, world_size=2)
         x = torch.ones(8, 8)
         for _ in range(2 + rank * int(os.environ.get("MORE", 0))): x @ x
+        torch.distributed.barrier()  # or one may leave while the other still connects
         torch.distributed.destroy_process_group()
 
     @pytest.mark.max_flops(2048, each=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.core.errors import error_line
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches
 
@@ -91,8 +92,7 @@ def fault_of(error: BaseException) -> str:
         at = at.tb_next
     code = at.tb_frame.f_code if at is not None else None
     line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
-    text = str(error).partition("\n")[0]
-    return f"{type(error).__name__}{': ' if text else ''}{text}{line}"
+    return f"{error_line(error)}{line}"
 
 
 def _indices(found: object, find: Callable[..., object]) -> Ints:

@@ -88,7 +88,7 @@ class Captures:
         elif brought.kind == "tensors":
             self._exchange(brought)
         elif brought.kind == "reseeded":
-            brought.file.close()
+            _close(brought)
             # One that compiles does what no later run of the same seed does.
             unsettled = brought.compiled or brought.recorded
             self.reseeded = None if unsettled else brought.trace
@@ -153,7 +153,8 @@ class Captures:
 
     def forget(self) -> None:
         """Release memory and files."""
-        files = [self._file, self._one_thread.file if self._one_thread is not None else None]
+        one_thread = self._one_thread
+        files = [self._file, *(_files(one_thread) if one_thread is not None else ())]
         files += [one.file for one in self.children]
         self.children, self._processes = (), None
         self.located_processes = {}
@@ -181,7 +182,9 @@ class Captures:
                 self._one_thread = brought
                 return None
             if brought.started_threads:
-                self._file = brought.file
+                self._file = brought.file  # it can still be exported
+                for one in brought.children:
+                    one.file.close()
                 return _NO_THREADS
         self._use(brought, "profile")
         alone = brought.first and not self.wants_another
@@ -261,8 +264,13 @@ class Captures:
         self.kind = kind or brought.kind
 
 
+def _files(brought: Captured) -> tuple[IO[bytes], ...]:
+    """Its own, and those of the processes that it started."""
+    return brought.file, *(one.file for one in brought.children)
+
+
 def _close(unused: Captured) -> None:
-    for file in (unused.file, *(one.file for one in unused.children)):
+    for file in _files(unused):
         file.close()
 
 

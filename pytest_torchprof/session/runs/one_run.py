@@ -188,7 +188,7 @@ class Run:
             doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
             unseen=tracer.unseen if tracer is not None else frozenset(),
-            children=capture.children,
+            children=capture.take_children(),
         )
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchprof.core.errors import error_line
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.session.runs.deadline import Overdue
 
@@ -18,7 +19,7 @@ _FIXTURE = "torchprof"
 
 def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> Reason:
     """Why a test is not profiled after a run of this kind raised the error."""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    what = error_line(error)
     if isinstance(error, Overdue):
         return error.reason
     if kind == "profile" and threads is not None and isinstance(error, AssertionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from pytest_torchprof.ab.messages import Collection, Profiled
 from pytest_torchprof.ab.neutral_options import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand
-from pytest_torchprof.capture.machine import Machine, probe_machine
+from pytest_torchprof.capture.early_modules import EarlyModules
+from pytest_torchprof.capture.machine import Machine, imported_torch, probe_machine
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.core.errors import TorchprofError, error_line
+from pytest_torchprof.core.errors import CaptureError, TorchprofError, error_line
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.rules.engine.registry import warm_up
@@ -108,6 +110,12 @@ class WorkerPlugin(RunningHooks):
 
     # ---------------------------------------------------------------- collection
 
+    def pytest_sessionstart(self) -> None:
+        """Import torch before test files, which may replace it; without it, the loop says so."""
+        with suppress(CaptureError):
+            imported_torch()
+        self._early = EarlyModules()
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors."""
         if report.failed:
@@ -145,11 +153,12 @@ class WorkerPlugin(RunningHooks):
         """Run what the controller requests, until it ends."""
         self.reached = True
         if session.items:  # not before: a device is initialized once tests have chosen theirs
-            self._machine = probe_machine(self.settings.threads)
-            prime()
-            warm_up()
-            OTHERS.watch()
-            PATCH_GUARD.learn()
+            with self._early.in_place():
+                self._machine = probe_machine(self.settings.threads)
+                prime()
+                warm_up()
+                OTHERS.watch()
+                PATCH_GUARD.learn()
         self.runner.settle()
         items: dict[str, pytest.Item] = {}
         for item in session.items:

@@ -14,6 +14,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
+from pytest_torchprof.capture.early_modules import is_torch
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
@@ -101,13 +102,19 @@ def imported_torch() -> Any:
     """The module.
 
     Raises:
-        CaptureError: it is not installed or cannot be imported.
+        CaptureError: it is not installed, cannot be imported, or is not torch.
     """
     try:
         with nullcontext() if "torch" in sys.modules else uncollected():
             import torch
     except ImportError as error:
         raise _no_torch(error) from error
+    if not is_torch(torch):
+        raise CaptureError(
+            "--torchprof needs torch, but what is imported by that name is a "
+            f"{type(torch).__name__}. Does a conftest.py or a plugin put it into sys.modules? "
+            "Leave torch in place, or drop --torchprof."
+        )
     return torch
 
 

@@ -83,8 +83,15 @@ def _unequal(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def bytes_of(state: Any) -> bytes:
-    """A generator's state, read without an operator: a mode that a test left may refuse those."""
-    return ctypes.string_at(state.data_ptr(), state.nbytes)
+    """A generator's state, read without an operator: a mode that a test left may refuse those.
+
+    Raises:
+        TypeError: it is a mock's, which has no address.
+    """
+    address, count = state.data_ptr(), state.nbytes
+    if type(address) is not int or type(count) is not int:
+        raise TypeError(f"an address is needed, not {type(address).__name__}")
+    return ctypes.string_at(address, count)
 
 
 class World:

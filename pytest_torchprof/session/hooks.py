@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.baseline.source_files import Sources
+from pytest_torchprof.capture.early_modules import EarlyModules
 from pytest_torchprof.capture.machine import require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -110,6 +111,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 self.environment = self.first_look()
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(str(error))) from None
+        self.early = EarlyModules()
         if self.settings.json is not None and not self.is_worker:
             begin_report(self.settings.json, self.environment)
 
@@ -166,11 +168,12 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
-            self.environment = self.closer_look()
-            prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
-            measure_all(warm_up(), known={"findings": 0})  # the rules have run already
-            OTHERS.watch()
-            PATCH_GUARD.learn()
+            with self.early.in_place():
+                self.environment = self.closer_look()
+                prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
+                measure_all(warm_up(), known={"findings": 0})  # the rules have run already
+                OTHERS.watch()
+                PATCH_GUARD.learn()
 
     # ---------------------------------------------------------------- one test
 

@@ -14,6 +14,7 @@ from pytest_torchprof.capture.seeding import seed_for, seed_generators
 from pytest_torchprof.capture.state import RandomState, bytes_of
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.early_modules import EarlyModules
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.session.reporting.collected import Collected
 
@@ -23,6 +24,8 @@ class ImportingHooks:
 
     settings: Settings
     collected: Collected
+    #: Made when the session starts.
+    early: EarlyModules
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -33,8 +36,8 @@ class ImportingHooks:
             return (yield)
         seed = self.settings.seed if self.settings.seed_imports else None
         state, before = None, dict[str, tuple[Any, Any]]()
-        # A file may replace torch or NumPy for those that follow: then nothing is told or seeded.
-        with suppress(Exception):
+        # A file may replace torch or NumPy for those that follow.
+        with suppress(Exception), self.early.in_place():
             if seed is None:
                 before = generators()
             else:
@@ -43,7 +46,7 @@ class ImportingHooks:
         try:
             return (yield)
         finally:
-            with suppress(Exception):
+            with suppress(Exception), self.early.in_place():
                 if state is None:
                     drawn = drawn_between(before, generators())
                     self.collected.note_drawn(collector.path, drawn)

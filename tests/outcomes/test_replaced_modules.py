@@ -1,0 +1,117 @@
+"""Test files may put something else in the place of a library, and leave it there."""
+
+from __future__ import annotations
+
+import types
+from unittest import mock
+
+import pytest
+import torch
+from support.sessions import run
+
+from pytest_torchprof.capture.early_modules import is_torch
+from pytest_torchprof.capture.state import bytes_of
+
+#: What a file does when it is imported, and what the tests of later files then find.
+REPLACEMENTS = {
+    "torch by a mock": ('sys.modules["torch"] = mock.MagicMock()', "isinstance(torch, mock.Mock)"),
+    "torch by a spec": (
+        'sys.modules["torch"] = mock.create_autospec(sys.modules["torch"])',
+        "isinstance(type(torch).__mro__, tuple) and type(torch).__name__ != 'module'",
+    ),
+    "torch by a module": (
+        'sys.modules["torch"] = types.ModuleType("torch")',
+        "not hasattr(torch, 'ones')",
+    ),
+    "torch by none": ('sys.modules["torch"] = None', "torch is None"),
+    "all of torch": (
+        'sys.modules.update({n: mock.MagicMock() for n in sys.modules if n.startswith("torch")})',
+        "isinstance(torch, mock.Mock)",
+    ),
+    "a part of torch": (
+        'sys.modules["torch.profiler"] = sys.modules["torch.autograd.profiler"] = mock.MagicMock()',
+        "isinstance(sys.modules['torch.profiler'], mock.Mock)",
+    ),
+    "NumPy": (
+        'sys.modules["numpy"] = sys.modules["numpy.random"] = mock.MagicMock()',
+        "isinstance(sys.modules['numpy'], mock.Mock)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        pytest.param(what, options, marks=[] if is_usual else [pytest.mark.thorough])
+        for what in REPLACEMENTS
+        for options in ([], ["--torchprof-seed-imports"])
+        for is_usual in [(what, options) == ("torch by a mock", [])]
+    ],
+)
+def test_a_file_that_replaces_a_library_breaks_no_session(
+    what: str, options: list[str], pytester: pytest.Pytester
+) -> None:
+    """The tests see it, and those that have bound the library before are measured."""
+    replace, found = REPLACEMENTS[what]
+    pytester.makepyfile(
+        test_a="""
+    import torch
+
+    def test_bound(): torch.ones(8, 8) @ torch.ones(8, 8)
+""",
+        test_b=f"""
+    import sys, types
+    from unittest import mock
+
+    {replace}
+
+    def test_replaced():
+        torch = sys.modules["torch"]
+        assert {found}
+""",
+        test_c=f"""
+    import sys
+    from unittest import mock
+
+    def test_later():
+        torch = sys.modules["torch"]
+        assert {found}
+""",
+    )
+    ran = run(pytester, "--torchprof", *options, subprocess=True)
+    assert {"passed": 3} == ran.outcomes, ran.out
+    assert {"test_bound": "new", "test_replaced": "new", "test_later": "new"} == ran.statuses
+    assert 2 * 8**3 == ran.metric("flops", "test_bound")["value"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("mock.MagicMock()", "MagicMock"), ('types.ModuleType("torch")', "module")],
+)
+def test_without_torch_in_its_place_the_session_says_so(
+    what: str, kind: str, pytester: pytest.Pytester
+) -> None:
+    """A suite that never imports torch has nothing to measure."""
+    pytester.makeconftest(
+        f"import sys, types\nfrom unittest import mock\nsys.modules['torch'] = {what}\n"
+    )
+    pytester.makepyfile("def test_it(): pass")
+    ran = pytester.runpytest_subprocess("--torchprof")
+    assert pytest.ExitCode.USAGE_ERROR == ran.ret
+    error = next(line for line in ran.errlines if line.startswith("ERROR"))
+    assert f"what is imported by that name is a {kind}." in error
+    assert "Leave torch in place, or drop --torchprof." in error
+    assert {"passed": 1} == pytester.runpytest_subprocess().parseoutcomes()
+
+
+def test_only_torch_is_torch() -> None:
+    stub = types.ModuleType("torch")
+    assert is_torch(torch)
+    others = [stub, mock.MagicMock(), mock.create_autospec(torch, instance=True), None]
+    assert not any(map(is_torch, others))
+
+
+def test_a_mock_of_a_state_has_no_address() -> None:
+    """Its numbers convert to 1, which is nobody's address."""
+    with pytest.raises(TypeError, match="an address is needed, not MagicMock"):
+        bytes_of(mock.MagicMock())

@@ -14,7 +14,6 @@ from pytest_torchprof.ab.messages import Collection, Profiled
 from pytest_torchprof.ab.neutral_options import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand
-from pytest_torchprof.capture.early_modules import EarlyModules
 from pytest_torchprof.capture.machine import Machine, imported_torch, probe_machine
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -111,10 +110,10 @@ class WorkerPlugin(RunningHooks):
     # ---------------------------------------------------------------- collection
 
     def pytest_sessionstart(self) -> None:
-        """Import torch before test files, which may replace it; without it, the loop says so."""
+        """See what test files may replace for good; without torch, the loop says so."""
         with suppress(CaptureError):
             imported_torch()
-        self._early = EarlyModules()
+        PATCH_GUARD.learn()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors."""
@@ -153,7 +152,7 @@ class WorkerPlugin(RunningHooks):
         """Run what the controller requests, until it ends."""
         self.reached = True
         if session.items:  # not before: a device is initialized once tests have chosen theirs
-            with self._early.in_place():
+            with PATCH_GUARD:
                 self._machine = probe_machine(self.settings.threads)
                 prime()
                 warm_up()

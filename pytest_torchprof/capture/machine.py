@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
-from pytest_torchprof.capture.early_modules import is_torch
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
@@ -116,6 +115,12 @@ def imported_torch() -> Any:
             "Leave torch in place, or drop --torchprof."
         )
     return torch
+
+
+def is_torch(module: object) -> bool:
+    """Whether it is torch, not what somebody has put in its place."""
+    # A mock's class says what it stands for, and its type what it is.
+    return all(issubclass(type(one), ModuleType) for one in (module, getattr(module, "_C", None)))
 
 
 def described(name: str | None, device: str | None, threads: int | None) -> Machine:

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.baseline.source_files import Sources
-from pytest_torchprof.capture.early_modules import EarlyModules
 from pytest_torchprof.capture.machine import require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -109,9 +108,9 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 require_torch()
             else:
                 self.environment = self.first_look()
+                PATCH_GUARD.learn()
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(str(error))) from None
-        self.early = EarlyModules()
         if self.settings.json is not None and not self.is_worker:
             begin_report(self.settings.json, self.environment)
 
@@ -168,7 +167,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
-            with self.early.in_place():
+            with self.errors.careful:  # what test files have replaced for good is in its place
                 self.environment = self.closer_look()
                 prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
                 measure_all(warm_up(), known={"findings": 0})  # the rules have run already

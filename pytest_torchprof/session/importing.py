@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.seeding import seed_for, seed_generators
 from pytest_torchprof.capture.state import RandomState, bytes_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.early_modules import EarlyModules
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.session.reporting.collected import Collected
 
@@ -24,8 +24,6 @@ class ImportingHooks:
 
     settings: Settings
     collected: Collected
-    #: Made when the session starts.
-    early: EarlyModules
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -37,7 +35,7 @@ class ImportingHooks:
         seed = self.settings.seed if self.settings.seed_imports else None
         state, before = None, dict[str, tuple[Any, Any]]()
         # A file may replace torch or NumPy for those that follow.
-        with suppress(Exception), self.early.in_place():
+        with suppress(Exception), PATCH_GUARD:
             if seed is None:
                 before = generators()
             else:
@@ -46,7 +44,7 @@ class ImportingHooks:
         try:
             return (yield)
         finally:
-            with suppress(Exception), self.early.in_place():
+            with suppress(Exception), PATCH_GUARD:
                 if state is None:
                     drawn = drawn_between(before, generators())
                     self.collected.note_drawn(collector.path, drawn)

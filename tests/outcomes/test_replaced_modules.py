@@ -1,4 +1,4 @@
-"""Test files may put something else in the place of a library, and leave it there."""
+"""Test files may put something else in the place of a library, or of a part, and leave it there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.sessions import run
 
-from pytest_torchprof.capture.early_modules import is_torch
+from pytest_torchprof.capture.machine import is_torch
 from pytest_torchprof.capture.state import bytes_of
 
 #: What a file does when it is imported, and what the tests of later files then find.
@@ -17,7 +17,7 @@ REPLACEMENTS = {
     "torch by a mock": ('sys.modules["torch"] = mock.MagicMock()', "isinstance(torch, mock.Mock)"),
     "torch by a spec": (
         'sys.modules["torch"] = mock.create_autospec(sys.modules["torch"])',
-        "isinstance(type(torch).__mro__, tuple) and type(torch).__name__ != 'module'",
+        "type(torch).__name__ != 'module'",
     ),
     "torch by a module": (
         'sys.modules["torch"] = types.ModuleType("torch")',
@@ -36,6 +36,15 @@ REPLACEMENTS = {
         'sys.modules["numpy"] = sys.modules["numpy.random"] = mock.MagicMock()',
         "isinstance(sys.modules['numpy'], mock.Mock)",
     ),
+    "torch's profiler": (
+        'sys.modules["torch.autograd.profiler"].profile = None',
+        "torch.autograd.profiler.profile is None",
+    ),
+    "torch's generator": ("torch = sys.modules['torch']; torch.default_generator = None", "torch"),
+    "a part of torch in C++": ("sys.modules['torch']._C._profiler = None", "torch"),
+    "functions of NumPy": ("import numpy; numpy.array = numpy.zeros = None", "torch"),
+    "Python's generator": ("import random; random.getstate = random.setstate = None", "torch"),
+    "the temporary folder": ("import tempfile; tempfile.tempdir = '/nowhere'", "torch"),
 }
 
 

@@ -172,8 +172,21 @@ def accelerator() -> str | None:
 
     probe = getattr(torch, "accelerator", None)
     if probe is not None and probe.is_available():
-        return str(probe.current_accelerator().type)
-    return "cuda" if torch.cuda.is_available() else None
+        name = str(probe.current_accelerator().type)
+    else:
+        name = "cuda" if torch.cuda.is_available() else ""
+    return None if not name or (name == "cuda" and not _has_cuda(torch)) else name
+
+
+def _has_cuda(torch: Any) -> bool:
+    """Whether there is a device, also where a suite has `torch.cuda.is_available` say so.
+
+    With this variable torch counts devices without the driver, so that a process can be forked.
+    """
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)
+    if count is None or os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1":
+        return count is not None
+    return bool(count() > 0)
 
 
 def capability() -> str | None:

@@ -20,7 +20,7 @@ from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
-from pytest_torchprof.session.faults import SessionErrors
+from pytest_torchprof.session.faults import SessionErrors, message_of
 from pytest_torchprof.session.fixture.relations import relation_lines
 from pytest_torchprof.session.importing import ImportingHooks
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
@@ -109,8 +109,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             else:
                 self.environment = self.first_look()
                 PATCH_GUARD.learn()
-        except TorchprofError as error:
-            raise pytest.UsageError(escape.line(str(error))) from None
+        except Exception as error:  # noqa: BLE001 - a conftest.py may have replaced anything
+            raise pytest.UsageError(escape.line(message_of(error))) from None
         if self.settings.json is not None and not self.is_worker:
             begin_report(self.settings.json, self.environment)
 

@@ -113,6 +113,46 @@ def test_without_torch_in_its_place_the_session_says_so(
     assert {"passed": 1} == pytester.runpytest_subprocess().parseoutcomes()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so nothing is faked")
+@pytest.mark.parametrize(
+    "fake",
+    [
+        "torch.cuda.is_available = lambda: True",
+        pytest.param("torch.cuda = mock.MagicMock()", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_suite_that_fakes_a_gpu_is_measured_on_the_cpu(
+    fake: str, pytester: pytest.Pytester
+) -> None:
+    """What it says of itself is not asked."""
+    pytester.makeconftest(f"from unittest import mock\nimport torch\n{fake}\n")
+    pytester.makepyfile(
+        test_it="""
+    import torch
+
+    def test_it():
+        assert torch.cuda.is_available()
+        torch.ones(8, 8) @ torch.ones(8, 8)
+"""
+    )
+    ran = run(pytester, "--torchprof", subprocess=True)
+    assert {"passed": 1} == ran.outcomes, ran.out
+    assert {"test_it": "new"} == ran.statuses
+    assert 2 * 8**3 == ran.metric("flops", "test_it")["value"]
+    assert "torchprof: cpu, " in ran.out
+
+
+def test_what_breaks_the_start_is_an_error_of_usage(pytester: pytest.Pytester) -> None:
+    """It says what, and where, in a line."""
+    pytester.makeconftest("import platform\nplatform.processor = None\n")
+    pytester.makepyfile("def test_it(): pass")
+    ran = pytester.runpytest_subprocess("--torchprof")
+    assert pytest.ExitCode.USAGE_ERROR == ran.ret
+    error = next(line for line in ran.errlines if line.startswith("ERROR"))
+    assert "internal error, please report it: TypeError: 'NoneType'" in error
+    assert "machine.py:" in error
+
+
 def test_only_torch_is_torch() -> None:
     stub = types.ModuleType("torch")
     assert is_torch(torch)

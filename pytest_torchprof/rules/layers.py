@@ -85,6 +85,7 @@ def _unseen_norms(trace: Events) -> Reason | None:
     triggers={_NORM.pattern: 1, _CONVOLUTION.pattern: 1},
     needs="shapes",
     blind=_unseen_norms,
+    sees_host=True,
     cpu_share=Threshold(
         0.01, "1", "in whole models on a CPU, no difference was measured without such biases"
     ),

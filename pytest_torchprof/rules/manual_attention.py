@@ -22,6 +22,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import engine_steps
+from pytest_torchprof.trace.name_index import count
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.devices.device import DTYPES
 from pytest_torchprof.work.dtypes import PEAK, SHORT
@@ -39,7 +40,7 @@ _SOFTMAX_KERNEL: Final = late(r"^(?!.*(topk|gating)).*softmax", re.IGNORECASE)
 
 def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device or in graphs, or weights that may be wanted."""
-    if attentions(trace, *_defaults()):
+    if count(trace, SOFTMAX) and attentions(trace, *_defaults()):
         if None in trace.once(_devices, *_defaults()).values():
             return because(Why.MANUAL_ATTENTION_ON_UNKNOWN_CHIP)
         found, memory = by_hand(trace, *_defaults()), trace.memory

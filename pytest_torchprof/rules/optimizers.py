@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,17 +10,16 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
+from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, is_trifle
 from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.optimizer_steps import STEP, UPDATES, optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements
-from pytest_torchprof.trace.arguments import OpArgs, decode_texts
+from pytest_torchprof.trace.arguments import OpArgs, decode
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_torchprof.rules.evidence.optimizer_steps import OptimizerStep
+    from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -54,6 +52,7 @@ _LOOP_CALL_NS, _LOOP_ELEMENT_NS = 3_000, 0.3
     fix="pass foreach=True to the optimizer, or fused=True to SGD, Adam, AdamW and Adagrad",
     triggers=r"Optimizer\.step#",
     blind=lambda trace: guessed(trace, STEP),
+    sees_host=True,
     parameters=Threshold(2, "1", "one parameter has nothing to be grouped with"),
     cpu_parameters=Threshold(
         10, "1", "on a CPU, foreach=True, and fused=True of a plain SGD, take longer for fewer"
@@ -131,20 +130,23 @@ def single_tensor_optimizer(
     saved_on_cpu_ns, on_cpu = 0.0, True
     in_loop_ns = _InLoop()
     for step, device in zip(found, on_device, strict=True):
-        if step.known is None or step.together or (count := step.updated) < parameters:
+        together, count, updates = step.loop()
+        if step.known is None or together or count < parameters:
             continue
         if not device and _is_small(step, count):
             small = mean_elements(trace.operands(step.rows)) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
-        updates, some = _arguments(trace, step)
-        complex_ = "aten::view_as_real" in step.calls or _occurs(_COMPLEX, updates)
-        if (complex_ and not device) or (_occurs(_NUMBER, some) and _records_a_graph(trace, step)):
+        rows = step.rows[updates]
+        args = trace.args[rows]
+        text = args.as_list()
+        complex_ = _COMPLEX in text or "aten::view_as_real" in step.calls
+        if (complex_ and not device) or (_NUMBER in text and _record_a_graph(trace, rows)):
             continue
         if device:
             saved = _share(_SAVED_ON_DEVICE, count)
         else:
-            calls_ns, elements_ns = in_loop_ns(step, updates)
+            calls_ns, elements_ns = in_loop_ns(step, args)
             saved_ns = _saved_on_cpu_ns(step, count, calls_ns, elements_ns)
             saved = saved_ns / (calls_ns + elements_ns)
             saved_on_cpu_ns += saved_ns
@@ -155,13 +157,13 @@ def single_tensor_optimizer(
         on_cpu &= not device
     if not kept:
         return NO_MATCHES
-    if on_cpu and saved_on_cpu_ns < cpu_share * estimated_cpu_ns(trace):
+    if on_cpu and is_trifle(trace, saved_on_cpu_ns, cpu_share):
         return NO_MATCHES
     rows, cost_ns = np.array(kept, np.int64), np.array(costs, np.int64)
     return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=around(trace, rows))
 
 
-#: How many operators of a step are checked for whether they record a graph, and for their sizes.
+#: How many updates of a step are checked for their sizes, and for whether they record a graph.
 _SOME: Final = 20
 _COMPLEX: Final = b"c10::complex"
 _NUMBER: Final = b"Sequence number"
@@ -196,19 +198,18 @@ def _saved_on_cpu_ns(step: OptimizerStep, count: int, calls_ns: float, elements_
 class _InLoop:
     """The estimated time of a step's loop on a CPU: to call its operators, and for elements.
 
-    Steps of one class with as many operators are assumed to have parameters of the same size.
+    ``args``: of the operator that it runs once for each parameter: the others have operands of the
+    same size. Steps of one class with as many operators are assumed to have parameters of one size.
     """
 
     def __init__(self) -> None:
         self._elements: dict[tuple[str, int], float] = {}
 
-    def __call__(self, step: OptimizerStep, updates: Sequence[bytes | None]) -> tuple[float, float]:
-        """Both, in ns; 0 for elements of unknown number. ``updates``: see `_arguments`."""
+    def __call__(self, step: OptimizerStep, args: Arguments) -> tuple[float, float]:
+        """Both, in ns; 0 for elements of unknown number."""
         key = step.name, len(step.rows)
         if key not in self._elements:
-            # One operator for each parameter: the others have operands of the same size.
-            some = updates[:: 1 + len(updates) // _SOME]
-            elements = mean_elements(decode_texts(OpArgs, some))
+            elements = mean_elements(decode(OpArgs, args[:: 1 + len(args) // _SOME]))
             self._elements[key] = elements if elements < math.inf else 0
         calls = len(step.rows)
         return calls * _LOOP_CALL_NS, calls * self._elements[key] * _LOOP_ELEMENT_NS
@@ -221,29 +222,7 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _arguments(
-    trace: Events, step: OptimizerStep
-) -> tuple[Sequence[bytes | None], Sequence[bytes | None]]:
-    """The raw arguments of the operator that a loop runs once for each parameter, and of some of
-    all operators.
-    """
-    once = UPDATES[step.known or ""][0]
-    updates = _positions(step.calls, once)
-    some = step.rows[:: 1 + len(step.rows) // _SOME]
-    return trace.args[step.rows[updates]].tolist(), trace.args[some].tolist()
-
-
-@lru_cache(maxsize=100)
-def _positions(calls: tuple[str, ...], once: str) -> Ints:
-    """Where an operator is among calls; cached, because the steps of a test call the same."""
-    return np.array([at for at, call in enumerate(calls) if call == once], np.int64)
-
-
-def _occurs(word: bytes, raws: Sequence[bytes | None]) -> bool:
-    return word in b" ".join(filter(None, raws))
-
-
-def _records_a_graph(trace: Events, step: OptimizerStep) -> bool:
+def _record_a_graph(trace: Events, updates: Ints) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
-    some = step.rows[:: 1 + len(step.rows) // _SOME]
+    some = updates[:: 1 + len(updates) // _SOME]
     return len({*numbers(trace, some).tolist()} - {-1}) > 1

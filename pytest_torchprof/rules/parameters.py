@@ -25,14 +25,14 @@ from pytest_torchprof.rules.evidence.by_tensor import (
     repeated,
     shapes_of,
 )
-from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
+from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, is_trifle
 from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
-from pytest_torchprof.trace.tree import free
+from pytest_torchprof.trace.tree import free_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,6 +95,7 @@ _OF_STEP: Final = (
     },
     needs="shapes",
     blind=lambda trace: guessed(trace, WRITES, MAKES, NORM),
+    sees_host=True,
     parameters=Threshold(10, "1", "fewer gain a few microseconds at most"),
     cpu_elements=Threshold(
         16_384, "1", "on a CPU, larger parameters are bound by memory, with or without a loop"
@@ -168,7 +169,7 @@ def per_parameter_loop(
     if not found:
         return NONE_SO_FAR if wants else NO_MATCHES
     called = sum(0 if loop.on_device else loop.called_ns for loop in found)
-    if called < cpu_share * estimated_cpu_ns(trace) and not any(loop.on_device for loop in found):
+    if is_trifle(trace, called, cpu_share) and not any(loop.on_device for loop in found):
         return NONE_SO_FAR if wants else NO_MATCHES
     first, last = (np.array([loop.rows[at] for loop in found], np.int64) for at in (0, -1))
     since, until = trace.ts[first], trace.ts[last] + trace.dur[last]
@@ -259,8 +260,7 @@ def _is_by_tensor(trace: Events, rows: Ints) -> bool:
 
 
 def _loops(trace: Events, least: int) -> Iterator[_Loop]:
-    some = free(trace)
-    some = some[are_named(trace, some, WRITES, MAKES, NORM)]
+    some = free_named(trace, WRITES, MAKES, NORM)
     if np.count_nonzero(trace.selection[some]) < least:
         return
     rows = calls(trace)
@@ -336,7 +336,9 @@ def _is_first(trace: Events, base: tuple[str, ...], row: int) -> bool:
 def _custom_steps(trace: Events, least: int) -> Iterator[_Loop]:
     """Steps of optimizers other than torch's that do the same to each parameter."""
     for step in optimizer_steps(trace):
-        if not step.own or step.together or are_named(trace, step.rows, _PRODUCT, LAYER).any():
+        if not step.own or step.loop().together:
+            continue
+        if are_named(trace, step.rows, _PRODUCT, LAYER).any():
             continue
         count = _updates(step)
         writes = step.rows[are_named(trace, step.rows, WRITES)]

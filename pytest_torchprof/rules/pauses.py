@@ -51,6 +51,7 @@ def _unseen_collections(trace: Events) -> Reason | None:
     triggers={COLLECT: "collections"},
     ready=knows_pauses,
     blind=_unseen_collections,
+    sees_host=True,
     timed=True,
     share=Threshold(_SHARE, "1", "less is not worth a change"),
     collections=Threshold(3, "1", "once or twice is cleanup, as between parts of a program"),

@@ -169,6 +169,8 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     rows = operators_named(trace, _TO_COPY)
     rows = rows[trace.selection[rows]]
     least = int(repeats)
+    if len(rows) < least:
+        return NO_MATCHES
     above = trace.parent[rows]
     inner = are_named(trace, above, _CAST) & are_named(trace, trace.parent[above], _INNER)
     rows = rows[~inner]
@@ -219,6 +221,7 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     triggers={_CLONE.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_copies,
+    sees_host=True,
     repeats=Threshold(5, "1", "per tensor; fewer are the parts of one layer"),
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
@@ -389,8 +392,8 @@ def _matches(
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
-    elif len(event) * estimate.CALL_NS + moved_bytes.sum() * estimate.BYTE_NS < (
-        share * estimate.estimated_cpu_ns(trace)
+    elif estimate.is_trifle(
+        trace, len(event) * estimate.CALL_NS + moved_bytes.sum() * estimate.BYTE_NS, share
     ):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(

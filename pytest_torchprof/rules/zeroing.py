@@ -14,7 +14,7 @@ from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import are_free, are_outermost, free, has_frames, marked
+from pytest_torchprof.trace.tree import are_free, are_outermost, free_named, has_frames, marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +93,7 @@ def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     ```
     """
     fills = selected_operators(trace, *_ZEROES)
-    if not len(fills) and True not in are_named(trace, free(trace), *_SETS, *_MAKES).tolist():
+    if not len(fills) and not len(free_named(trace, *_SETS, *_MAKES)):
         return NO_MATCHES
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)

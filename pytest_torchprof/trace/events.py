@@ -29,7 +29,7 @@ from pytest_torchprof.trace.arguments import (
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, shown_name
-from pytest_torchprof.trace.name_index import selected_operators, verdicts_on
+from pytest_torchprof.trace.name_index import NameIndex, selected_operators, verdicts_on
 from pytest_torchprof.trace.parts import selected_by
 from pytest_torchprof.trace.tensors import keys_of
 
@@ -86,7 +86,7 @@ class Events:
         """What a live capture knows beyond its events; all unknown for traces of other tools."""
         return Facts.read(self.metadata.get(FACTS_KEY))
 
-    @property
+    @cached
     def is_live(self) -> bool:
         """Whether a live capture recorded it, even if it was read from a file."""
         noted = self.metadata.get(FACTS_KEY)
@@ -110,6 +110,11 @@ class Events:
     def _has(self) -> list[bool]:
         there: list[bool] = (np.bincount(self.kind, minlength=len(Kind)) > 0).tolist()
         return there
+
+    @cached
+    def by_name(self) -> NameIndex:
+        """Its events by name, for `trace.name_index`."""
+        return NameIndex(self.names, self.name, self.kind)
 
     @cached
     def device_rows(self) -> Ints:

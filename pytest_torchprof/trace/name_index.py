@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import COMMUNICATION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.trace.events import Events
@@ -97,32 +97,41 @@ def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
         return [_KNOWN[name] for name in names]
 
 
-class _Vocabulary:
-    """What is known about a trace's names alone; repeated runs of a test share it."""
+class _Vocabulary(dict[tuple[Name, ...], tuple[Sequence[int], "Bools"]]):
+    """What is known about a trace's names alone; repeated runs of a test share it.
+
+    For names to look up: the numbers of the names that belong to any of them, in order, and for
+    each name whether it does; the extra last entry is false.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
-        belong = learn(names)
-        self.present: Final[AbstractSet[Names]] = frozenset(chain.from_iterable(belong))
+        super().__init__()
+        self._names: Final = names
+        self._learn()
+
+    def _learn(self) -> None:
+        names, belong = self._names, learn(self._names)
+        self._looks = len(_ALL)
+        self.kept: dict[Any, Any] = {}
+        #: All expressions that match a name.
+        self.present: AbstractSet[Names] = frozenset(chain.from_iterable(belong))
         #: The number of each name, and the numbers of the names that match each expression.
-        self._numbers: Final[dict[Name, list[int]]] = {n: [i] for i, n in enumerate(names)}
+        self._numbers: dict[Name, list[int]] = {name: [i] for i, name in enumerate(names)}
         for number, every in enumerate(belong):
             for one in every:
                 self._numbers.setdefault(one, []).append(number)
-        self._count: Final = len(names)
-        self._known: Final[dict[tuple[Name, ...], tuple[Sequence[int], Bools]]] = {}
 
-    def numbers(self, names: tuple[Name, ...]) -> Sequence[int]:
-        """The numbers of the names that belong to any of these."""
-        return self.look_up(names)[0]
+    def refresh(self) -> None:
+        """Ask the expressions again if there are more of them."""
+        if self._looks != len(_ALL):
+            self._learn()
 
-    def look_up(self, names: tuple[Name, ...]) -> tuple[Sequence[int], Bools]:
-        """The numbers of the names that belong to any of these, and whether each name does."""
-        found = self._known.get(names)
-        if found is None:
-            numbers = sorted({*chain.from_iterable([self._numbers.get(one, ()) for one in names])})
-            marked = np.zeros(self._count, bool)
-            marked[numbers] = True
-            found = self._known[names] = numbers, marked
+    def __missing__(self, names: tuple[Name, ...]) -> tuple[Sequence[int], Bools]:
+        self.refresh()
+        numbers = sorted({*chain.from_iterable([self._numbers.get(one, ()) for one in names])})
+        marked = np.zeros(len(self._names) + 1, bool)
+        marked[numbers] = True
+        found = self[names] = numbers, marked
         return found
 
 
@@ -131,45 +140,34 @@ def _kept_vocabulary(names: tuple[str, ...]) -> _Vocabulary:
     return _Vocabulary(names)
 
 
-def present(trace: Events) -> AbstractSet[Names]:
-    """All expressions that match a name of the trace."""
-    return _index(trace).vocabulary.present
+class NameIndex:
+    """The events of a trace by name, for the functions of this module."""
 
-
-def count(trace: Events, *names: Name) -> int:
-    """How many events of any kind have such names."""
-    index = _index(trace)
-    numbers = index.vocabulary.numbers(names)
-    return sum([index.counts[i] for i in numbers]) if numbers else 0
-
-
-def numbers_of(trace: Events, *names: Name) -> Sequence[int]:
-    """The numbers of such names, in order."""
-    return _index(trace).vocabulary.numbers(names)
-
-
-def _index(trace: Events) -> _Index:
-    index: _Index | None = vars(trace).get("_by_name")
-    if index is None or index.looks != len(_ALL):  # more expressions may have been added
-        index = vars(trace)["_by_name"] = _Index(trace)
-    return index
-
-
-class _Index:
-    """The events of a trace by name; ``looks``: how many expressions it knows."""
-
-    def __init__(self, trace: Events) -> None:
-        names = trace.names
-        self.looks: Final = len(_ALL)
+    def __init__(self, names: Sequence[str], name: Ints, kind: npt.NDArray[np.int8]) -> None:
         self.vocabulary: Final = (
             _kept_vocabulary(tuple(names)) if len(names) <= _MOST_KEPT else _Vocabulary(names)
         )
         #: How many events have each name.
-        self.counts: Final[list[int]] = np.bincount(trace.name, minlength=len(names)).tolist()
-        self._name: Final = trace.name
+        self.counts: Final[list[int]] = np.bincount(name, minlength=len(names)).tolist()
+        self.is_small: Final = len(name) < _FEW
         #: For each event whether it is an operator; the extra last entry, index -1, is false.
-        self.is_operator: Final = np.zeros(len(trace) + 1, bool)
-        np.equal(trace.kind, OPERATOR, out=self.is_operator[:-1])
+        self.is_operator: Final = np.zeros(len(name) + 1, bool)
+        np.equal(kind, OPERATOR, out=self.is_operator[:-1])
+        self._unnamed: Final = len(names)
+        self._name: Final = name
+
+    @cached
+    def name(self) -> Ints:
+        """The number of each event's name; for index -1, that of none."""
+        padded = np.empty(len(self._name) + 1, self._name.dtype)
+        padded[:-1] = self._name
+        padded[-1] = self._unnamed
+        return padded
+
+    @cached
+    def operator_name(self) -> Ints:
+        """The number of each operator's name; for other events and index -1, that of none."""
+        return np.where(self.is_operator, self.name, self._unnamed)
 
     @cached
     def _ordered(self) -> tuple[npt.NDArray[np.int32], list[int]]:
@@ -179,41 +177,75 @@ class _Index:
         order = np.argsort(name, kind="stable").astype(np.int32)
         return order, list(accumulate(self.counts))
 
-    def events(self, names: tuple[Name, ...]) -> Ints:
-        """Events of these names, in time order."""
-        numbers, marked = self.vocabulary.look_up(names)
-        if not numbers:
-            return _NONE
-        total = len(self._name)
-        if total < _FEW or _DENSE * sum([self.counts[i] for i in numbers]) > total:
-            return marked[self._name].nonzero()[0]
+    def sparse(self, numbers: Sequence[int]) -> Ints | None:
+        """Events with names of these numbers, in time order; None where it is faster to look at
+        each event.
+        """
+        counts = self.counts
+        if self.is_small or _DENSE * sum([counts[i] for i in numbers]) > len(self._name):
+            return None
         order, ends = self._ordered
-        parts = [order[ends[i] - self.counts[i] : ends[i]] for i in numbers]
+        parts = [order[ends[i] - counts[i] : ends[i]] for i in numbers]
         rows = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts), kind="stable")
         return rows.astype(np.int64)
 
 
+def present(trace: Events) -> AbstractSet[Names]:
+    """All expressions that match a name of the trace."""
+    trace.by_name.vocabulary.refresh()
+    return trace.by_name.vocabulary.present
+
+
+def kept_by_names(trace: Events) -> dict[Any, Any]:
+    """A place to keep what depends on the names of the trace alone."""
+    vocabulary = trace.by_name.vocabulary
+    vocabulary.refresh()
+    return vocabulary.kept
+
+
+def count(trace: Events, *names: Name) -> int:
+    """How many events of any kind have such names."""
+    index = trace.by_name
+    numbers = index.vocabulary[names][0]
+    return sum([index.counts[i] for i in numbers]) if numbers else 0
+
+
+def numbers_of(trace: Events, *names: Name) -> Sequence[int]:
+    """The numbers of such names, in order."""
+    return trace.by_name.vocabulary[names][0]
+
+
 def events_named(trace: Events, *names: Name) -> Ints:
     """Events of any kind, in time order."""
-    return _index(trace).events(names)
+    index = trace.by_name
+    numbers, marked = index.vocabulary[names]
+    if not numbers:
+        return _NONE
+    rows = None if index.is_small else index.sparse(numbers)
+    return marked[trace.name].nonzero()[0] if rows is None else rows
 
 
 def operators_between(trace: Events, start: int, stop: int, *names: Name) -> Ints:
     """Operators from one event up to another one, in time order."""
-    index = _index(trace)
-    numbers, marked = index.vocabulary.look_up(names)
+    index = trace.by_name
+    numbers, marked = index.vocabulary[names]
     if not numbers:
         return _NONE
-    rows = marked[trace.name[start:stop]].nonzero()[0]
+    rows = marked[index.operator_name[start:stop]].nonzero()[0]
     rows += start
-    return rows[index.is_operator[rows]] if len(rows) else rows
+    return rows
 
 
 def operators_named(trace: Events, *names: Name) -> Ints:
     """Operators, in time order."""
-    index = _index(trace)
-    rows = index.events(names)
-    return rows[index.is_operator[rows]] if len(rows) else rows
+    index = trace.by_name
+    numbers, marked = index.vocabulary[names]
+    if not numbers:
+        return _NONE
+    rows = None if index.is_small else index.sparse(numbers)
+    return (
+        marked[index.operator_name].nonzero()[0] if rows is None else rows[index.is_operator[rows]]
+    )
 
 
 def selected_operators(trace: Events, *names: Name) -> Ints:
@@ -237,22 +269,26 @@ def are_operators(trace: Events) -> Bools:
 
     It is shared, and not to be written to.
     """
-    return _index(trace).is_operator
+    return trace.by_name.is_operator
+
+
+def operators_marked(trace: Events, *names: Name) -> Bools:
+    """For each event, whether it is an operator of such a name; for index -1, false."""
+    index = trace.by_name
+    found: Bools = index.vocabulary[names][1][index.operator_name]
+    return found
 
 
 def named(trace: Events, *names: Name) -> Bools:
     """For each event, whether its name belongs to any of these."""
-    found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name]
+    found: Bools = trace.by_name.vocabulary[names][1][trace.name]
     return found
 
 
 def are_named(trace: Events, rows: Ints, *names: Name) -> Bools:
     """Which of these events have a name among these; -1 has none."""
-    numbers, marked = _index(trace).vocabulary.look_up(names)
-    if not (numbers and len(rows)):
-        return np.zeros(len(rows), bool)
-    found: Bools = marked[trace.name[rows]]
-    found &= rows >= 0
+    index = trace.by_name
+    found: Bools = index.vocabulary[names][1][index.name[rows]]
     return found
 
 

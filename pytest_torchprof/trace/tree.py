@@ -12,13 +12,14 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
-    are_named,
     are_operators,
     events_named,
+    operators_named,
 )
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.name_index import Name
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Annotations around an optimizer's work, including ``zero_grad``.
@@ -71,60 +72,53 @@ def outermost(trace: Events) -> Ints:
     return trace.once(_outermost)
 
 
+def _outermost(trace: Events) -> Ints:
+    return trace.once(_on_top).nonzero()[0]
+
+
 def are_outermost(trace: Events, rows: Ints) -> Bools:
     """Which of these events are `outermost`."""
-    return trace.once(_are_outermost)[rows]
+    return trace.once(_on_top)[rows]
+
+
+def outermost_named(trace: Events, *names: Name) -> Ints:
+    """All operators of these names that are `outermost`, in time order."""
+    rows = operators_named(trace, *names)
+    return rows[trace.once(_on_top)[rows]]
 
 
 def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
-    return trace.once(_are_free)[rows]
-
-
-def free(trace: Events) -> Ints:
-    """All such operators, in time order."""
-    return trace.once(_free)
-
-
-def outermost_named(trace: Events, names: Names) -> Ints:
-    """All operators with such a name that are `outermost`, in time order."""
-    return trace.once(_outermost_named, names)
-
-
-def _outermost_named(trace: Events, names: Names) -> Ints:
-    rows = outermost(trace)
-    found: Ints = rows[are_named(trace, rows, names)]
+    found = are_outermost(trace, rows)
+    optimizers = trace.once(_optimizers)
+    if optimizers is not None:
+        found[found] = ~nesting.below(optimizers, trace.parent, rows[found])
     return found
 
 
-def _outermost(trace: Events) -> Ints:
-    return _on_top(are_operators(trace), trace.parent)
-
-
-def _are_outermost(trace: Events) -> Bools:
-    return marked(trace, outermost(trace))
-
-
-def _free(trace: Events) -> Ints:
-    operators = are_operators(trace)
+def _optimizers(trace: Events) -> Bools | None:
+    """Annotations of optimizers, as from `marked`; None if there are none."""
     marks = events_named(trace, _OPTIMIZER)
-    if not len(marks):
-        return outermost(trace)
-    hide = operators.copy()
-    hide[marks] = True
-    rows = _on_top(hide, trace.parent)
-    return rows[operators[rows]]
+    return marked(trace, marks) if len(marks) else None
 
 
-def _are_free(trace: Events) -> Bools:
-    return marked(trace, free(trace))
+def free_named(trace: Events, *names: Name) -> Ints:
+    """All such operators of these names, in time order."""
+    rows = outermost_named(trace, *names)
+    optimizers = trace.once(_optimizers)
+    if optimizers is None or not len(rows):
+        return rows
+    rows = rows[~optimizers[trace.parent[rows]]]  # mostly the parent is one already
+    return rows[~nesting.below(optimizers, trace.parent, rows)] if len(rows) else rows
 
 
-def _on_top(hide: Bools, parent: Ints) -> Ints:
-    """Which of these events are not nested in others of them; ``hide`` is as from `marked`."""
-    # Mostly the parent is one already, so few are looked at.
-    rows = (hide[:-1] > hide[parent]).nonzero()[0]
-    found: Ints = rows[~nesting.below(hide, parent, rows)]
+def _on_top(trace: Events) -> Bools:
+    """For each event whether it is `outermost`; the extra last entry, index -1, is false."""
+    operators, parent = are_operators(trace), trace.parent
+    found = operators.copy()
+    found[:-1] &= ~operators[parent]
+    rows = found.nonzero()[0]  # mostly the parent is one already
+    found[rows[nesting.below(operators, parent, rows)]] = False
     return found
 
 

@@ -124,9 +124,9 @@ def _flops(trace: Events) -> Value:
         return _unknown(because(Why.NO_OPERATORS))  # not even a lower bound
     if (gap := uncounted_flops(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
-    from pytest_torchprof.work.counting import op_flops
+    from pytest_torchprof.work.counting import total_flops
 
-    return int(op_flops(trace)[trace.selection].sum())
+    return total_flops(trace)
 
 
 def _moved_bytes(trace: Events) -> Value:

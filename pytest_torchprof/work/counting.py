@@ -78,6 +78,12 @@ def op_flops(trace: Events) -> Ints:
     return trace.once(_with_graphs) if graph_calls(trace) else _of_operators(trace)
 
 
+@once_per_trace
+def total_flops(trace: Events) -> int:
+    """FLOPs of all selected operators."""
+    return int(op_flops(trace)[trace.selection].sum())
+
+
 def _of_operators(trace: Events) -> Ints:
     out = np.zeros(len(trace), np.int64)
     rows, counts = trace.whole.once(_formulas)

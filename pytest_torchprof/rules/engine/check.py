@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace as with_cost
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
 from pytest_torchprof.rules.engine.of_part import of_part
 from pytest_torchprof.rules.engine.rule import NEEDS, NO_MATCHES
-from pytest_torchprof.trace.kinds import HOST_KINDS
-from pytest_torchprof.trace.name_index import Names, count, names_of, present
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
+from pytest_torchprof.trace.name_index import kept_by_names, names_of, numbers_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
@@ -134,27 +133,27 @@ def check(
     on_request = "host_reads" in (trace.facts.asked or ())
     if (gap := nothing_seen(trace)) is not None:
         return Checked(trace, {}, {rule.code: gap for rule in _wanted(every, on_request)})
-    _protect(trace)
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = wants_module_calls = False
+    _protect(trace)
     missing = trace.once(_missing)
-    candidates = _candidates(every, on_request, present(trace), frozenset(missing))
+    candidates, counts = _candidates(trace, every, on_request, missing), trace.by_name.counts
     for one in candidates:
         rule, values = one.rule, _values(one, thresholds) if thresholds else one.defaults
-        triggered = one.triggered and not (one.several and not _occur(trace, one.several, values))
-        if not triggered and rule.blind is None:
+        triggered = one.triggered and not (one.several and not _occur(counts, one.several, values))
+        if not triggered and one.blind is None:
             continue
         try:
-            why = _unready(trace, rule) if one.lacks is None else missing[one.lacks]
+            why = missing[one.lacks] if one.lacks else rule.ready and _unready(trace, rule)
             if why is not None:
                 if triggered:
                     unchecked[rule.code] = why
                 continue
-            if rule.blind is not None and (blind := rule.blind(trace)) is not None:
-                partly[rule.code] = reason_of(blind, rule.blind)
+            if one.blind is not None and (blind := one.blind(trace)) is not None:
+                partly[rule.code] = reason_of(blind, one.blind)
             if not triggered:
                 continue
             found = matches_of(trace, rule, values)
@@ -253,34 +252,44 @@ def _unready(trace: Events, rule: Rule) -> Reason | None:
 class _Candidate(NamedTuple):
     """A rule that may have something to say, with its default thresholds.
 
-    ``triggered``: whether all that it looks at occurs; ``several``: of what it takes so many.
-    ``lacks``: what it needs and the trace lacks.
+    ``triggered``: whether all that it looks at occurs; ``several``: of what it takes so many, as
+    the numbers of names. ``lacks``: what it needs and the trace lacks. ``blind``: where to ask what
+    it cannot see.
     """
 
     rule: Rule
     defaults: Mapping[str, float]
     triggered: bool
-    several: Sequence[tuple[Names, float | str]]
+    several: Sequence[tuple[Sequence[int], float | str]]
     lacks: RuleNeed | None
+    blind: Callable[[Events], Reason | str | None] | None
 
 
-@lru_cache(maxsize=100)
 def _candidates(
-    rules: tuple[Rule, ...],
-    on_request: bool,
-    there: AbstractSet[Names],
-    missing: AbstractSet[RuleNeed],
+    trace: Events, rules: tuple[Rule, ...], on_request: bool, missing: Mapping[RuleNeed, Reason]
 ) -> list[_Candidate]:
-    """The rules that names do not rule out, in order: all that a trace of such names is asked."""
-    found = []
-    for rule in _wanted(rules, on_request):
+    """The rules that names do not rule out, in order; the same for all traces of such names."""
+    of_host = trace.is_live and not trace.has(*DEVICE_KINDS)
+    kept, key = kept_by_names(trace), (_candidates, on_request, of_host, *missing)
+    if (found := kept.get(key)) is None or found[0] != rules:
+        wanted = _wanted(rules, on_request)
+        found = kept[key] = rules, [*_possible(trace, wanted, missing, of_host)]
+    candidates: list[_Candidate] = found[1]
+    return candidates
+
+
+def _possible(
+    trace: Events, rules: Iterable[Rule], missing: Mapping[RuleNeed, Reason], of_host: bool
+) -> Iterator[_Candidate]:
+    there = present(trace)
+    for rule in rules:
         least = {names_of(one): many for one, many in rule.least.items()}
         triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
-        if triggered or (rule.blind is not None and lacks is None):
+        blind = None if of_host and rule.sees_host else rule.blind
+        if triggered or (blind is not None and lacks is None):
             defaults = {name: threshold.default for name, threshold in rule.thresholds.items()}
-            several = [(names, many) for names, many in least.items() if many != 1]
-            found.append(_Candidate(rule, defaults, triggered, several, lacks))
-    return found
+            several = [(numbers_of(trace, one), n) for one, n in least.items() if n != 1]
+            yield _Candidate(rule, defaults, triggered, several, lacks, blind)
 
 
 def _values(one: _Candidate, thresholds: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
@@ -290,11 +299,14 @@ def _values(one: _Candidate, thresholds: Mapping[str, Mapping[str, float]]) -> M
 
 
 def _occur(
-    trace: Events, several: Sequence[tuple[Names, float | str]], values: Mapping[str, float]
+    counts: Sequence[int],
+    several: Sequence[tuple[Sequence[int], float | str]],
+    values: Mapping[str, float],
 ) -> bool:
     """Whether enough events have such names."""
-    for names, least in several:
-        if count(trace, names) < int(values[least] if isinstance(least, str) else least):
+    for numbers, least in several:
+        some = int(values[least] if isinstance(least, str) else least)
+        if sum([counts[i] for i in numbers]) < some:
             return False
     return True
 

@@ -148,6 +148,8 @@ class Rule(Frozen, frozen=True, eq=False):
             line of its docstring describes the condition on the rule's page.
         blind: returns why the rule cannot see some of what ran, likewise, or None: its matches
             still count, but without matches the trace is not clean.
+        sees_host: a live capture without device events shows all that the rule looks at, so that
+            ``blind`` is not asked there.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
         timed: its matches depend on time, so they are not compared with a baseline; a marker may
@@ -169,6 +171,7 @@ class Rule(Frozen, frozen=True, eq=False):
     timed: bool = False
     memory: bool = False
     on_request: bool = False
+    sees_host: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -210,6 +213,7 @@ def rule(
     timed: bool = False,
     memory: bool = False,
     on_request: bool = False,
+    sees_host: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the decorated function; ``needs`` are words, thresholds keyword arguments.
@@ -235,6 +239,7 @@ def rule(
             timed,
             memory,
             on_request,
+            sees_host,
         )
 
     return make

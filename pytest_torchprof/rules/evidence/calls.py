@@ -12,10 +12,9 @@ from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
     are_named,
-    are_operators,
-    events_named,
     marks_named,
     named,
+    operators_marked,
     operators_named,
 )
 from pytest_torchprof.trace.tree import within
@@ -69,9 +68,8 @@ def _closed(trace: Events) -> Bools:
     """For each event, whether nothing nested in it was called by code outside torch; the extra last
     entry, index -1, is false.
     """
-    closed = are_operators(trace).copy()
-    closed[:-1] &= named(trace, _CLOSED)
-    closed[events_named(trace, _LIBRARY)] = True
+    closed = operators_marked(trace, _CLOSED)
+    closed[:-1] |= named(trace, _LIBRARY)
     return closed
 
 

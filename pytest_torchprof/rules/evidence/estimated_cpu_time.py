@@ -12,8 +12,8 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.name_index import are_operators, count
-from pytest_torchprof.trace.tree import outermost
-from pytest_torchprof.work.counting import op_flops
+from pytest_torchprof.trace.tree import are_outermost
+from pytest_torchprof.work.counting import total_flops
 from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ def estimated_cpu_ns(trace: Events) -> float:
     return trace.once(_estimate)
 
 
+def is_trifle(trace: Events, cost_ns: float, share: float) -> bool:
+    """Whether a cost is less than this share of the estimated time of all operators."""
+    return cost_ns < share * estimated_cpu_ns(trace)
+
+
 def guessed(trace: Events, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.is_live or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
@@ -52,11 +57,12 @@ def guessed(trace: Events, *names: Names) -> Reason | None:
 
 
 def _estimate(trace: Events) -> float:
-    operators = trace.selection & are_operators(trace)[:-1]
+    operators = (trace.selection & are_operators(trace)[:-1]).nonzero()[0]
+    called = len(are_outermost(trace, operators).nonzero()[0])
     return (
-        int(np.count_nonzero(trace.selection[outermost(trace)])) * CALL_NS
-        + int(np.count_nonzero(operators)) * _INNER_NS
-        + float(op_flops(trace).sum()) * FLOP_NS
+        called * CALL_NS
+        + len(operators) * _INNER_NS
+        + total_flops(trace) * FLOP_NS
         + _allocated(trace) * BYTE_NS
     )
 

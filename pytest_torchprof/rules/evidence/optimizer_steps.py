@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,7 @@ _LOOPS: Final = {
 }
 #: What may come between them, with some options or in some versions.
 _BETWEEN: Final = frozenset({"aten::item", "aten::neg", "aten::_local_scalar_dense"})
+_NONE: Final = np.zeros(0, np.int64)
 
 _BY_FUNCTION: Final = {name.lower(): name for name in UPDATES}
 STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
@@ -78,37 +79,37 @@ class OptimizerStep(Frozen, frozen=True):
     took_ns: int
 
     @property
-    def together(self) -> bool:
-        """Whether it already uses a form for all parameters at once."""
-        return _are_together(self.calls)
-
-    @property
     def own(self) -> bool:
         """Whether its loop, if it has any, is not torch's."""
         return self.known is None and self.name not in _NO_FORM
 
-    @property
-    def updated(self) -> int:
-        """How many parameters a class of torch's updates one by one."""
-        return _updated(self.name, self.known, self.calls)
+    def loop(self) -> Loop:
+        """What these calls say of its loop."""
+        return _loop(self.name, self.known, self.calls)
+
+
+class Loop(NamedTuple):
+    """Of a step: whether it already uses a form for all parameters at once; how many parameters a
+    class of torch's updates one by one; and which of its calls such a loop runs once for each.
+    """
+
+    together: bool
+    updated: int
+    updates: Ints
 
 
 @lru_cache(maxsize=100)
-def _are_together(calls: tuple[str, ...]) -> bool:
-    return any(map(_TOGETHER.match, set(calls)))
-
-
-@lru_cache(maxsize=100)
-def _updated(name: str, known: str | None, calls: tuple[str, ...]) -> int:
+def _loop(name: str, known: str | None, calls: tuple[str, ...]) -> Loop:
     """Cached, because the steps of a test call the same."""
+    together = any(map(_TOGETHER.match, set(calls)))
     if known is None:
-        return 0
-    if name != known and known in _LOOPS:
-        found = len(_LOOPS[known].findall(_text(calls)))
-        if found:
-            return found
+        return Loop(together, 0, _NONE)
     once, off = UPDATES[known]
-    return calls.count(once) - (calls.count(off) if off else 0)
+    updates = np.array([at for at, call in enumerate(calls) if call == once], np.int64)
+    updated = len(updates) - (calls.count(off) if off else 0)
+    if name != known and known in _LOOPS:
+        updated = len(_LOOPS[known].findall(_text(calls))) or updated
+    return Loop(together, updated, updates)
 
 
 def optimizer_steps(trace: Events) -> list[OptimizerStep]:

@@ -169,8 +169,6 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     rows = operators_named(trace, _TO_COPY)
     rows = rows[trace.selection[rows]]
     least = int(repeats)
-    if len(rows) < least:
-        return NO_MATCHES
     above = trace.parent[rows]
     inner = are_named(trace, above, _CAST) & are_named(trace, trace.parent[above], _INNER)
     rows = rows[~inner]

@@ -78,7 +78,7 @@ def work(): torch.ones(4, 4) @ torch.ones(4, 4)
 def test_plain(): work()
 
 def test_compares(torchprof):
-    torchprof.ab(work, work, setup=tuple, min_time=0.3).assert_not_slower(by="900 %")
+    torchprof.ab(work, work, setup=tuple, min_time=1).assert_not_slower(by="900 %")
 """
 
 COMPARING = (

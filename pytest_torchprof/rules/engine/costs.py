@@ -55,13 +55,15 @@ def costs_ms(
     order.
     """
     claims = _claims(trace, matches, finding)
-    own = _costs_ns(trace, _where(claims, ~claims.elsewhere), count)
+    other = claims.elsewhere.any()
+    own = _costs_ns(trace, _where(claims, ~claims.elsewhere) if other else claims, count)
     if isinstance(gain(trace), Elapsed):
         own *= slowdown_share(trace)
     total = float(own.sum())
     own *= min(span_ns(trace) / total, 1) if total else 1
-    noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
-    own += np.bincount(noted.finding, noted.ns, count)
+    if other:
+        noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
+        own += np.bincount(noted.finding, noted.ns, count)
     known = np.bincount(claims.finding, claims.ns >= 0, count) > 0
     return [
         ns / 1e6 if some else None for ns, some in zip(own.tolist(), known.tolist(), strict=True)
@@ -114,6 +116,8 @@ def _costs_ns(trace: Events, claims: Claims, count: int) -> Floats:
     worth = np.bincount(owner, measure.between(begin, end), count)
     # Of each moment that a finding covers, it claims this share.
     rate = np.minimum(np.divide(claimed, worth, out=np.zeros(count), where=worth > 0), 1)
+    if count == 1:  # which shares nothing
+        return rate * worth
     return _shared(measure, rate, owner, begin, end)
 
 
@@ -133,10 +137,11 @@ def _shared(measure: Gain | Elapsed, rate: Floats, owner: Ints, begin: Ints, end
 
 def _merged(owner: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """The union of each owner's stretches, as disjoint ones: owner, begin, end."""
-    order = np.lexsort((begin, owner))
-    owner, begin, end = owner[order], begin[order], np.maximum(begin, end)[order]
-    if not len(owner):
+    end = np.maximum(begin, end)
+    if len(owner) < 2:
         return owner, begin, end
+    order = np.lexsort((begin, owner))
+    owner, begin, end = owner[order], begin[order], end[order]
     zero = begin.min()
     # Those of each owner come later than all of the previous one.
     shift = owner * (end.max() - zero + 1) - zero

@@ -268,7 +268,7 @@ class Why(Enum):
 _Datum: TypeAlias = "str | int | float | Reason | tuple[str | Reason, ...]"
 
 
-class Reason(Sendable, frozen=True):
+class Reason(Sendable, frozen=True, omit_defaults=True, gc=False):
     """A reason with its data: (name, value) of each field of the sentence, in order."""
 
     why: Why

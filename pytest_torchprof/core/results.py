@@ -21,7 +21,7 @@ MetricStatus = Literal[
 TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
 
 
-class MissingValue(Frozen, frozen=True):
+class MissingValue(Frozen, frozen=True, omit_defaults=True, gc=False):
     """A metric without a value, and why; users see it as `NotMeasured`, with the reason in words.
 
     ``at_hand`` is a number that limits are checked against, but that is not compared with a
@@ -178,7 +178,7 @@ class Unstable(Sendable, frozen=True):
     drawn: bool
 
 
-class Verdict(Frozen, frozen=True):
+class Verdict(Frozen, frozen=True, omit_defaults=True, gc=False):
     """One metric of one test against its baseline and its limits, with the numbers.
 
     ``scope`` is its budget, if that covers only a part of the test. ``sample`` summarizes the
@@ -236,7 +236,7 @@ class RegionRecord(Sendable, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-class Record(Sendable, frozen=True):
+class Record(Sendable, frozen=True, omit_defaults=True):
     """The result of one test, as workers send it and reports show it.
 
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.

@@ -17,7 +17,6 @@ from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
-from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors, message_of
@@ -37,6 +36,7 @@ from pytest_torchprof.session.reporting.collected import Collected
 from pytest_torchprof.session.reporting.json_report_file import begin_report, end_report
 from pytest_torchprof.session.reporting.report_attachments import (
     Attachment,
+    Attachments,
     Results,
     has_attachment,
     has_news,
@@ -67,10 +67,10 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         self.runner = Runner()
         self.collected = Collected()
         self.results = Results()
+        self.attachments = Attachments()
         self.errors = SessionErrors()
         self.messages: list[str] = []
-        #: Lines for the runner of GitHub Actions.
-        self.annotations: list[str] = []
+        self.annotations: list[str] = []  #: for the runner of GitHub Actions
         #: Whether the session was cut short.
         self.interrupted = False
         self.environment: dict[str, Any] = {}
@@ -78,7 +78,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
-        self.verdicts = ItemVerdicts(config, settings, self._baselines.of, is_worker=self.is_worker)
+        names = self._baselines.of, self.collected.is_shared
+        self.verdicts = ItemVerdicts(config, settings, *names, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -271,22 +272,23 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                     # Also to the teardown's report: the last rerun ends in that phase.
                     attached = replace(attached, faults=tuple(dict.fromkeys(faulty.take_faults())))
                 if attached != Attachment():
-                    attached.attach_to(report)
+                    self.attachments.attach(report, attached)
+        if call.when == "teardown":
+            self.verdicts.release(item, GATHERER)
         return report
 
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured, store the verdict, and return the failure message, if any."""
-        if self.collected.is_shared(item):
-            gatherer.refuse(because(Why.SAME_NAME))
         return self.verdicts.judge(item, gatherer)
 
     # ---------------------------------------------------------------- gathering
 
+    @pytest.hookimpl(trylast=True)  # others see what is attached
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect records; under xdist they come from the workers."""
         if has_attachment(report) or has_news(report):
             with self.errors.careful:
-                attached = Attachment.of(report)
+                attached = self.attachments.take(report)
                 for fault in attached.faults:
                     self.errors.add_fault(fault, report.nodeid)
                 if has_news(report):

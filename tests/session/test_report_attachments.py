@@ -14,6 +14,7 @@ from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Record
 from pytest_torchprof.session.judging.accept_offer import Offer
 from pytest_torchprof.session.reporting.report_attachments import (
     Attachment,
+    Attachments,
     Results,
     has_attachment,
 )
@@ -47,17 +48,20 @@ def crossed(sent: pytest.TestReport) -> pytest.TestReport:
     "attached", [Attachment(), Attachment(RECORD, OFFER, True, 7), Attachment(faults=("a", "b"))]
 )
 def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Attachment) -> None:
-    sent = report()
-    attached.attach_to(sent)
+    sent, ours = report(), Attachments()
+    ours.attach(sent, attached)
     arrived = crossed(sent)
     assert has_attachment(arrived)
-    assert attached == Attachment.of(arrived)
+    assert attached == Attachments().take(arrived)
+    assert not has_attachment(arrived)
+    assert attached is ours.take(sent)  # without a way back from builtin values
+    assert Attachment() == ours.take(sent)
 
 
 def test_reports_of_other_plugins_get_no_attachment() -> None:
     arrived = crossed(report())
     assert not has_attachment(arrived)
-    assert Attachment() == Attachment.of(arrived)
+    assert Attachment() == Attachments().take(arrived)
 
 
 @pytest.mark.parametrize(("ours", "offers"), [(True, [OFFER]), (False, [])])

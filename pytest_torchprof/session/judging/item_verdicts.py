@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -49,18 +49,24 @@ _SUBJECT = pytest.StashKey[Subject]()
 
 
 class ItemVerdicts:
-    """The verdicts on the tests of a session; ``baseline_of`` a test file is its baseline file."""
+    """The verdicts on the tests of a session.
+
+    ``baseline_of`` a test file is its baseline file; ``is_shared``: whether another test has the
+    name of this one.
+    """
 
     def __init__(
         self,
         config: pytest.Config,
         settings: Settings,
         baseline_of: Callable[[Path], Path],
+        is_shared: Callable[[pytest.Item], bool],
         *,
         is_worker: bool,
     ) -> None:
         self._config = config
         self._baseline_of = baseline_of
+        self._is_shared = is_shared
         self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
 
     def begin(
@@ -82,6 +88,8 @@ class ItemVerdicts:
     def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured, store the verdict, and return the failure message, if any."""
         verdict, message = ItemVerdict(), None
+        if self._is_shared(item):
+            gatherer.refuse(because(Why.SAME_NAME))
         try:
             judged = self._judge.judge(
                 self._subject(item),
@@ -114,6 +122,13 @@ class ItemVerdicts:
     def forget(self) -> None:
         """Release the test's trace, judged or not."""
         self._judge.forget()
+
+    def release(self, item: pytest.Item, *more: pytest.StashKey[Any]) -> None:
+        """Release what belongs to a test that is over: pytest keeps all items."""
+        keys: tuple[pytest.StashKey[Any], ...] = _VERDICT, _SUBJECT, *more
+        for key in keys:
+            if key in item.stash:
+                del item.stash[key]
 
     def final(
         self,

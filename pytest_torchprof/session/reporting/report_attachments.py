@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "torchprof"
 
 
-class Attachment(Sendable, frozen=True):
+class Attachment(Sendable, frozen=True, omit_defaults=True):
     """What we attach to the report of one phase of a test.
 
     ``record`` and ``offer`` are the test's so far; ``ours``: the plugin failed it. ``runs`` counts
@@ -33,15 +33,29 @@ class Attachment(Sendable, frozen=True):
     runs: int = 0
     faults: tuple[str, ...] = ()
 
-    def attach_to(self, report: pytest.TestReport) -> None:
-        """Attach it, as builtin values: xdist sends those."""
-        setattr(report, _ATTRIBUTE, self.sent())
 
-    @classmethod
-    def of(cls, report: pytest.TestReport) -> Attachment:
-        """What is attached to the report; an empty one if nothing is."""
+class Attachments:
+    """What is attached to reports, until they are recorded."""
+
+    def __init__(self) -> None:
+        #: What was attached last, and as what: mostly it is read in the same process.
+        self._last: tuple[Attachment, object] = Attachment(), None
+
+    def attach(self, report: pytest.TestReport, attached: Attachment) -> None:
+        """Attach it, as builtin values: xdist sends those."""
+        sent = attached.sent()
+        setattr(report, _ATTRIBUTE, sent)
+        self._last = attached, sent
+
+    def take(self, report: pytest.TestReport) -> Attachment:
+        """Detach it, as pytest keeps all reports; an empty one if nothing is attached."""
         sent = report.__dict__.get(_ATTRIBUTE)
-        return cls() if sent is None else cls.read(sent)
+        if sent is None:
+            return Attachment()
+        delattr(report, _ATTRIBUTE)
+        last, as_builtins = self._last
+        self._last = Attachment(), None
+        return last if sent is as_builtins else Attachment.read(sent)
 
 
 def has_attachment(report: pytest.TestReport) -> bool:

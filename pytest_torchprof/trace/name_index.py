@@ -179,10 +179,10 @@ class NameIndex:
 
     def sparse(self, numbers: Sequence[int]) -> Ints | None:
         """Events with names of these numbers, in time order; None where it is faster to look at
-        each event.
+        each event, as in each trace that `is_small`.
         """
         counts = self.counts
-        if self.is_small or _DENSE * sum([counts[i] for i in numbers]) > len(self._name):
+        if _DENSE * sum([counts[i] for i in numbers]) > len(self._name):
             return None
         order, ends = self._ordered
         parts = [order[ends[i] - counts[i] : ends[i]] for i in numbers]

@@ -20,6 +20,7 @@ from pytest_torchprof.analysis.uncounted_compiled import (
     COMPILED,
     REGION,
     in_script,
+    nothing_ran,
     packages,
     runs_compiled_code,
 )
@@ -67,8 +68,11 @@ def moved_bytes(trace: Events) -> Moved:
 
 
 def _moved(trace: Events) -> Moved:
+    if nothing_ran(trace):
+        return Moved(0, None)
     counted = trace.once(_counted)
-    total = int(_bytes(trace)[counted.counts].sum())
+    rows, amounts = trace.whole.once(_amounts)
+    total = int(amounts[counted.counts[rows]].sum())
     if holds_whole_operators(trace) and moved_bytes(trace.whole).gap is None:
         return Moved(total, None)
     silent = _silent(trace, counted)

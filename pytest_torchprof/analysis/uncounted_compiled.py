@@ -12,6 +12,7 @@ from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, na
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.counting import (
@@ -40,6 +41,16 @@ def runs_compiled_code(trace: Events) -> bool:
 
 def _runs_compiled_code(trace: Events) -> bool:
     return any(name.startswith(("## ", REGION)) for name in trace.names)
+
+
+def nothing_ran(trace: Events) -> bool:
+    """Whether a live capture has neither operators nor kernels nor compiled code."""
+    return (
+        trace.region is not None
+        and not trace.has(Kind.OP, Kind.KERNEL)
+        and not runs_compiled_code(trace)
+        and not trace.facts.packages
+    )
 
 
 def in_loops(trace: Events) -> Iterable[UncountedPart]:

@@ -18,7 +18,13 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.uncounted_compiled import in_loops, in_script, of_no_graph, packages
+from pytest_torchprof.analysis.uncounted_compiled import (
+    in_loops,
+    in_script,
+    nothing_ran,
+    of_no_graph,
+    packages,
+)
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, reason_of
 from pytest_torchprof.core.reasons import Reason, Why
 from pytest_torchprof.core.structs import Frozen
@@ -61,7 +67,9 @@ def uncounted_flops(trace: Events) -> Uncounted | None:
 
 
 def _uncounted(trace: Events) -> Uncounted | None:
-    if holds_whole_operators(trace) and uncounted_flops(trace.whole) is None:
+    if nothing_ran(trace) or (
+        holds_whole_operators(trace) and uncounted_flops(trace.whole) is None
+    ):
         return None
     found = [part for source in SOURCES for part in source(trace)]
     if not found:

@@ -10,10 +10,10 @@ from pytest_torchprof.capture.busy import load_per_processor
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import allows_tf32, unseen_allocator
 from pytest_torchprof.capture.priming import device_fault
-from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.trace.facts import Facts
 
 
 def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> Facts:
@@ -23,7 +23,9 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
     run's compilations, once it is over. Counts are those of the first run, since a test does not
     decide how often it runs.
     """
-    of_process = Facts(
+    of_process = replace(
+        first or compiled,
+        compiled=compiled.compiled,
         environment=machine.key,
         accelerator=machine.accelerator,
         device_type=machine.device_type,
@@ -33,5 +35,4 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         allow_tf32=allows_tf32(),
         load_per_processor=load_per_processor(),
     )
-    counts = replace(first or compiled, compiled=compiled.compiled)
-    return of_process | counts | graph_facts()
+    return of_process | graph_facts()

@@ -50,11 +50,11 @@ _AT_ONCE_NS: Final = 100_000
 
 def _sized(trace: Events) -> Reason | None:
     """Sizes of collectives: recorded shapes, or the parameters that NCCL records."""
+    if not communicates(trace):
+        return None
     from pytest_torchprof.analysis.comm_calls import comm_calls
     from pytest_torchprof.analysis.comm_sizes import comm_sizes
 
-    if not communicates(trace):
-        return None
     size = comm_sizes(trace).size
     if not len(size) or (size >= 0).any():
         return None

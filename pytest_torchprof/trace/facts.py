@@ -238,6 +238,10 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 
     def __or__(self, more: Facts) -> Facts:
         """The facts of both; ``more`` wins where both know one."""
+        if more == _NOTHING:
+            return self
+        if self == _NOTHING:
+            return more
         known = {name: value for name, value in asdict(more).items() if value is not None}
         return replace(self, **known)
 

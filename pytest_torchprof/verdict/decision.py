@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 #: 25 % still catches nearly every slowdown of 50 %. Source: measured, see docs/time-in-ci.md.
 TIME_TOLERANCE = 0.25
 
+_NO_LIMITS = Budget("")
 #: Nothing of its name ran, or nothing was recorded there.
 _NOT_RUN = DID_NOT_RUN | {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
 
@@ -68,7 +69,7 @@ def compare(
             METRICS.get(name) or row_of(name, profile.own),
             profile,
             baseline,
-            whole.get(name) or Budget(name),
+            whole.get(name, _NO_LIMITS),
             policy,
         )
         for name in profile.metrics
@@ -88,7 +89,8 @@ def compare(
             else v
             for v in verdicts
         ]
-    if baseline is not None and (lost := _gradients_kept(profile, baseline)):
+    changed = baseline is not None and profile.operators != baseline.operators
+    if baseline is not None and changed and (lost := _gradients_kept(profile, baseline)):
         verdicts = [
             replace(v, status="regressed", reason=lost)
             if v.metric == "ops" and v.status in ("ok", "improved", "advisory")
@@ -262,11 +264,12 @@ def _verdict(
     value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
     if isinstance(value, MissingValue):
         return _unmeasured(metric, value, accepted, budget)
-    limited = _limited(budget, value, accepted)
-    if limited.status == "over_budget":
+    limited = None if budget is _NO_LIMITS else _limited(budget, value, accepted)
+    if limited and limited.status == "over_budget":
         return limited
-    verdict = _against_accepted(metric, value, accepted, profile, baseline, policy)
-    return replace(verdict, limit=budget.limit, least=budget.least, source=budget.source)
+    found = _against_accepted(metric, value, accepted, profile, baseline, policy)
+    limits = {"limit": budget.limit, "least": budget.least, "source": budget.source}
+    return replace(found, **limits) if limited else found
 
 
 def _against_accepted(
@@ -287,8 +290,8 @@ def _against_accepted(
     if metric.klass == "time":
         verdict = Verdict(metric.name, value, "ok", accepted)
         return _of_time(metric, verdict, profile, baseline, policy)
-    reference = within(baseline, metric.name, value, accepted)
     known = range_of(baseline, metric.name, accepted)
+    reference = accepted if known is None else within(baseline, metric.name, value, accepted)
     status = _against(value, reference, metric.tolerance, better=metric.better)
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
@@ -296,8 +299,8 @@ def _against_accepted(
     elif known is not None and not known.low <= value <= known.high:
         note = outside(known, metric.unit)
         status = "advisory" if baseline is not None and baseline.advises else status
-    verdict = Verdict(metric.name, value, status, accepted, tolerance=metric.tolerance, reason=note)
-    return replace(verdict, baseline_range=known)
+    shown = Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
+    return shown if known is None else replace(shown, baseline_range=known)
 
 
 def _of_time(
@@ -308,8 +311,9 @@ def _of_time(
     policy: Policy,
 ) -> Verdict:
     """Compare times of rounds as multiples of the reference kernel's, if both have them."""
-    name, why, multiples = metric.name, policy.time_note, None
-    before = Normalised.read(baseline.times.get("normalised")) if baseline else None
+    name, why, multiples, before = metric.name, policy.time_note, None, None
+    if baseline and (name in NORMALISED or metric.own is not None):
+        before = Normalised.read(baseline.times.get("normalised"))
     if name in NORMALISED:
         gap = normalised_gap(profile.normalised, before, name)
         why = why or gap
@@ -372,10 +376,10 @@ def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
         return None
     kept = baseline.metrics if metric.own is None else baseline.own
     source: Mapping[str, Number] = kept if metric.stored else baseline.times
-    value = source.get(metric.name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return value
+    value: object = source.get(metric.name)
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return value if type(value) is int else None
 
 
 def _against(

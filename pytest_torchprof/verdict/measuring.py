@@ -26,20 +26,19 @@ def value_of(metric: Metric, trace: Events) -> Value:
     """
     if (missing := trace.whole.once(lacking, metric.needs)) is not None:
         return missing
-    return _present(metric, trace)
+    return _present(metric, trace, trace.whole, partial=_is_partial(trace))
 
 
 def values_of(metrics: Iterable[Metric], trace: Events) -> dict[str, Value]:
     """The same of several metrics, by name."""
-    whole = trace.whole
+    whole, partial = trace.whole, _is_partial(trace)
     values: dict[str, Value] = {}
     lacks: dict[frozenset[MetricNeed], MissingValue | None] = {}
     for metric in metrics:
         needs = metric.needs
         if needs not in lacks:
             lacks[needs] = whole.once(lacking, needs)
-        missing = lacks[needs]
-        values[metric.name] = _present(metric, trace) if missing is None else missing
+        values[metric.name] = lacks[needs] or _present(metric, trace, whole, partial=partial)
     return values
 
 
@@ -53,9 +52,8 @@ def values_of_table(
     return {one.name: known[one.name] if one.name in known else found[one.name] for one in wanted}
 
 
-def _present(metric: Metric, trace: Events) -> Value:
-    """The value of a metric whose needs the capture meets."""
-    whole = trace.whole
+def _present(metric: Metric, trace: Events, whole: Events, *, partial: bool) -> Value:
+    """The value of a metric whose needs the capture meets; ``partial``: more ran than it holds."""
     if trace.scope is not None and not metric.of_region:
         return _of_test(metric, whole)
     if "device" in metric.needs and (reason := whole.once(partial_gap)):
@@ -63,8 +61,11 @@ def _present(metric: Metric, trace: Events) -> Value:
         counts = metric.klass == "exact" and metric.own is None
         return at_least(metric, metric.extract(trace) if counts else None, reason)
     value = metric.extract(trace)
-    partial = trace.cut or whole.once(_elsewhere) is not None
     return of_whole(metric, value, trace) if partial else value
+
+
+def _is_partial(trace: Events) -> bool:
+    return trace.cut or trace.whole.once(_elsewhere) is not None
 
 
 def _elsewhere(trace: Events) -> Reason | None:

@@ -86,7 +86,8 @@ def _compile_work(what: str) -> Callable[[Events], Value]:
 def _count(trace: Events, kind: str) -> int:
     from pytest_torchprof.trace.kinds import Kind
 
-    return int((trace.selection & trace.is_kind(Kind[kind])).sum())
+    wanted = Kind[kind]
+    return int((trace.selection & trace.is_kind(wanted)).sum()) if trace.has(wanted) else 0
 
 
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:

@@ -37,7 +37,8 @@ def in_units(
 
     Of several of one metric and scope, which stood in different units, the tightest limits.
     """
-    fitting, refused = dict[tuple[str, str, str | None], Budget](), list[Verdict]()
+    fitting: dict[tuple[str, str, str | None], Budget] = {}
+    refused: list[Verdict] = []
     for budget in budgets:
         unit = own[budget.metric].unit if budget.metric in own else budget.unit
         within = _converted(budget, unit)

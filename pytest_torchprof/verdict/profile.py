@@ -51,14 +51,15 @@ _OF_FREES = frozenset({"peak_cpu_bytes", "leaked_cpu_bytes"})
 _counts_of = attrgetter(*_COLUMNS)
 
 #: The name of a compiled frame ends in a number that depends on what was compiled before.
-_COMPILED = late(r"(Torch-Compiled Region): \S+$")
+_REGION = "Torch-Compiled Region"
+_COMPILED = late(rf"({_REGION}): \S+$")
 
 _OF_DYNAMO = late(r"TorchDynamo Cache Lookup")
 
 
 def shown_operator(name: str) -> str:
     """An operator's name as it is compared."""
-    found = _COMPILED.match(name)
+    found = name.startswith(_REGION) and _COMPILED.match(name)
     return found[1] if found else name
 
 

@@ -5,7 +5,7 @@ Pure: everything is in the facts that a live capture leaves in its trace.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.samples import NORMALISED, Normalised, is_positive
 from pytest_torchprof.verdict.metrics import METRICS
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.facts import Quantity
     from pytest_torchprof.verdict.recorded import Recorded
 
+_OF_ROUNDS: Final = tuple(name for name, one in METRICS.items() if "rounds" in one.needs)
+
 
 def samples_of(trace: Events) -> dict[str, Sample]:
     """The samples of all metrics measured in rounds."""
-    noted: dict[str, Quantity | None] = {
-        name: getattr(trace.facts, name)
-        for name, metric in METRICS.items()
-        if "rounds" in metric.needs
-    }
+    facts = trace.facts
+    noted: dict[str, Quantity | None] = {name: getattr(facts, name) for name in _OF_ROUNDS}
     return {name: s for name, one in noted.items() if one is not None and (s := one.sample)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
+
+#: Of fewer calls, decoding each takes less time than finding those with the same text.
+_MANY: Final = 1000
 
 #: A call: the number of its name; dimensions, types, values and strides of its operands as JSON.
 Call: TypeAlias = tuple[int, bytes, bytes, bytes, bytes]
@@ -81,6 +84,8 @@ def op_flops(trace: Events) -> Ints:
 @once_per_trace
 def total_flops(trace: Events) -> int:
     """FLOPs of all selected operators."""
+    if not (trace.has(Kind.OP) or graphs(trace)):
+        return 0
     return int(op_flops(trace)[trace.selection].sum())
 
 
@@ -166,16 +171,19 @@ def distinct_calls(trace: Events, named: Bools) -> tuple[Ints, Ints, list[Call]]
     rows = (trace.is_kind(Kind.OP) & named).nonzero()[0]
     if not len(rows):
         return rows, rows, []
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    one = rows[firsts]
+    kinds, one = None, rows
+    if len(rows) >= _MANY:
+        kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+        one = rows[firsts]
     known: dict[Call, int] = {}
-    number = [
+    found = [
         known.setdefault(
             (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides)), len(known)
         )
         for name, a in zip(trace.name[one].tolist(), trace.operands(one), strict=True)
     ]
-    return rows, np.array(number, np.int64)[kinds], list(known)
+    number = np.array(found, np.int64)
+    return rows, number if kinds is None else number[kinds], list(known)
 
 
 def _formulas(trace: Events) -> tuple[Ints, Ints]:

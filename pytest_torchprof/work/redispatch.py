@@ -18,6 +18,7 @@ as its siblings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -210,10 +211,8 @@ def _handed_on(
         return rows
     own, kind = _present(name[rows], len(names))
     others, kind_of = _present(name[real], len(names))
-    may = others[:, None] == own
-    for row, outermost in enumerate(others.tolist()):
-        if (family := _HANDED_TO.get(names[outermost])) is not None:
-            may[row] |= [names[inner] in family for inner in own.tolist()]
+    name_of = names.__getitem__
+    may = _may_hand_on(tuple(map(name_of, others.tolist())), tuple(map(name_of, own.tolist())))
     if not (len(subclass) or may.any()):
         return rows[:0]
     handler = np.zeros(len(real), bool)
@@ -230,6 +229,17 @@ def _handed_on(
         at[todo] = parent[here]
         todo = todo[at[todo] >= 0]
     return np.flatnonzero(handed)
+
+
+@lru_cache(maxsize=100)
+def _may_hand_on(outermost: tuple[str, ...], inner: tuple[str, ...]) -> Bools:
+    """For each outer name and each inner one, whether the first may be redispatched to the other.
+
+    Cached, as runs of a test and similar tests call the same operators; not to be written to.
+    """
+    families = [{one, *_HANDED_TO.get(one, ())} for one in outermost]
+    found = [[name in family for name in inner] for family in families]
+    return np.array(found, bool).reshape(len(outermost), len(inner))
 
 
 def _present(name: Ints, count: int) -> tuple[Ints, Ints]:

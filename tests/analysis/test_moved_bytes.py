@@ -224,6 +224,18 @@ def test_calls_of_packages_are_a_gap() -> None:
     assert 160 == gap(built(b)).at_hand
 
 
+def test_where_nothing_ran_there_is_nothing_to_move_but_a_package_may() -> None:
+    def alone(facts: Facts) -> TraceBuilder:
+        b = TraceBuilder()
+        b.facts(facts)
+        with b.annotation(REGION):
+            pass
+        return b
+
+    assert moved(built(alone(Facts()))) == 0
+    assert gap(built(alone(Facts(packages=1)))).at_hand is None
+
+
 def test_the_element_size_of_a_list_is_that_of_its_kernel_or_its_block() -> None:
     def joined(kernel: str | None, *blocks: int) -> Value:
         b = TraceBuilder("GPU" if kernel else None)

@@ -116,6 +116,7 @@ def test_a_users_function_counts_nothing_in_a_partial_capture() -> None:
     class Partial:
         whole: Partial
         scope = None
+        cut = False
 
         def once(self, question: object, *more: object) -> object:
             name = getattr(question, "__name__", "")

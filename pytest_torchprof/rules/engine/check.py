@@ -209,8 +209,11 @@ def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
     """What rules need and the trace lacks, or what they raised when asked, by rule."""
     missing = trace.once(_missing)
     found: dict[str, Reason] = {}
+    first: dict[AbstractSet[RuleNeed], RuleNeed | None] = {}
     for rule in rules:
-        if (need := _first(rule.needs, missing)) is not None:
+        if rule.needs not in first:
+            first[rule.needs] = _first(rule.needs, missing)
+        if (need := first[rule.needs]) is not None:
             found[rule.code] = missing[need]
         elif rule.ready is not None:
             try:

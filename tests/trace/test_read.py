@@ -116,8 +116,23 @@ def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
     """Kineto's times are relative to a base at most 90 days ago."""
     event = f'{{"ph":"X","cat":"cpu_op","ts":{ts // 1000}.{ts % 1000:03d},'
     event += f'"dur":{dur // 1000}.{dur % 1000:03d}}}'
-    trace = parse_trace(f"[{event}]".encode())
-    assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts], [dur])
+    for count in (1, 100):
+        trace = parse_trace(f"[{','.join([event] * count)}]".encode())
+        assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts] * count, [dur] * count)
+
+
+@given(st.floats(-1e17, 1e17) | st.integers(-(2**62), 2**62), st.floats(-1e16, 1e16))
+def test_times_of_few_events_are_those_of_many(ts: float, dur: float) -> None:
+    event = f'{{"ph":"X","cat":"cpu_op","ts":{ts},"dur":{dur}}}'
+
+    def times(count: int) -> list[tuple[int, int]] | str:
+        try:
+            trace = parse_trace(f"[{','.join([event] * count)}]".encode())
+        except TraceError as error:
+            return error.found
+        return list(zip(trace.ts.tolist(), trace.dur.tolist(), strict=True))[:1]
+
+    assert times(1) == times(100)
 
 
 def test_without_args() -> None:

@@ -164,6 +164,9 @@ def above(events: Ints, parent: Ints) -> Bools:
 def by_thread(thread: npt.NDArray[np.int32], rows: Bools | None = None) -> Iterator[Ints]:
     """Positions of each thread's events, in order; ``rows``: of these events only."""
     mine = thread if rows is None else thread[rows]
+    if len(mine) and (mine == mine[0]).all():  # mostly
+        yield np.arange(len(thread)) if rows is None else rows.nonzero()[0]
+        return
     numbers = distinct(mine)
     if len(numbers) <= _FEW_THREADS:
         # Thread by thread: an order of all events would be twice as large as a column.

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ def _quick_imports() -> Iterator[None]:
 
 
 with _quick_imports():
-    from pytest_torchprof.session import hookspecs, markers, options
+    from pytest_torchprof.session import hookspecs, markers, options, switches
     from pytest_torchprof.verdict import metrics  # noqa: F401 - of which markers are made
 
 if TYPE_CHECKING:
@@ -52,14 +52,25 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, None, None]:
     """Register ``--accept`` last, because another plugin may own it."""
     early_config.stash[options.STARTED_NS] = time.time_ns()
-    yield
+    with _imports_seeded(early_config):
+        yield
     options.add_accept(parser)
+
+
+def _imports_seeded(config: pytest.Config) -> AbstractContextManager[None]:
+    """With profiling on, the first ``conftest.py`` files draw the same in each process."""
+    if not switches.enabled_early(config):
+        return nullcontext()
+    with _quick_imports():
+        from pytest_torchprof.session.importing import early_imports
+
+    return early_imports(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; import everything else only when profiling is on."""
     markers.add_markers(config)
-    if options.enabled(config):
+    if switches.enabled(config):
         session = _session(config)
         config.pluginmanager.register(session, "torchprof-session")
         if session.settings.history is not None and not session.is_worker:
@@ -67,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
-        options.refuse_idle(config)
+        switches.refuse_idle(config)
 
 
 def _session(config: pytest.Config) -> TorchprofSession:

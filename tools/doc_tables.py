@@ -65,7 +65,10 @@ def options() -> str:
         ["`--accept`", "–", "off", "write measured values as the new baseline; on by itself"],
         ["`--torchprof-check-stable` / `--no-torchprof-check-stable`", "–", "–", STABLE_HELP],
         ["`--torchprof-strict`", "`torchprof_strict`", "off", STRICT_HELP],
-        ["`--torchprof-seed-imports`", "`torchprof_seed_imports`", "off", IMPORTS_HELP],
+        [
+            "`--torchprof-seed-imports` / `--no-torchprof-seed-imports`",
+            "`torchprof_seed_imports`", "–", IMPORTS_HELP,
+        ],
         ["–", "`torchprof_junit`", "off", JUNIT_HELP],
     ]  # fmt: skip
     for option in OPTIONS:

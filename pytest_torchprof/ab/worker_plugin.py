@@ -23,6 +23,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
+from pytest_torchprof.session.importing import ImportingHooks, Outside, early_imports
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
@@ -47,7 +48,7 @@ class _Once(Plan, frozen=True):
         return self
 
 
-class WorkerPlugin(RunningHooks):
+class WorkerPlugin(ImportingHooks, RunningHooks):
     """Replaces our own session's plugin: profiles each test, compares nothing, and times it."""
 
     settings: Settings
@@ -84,9 +85,10 @@ class WorkerPlugin(RunningHooks):
     def pytest_load_initial_conftests(
         self, early_config: pytest.Config
     ) -> Generator[None, None, None]:
-        """Some plugins read their options this early."""
+        """Some plugins read their options this early; both sides draw the same at imports."""
         neutralize(early_config.known_args_namespace)
-        return (yield)
+        with early_imports(early_config):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
@@ -106,6 +108,7 @@ class WorkerPlugin(RunningHooks):
         self.settings = dataclasses.replace(
             settings, accept=False, strict=False, json=None, traces=None, time="off"
         )
+        self.outside = Outside.of(config, self.settings)
 
     # ---------------------------------------------------------------- collection
 

@@ -40,7 +40,9 @@ def accelerators() -> Iterator[Any]:
             yield module
 
 
-def seed_generators(seed: int, *, python: bool = True, numpy: bool = True) -> None:
+def seed_generators(
+    seed: int, *, python: bool = True, numpy: bool = True, torch: bool = True
+) -> None:
     """Seed torch's generators on all devices in use, Python's, and NumPy's if it is loaded.
 
     A generator that somebody made, such as a `torch.Generator`, stays as it is.
@@ -51,13 +53,13 @@ def seed_generators(seed: int, *, python: bool = True, numpy: bool = True) -> No
     if room is not None:
         with suppress(AttributeError, TypeError):  # another bit generator, which has no such seed
             room.seed(seed % 2**32)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(seed)
+    loaded = sys.modules.get("torch") if torch else None
+    if loaded is not None:
+        loaded.default_generator.manual_seed(seed)
         for module in accelerators():
             module.manual_seed_all(seed)
-        if _has_mps(torch):
-            torch.mps.manual_seed(seed)
+        if _has_mps(loaded):
+            loaded.mps.manual_seed(seed)
 
 
 def mps() -> Any | None:

@@ -55,6 +55,13 @@ class RandomState:
         if self._mps is not None:
             sys.modules["torch"].mps.set_rng_state(self._mps)
 
+    def complete(self, later: RandomState) -> None:
+        """Take over the states of generators that did not exist when this one was taken."""
+        if self._numpy is None:
+            self._numpy = later._numpy
+        if self._torch is None:
+            self._torch, self._devices, self._mps = later._torch, later._devices, later._mps
+
     def differs(self, other: RandomState) -> Differing:
         """Which generators are in another state; those that cannot tell count as such."""
         ours, theirs = (self._numpy, other._numpy)

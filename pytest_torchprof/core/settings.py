@@ -22,7 +22,8 @@ class Settings:
     ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
     the names of options that were set. ``history`` is a URL or an absolute path.
     ``checks_stable``: profile each test once more, with another seed.
-    ``seed_imports``: test files are imported with that seed, too.
+    ``seed_imports``: files are imported, and wider fixtures set up, with that seed, too: True for
+    all generators, None for NumPy's and torch's where nobody has seeded them.
     ``device`` is the chip for which a device's work is estimated.
     """
 
@@ -53,7 +54,7 @@ class Settings:
     started_ns: int = 0
     history: str | None = None
     checks_stable: bool = False
-    seed_imports: bool = False
+    seed_imports: bool | None = None
     device: str | None = None
 
     @property

@@ -30,15 +30,24 @@ def unstable_tests(found: Mapping[str, Unstable]) -> list[str]:
     return [*_lines(drawn, *_DRAWN), *_lines(same, *_SAME)]
 
 
-def files_that_draw(drawn: Mapping[str, Sequence[str]], root: Path) -> list[str]:
-    """Lines for files that draw while they are imported, by file and generators."""
-    shown = [f"{_relative(file, root)} ({', '.join(drawn[file])})" for file in sorted(drawn)]
-    draw, their = ("draws", "its") if len(shown) == 1 else ("draw", "their")
-    said = (
-        f"{plural(len(shown), 'file')} {draw} random numbers while imported, "
-        f"so {their} tests may differ in another process: {_listed(shown, _MOST_TESTS)}"
-    )
-    return [said, "  seed them there, or use --torchprof-seed-imports"]
+def who_draws(drawn: Mapping[str, Sequence[str]], root: Path) -> list[str]:
+    """Lines for files that draw while they are imported, and for fixtures, with generators.
+
+    ``drawn`` has the generators by path, or by ``path::name`` of a fixture.
+    """
+    fixtures = [key for key in sorted(drawn) if "::" in key]
+    files = [key for key in sorted(drawn) if "::" not in key]
+    lines = []
+    for keys, what, when in (files, "file", " while imported"), (fixtures, "fixture", ""):
+        if not keys:
+            continue
+        shown = [f"{_relative(key, root)} ({', '.join(drawn[key])})" for key in keys]
+        draw, their = ("draws", "its") if len(shown) == 1 else ("draw", "their")
+        lines.append(
+            f"{plural(len(shown), what)} {draw} random numbers{when}, so {their} tests may differ "
+            f"in another process: {_listed(shown, _MOST_TESTS)}"
+        )
+    return [*lines, "  seed them there, or use --torchprof-seed-imports"]
 
 
 def _relative(file: str, root: Path) -> str:

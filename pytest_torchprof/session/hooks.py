@@ -21,7 +21,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors, message_of
 from pytest_torchprof.session.fixture.relations import relation_lines
-from pytest_torchprof.session.importing import ImportingHooks
+from pytest_torchprof.session.importing import ImportingHooks, Outside
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_machine import KnownMachine
@@ -65,14 +65,14 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         self.config = config
         self.settings = settings
         self.runner = Runner()
-        self.collected = Collected()
+        self.outside = Outside.of(config, settings)
+        self.collected = Collected(drawn=self.outside.found)
         self.results = Results()
         self.attachments = Attachments()
         self.errors = SessionErrors()
         self.messages: list[str] = []
         self.annotations: list[str] = []  #: for the runner of GitHub Actions
-        #: Whether the session was cut short.
-        self.interrupted = False
+        self.interrupted = False  #: whether the session was cut short
         self.environment: dict[str, Any] = {}
         self._baselines = BaselineFiles(settings.baselines, config.rootpath)
         #: While accepting: the sources of the test files, where inline expectations are rewritten.

@@ -1,82 +1,135 @@
-"""Test files that draw random numbers while they are imported, which no seed of a test reaches."""
+"""Code that draws random numbers where no seed of a test reaches: imports and wider fixtures."""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Generator
-from contextlib import suppress
+import re
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchprof.capture.outside_draws import OutsideDraws
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.seeding import seed_for, seed_generators
-from pytest_torchprof.capture.state import RandomState, bytes_of
+from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.session.import_watch import watching
+from pytest_torchprof.session.options import OPTIONS
+from pytest_torchprof.session.switches import seed_imports
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.reporting.collected import Collected
+
+#: What has watched the import of the first conftest.py files.
+OUTSIDE = pytest.StashKey["Outside"]()
+#: Fixtures that pytest makes of ``setup_module``, ``setUpClass`` and the like.
+_MADE_OF = re.compile(r"_(?:xunit|unittest)_(\w+?)_fixture_")
+
+
+class Outside:
+    """Seeds what is drawn outside of tests, and notes who draws in spite of it.
+
+    ``seed`` and ``seed_imports`` are those of `Settings`. Nothing that goes wrong here, as after a
+    file has replaced torch, may fail an import.
+    """
+
+    def __init__(self, seed: int | None, seed_imports: bool | None) -> None:
+        number = None if seed_imports is False else seed
+        self.draws = OutsideDraws(number, whole=seed_imports is True)
+        #: The generators from which a file, or a fixture (``path::name``), drew.
+        self.found: dict[str, list[str]] = {}
+
+    @classmethod
+    def of(cls, config: pytest.Config, settings: Settings) -> Outside:
+        """That of a session, which tells who draws only while accepting."""
+        outside = config.stash.get(OUTSIDE, None) or cls(settings.seed, settings.seed_imports)
+        outside.draws.notes = settings.accept
+        return outside
+
+    @contextmanager
+    def imports(self) -> Iterator[None]:
+        """While files are imported."""
+        with watching(self._begin_file, self._end, self._loaded):
+            yield
+
+    @contextmanager
+    def block(self, name: str, key: str) -> Iterator[None]:
+        """One block of code with a name for its seed, and one to tell of it."""
+        self._begin(name)
+        try:
+            yield
+        finally:
+            self._end(key)
+
+    def _begin_file(self, path: str) -> None:
+        self._begin(Path(path).name)
+
+    def _begin(self, name: str) -> None:
+        with suppress(Exception), PATCH_GUARD:
+            self.draws.begin(name)
+
+    def _end(self, key: str) -> None:
+        with suppress(Exception), PATCH_GUARD:
+            if drawn := self.draws.end():
+                self.found[key] = drawn
+
+    def _loaded(self) -> None:
+        with suppress(Exception), PATCH_GUARD:
+            self.draws.loaded()
+
+
+def early_imports(config: pytest.Config) -> AbstractContextManager[None]:
+    """The import of the first conftest.py files, before the options are parsed as a whole.
+
+    Invalid values of options are told later.
+    """
+    if OUTSIDE in config.stash:
+        return nullcontext()
+    given = config.known_args_namespace
+    seed, seeds_imports = None, None
+    with suppress(TorchprofError, pytest.UsageError, ValueError):
+        row = next(option for option in OPTIONS if option.name == "seed")
+        text = getattr(given, row.dest, None) or config.getini(row.dest) or row.default
+        seed, seeds_imports = row.parse(str(text)), seed_imports(config, given)
+    config.stash[OUTSIDE] = outside = Outside(seed, seeds_imports)
+    return outside.imports()
 
 
 class ImportingHooks:
-    """Notes which files draw; with ``--torchprof-seed-imports``, they draw the same each time."""
+    """Files and fixtures draw the same in each process, see `Outside`."""
 
     settings: Settings
-    collected: Collected
+    outside: Outside
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Collecting imports files."""
+        with self.outside.imports():
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Collecting a file imports it."""
-        if not isinstance(collector, pytest.Module):
+        """Files and classes are also asked for the arguments of their tests."""
+        if not isinstance(collector, (pytest.Module, pytest.Class)):
             return (yield)
-        seed = self.settings.seed if self.settings.seed_imports else None
-        state, before = None, dict[str, tuple[Any, Any]]()
-        # A file may replace torch or NumPy for those that follow.
-        with suppress(Exception), PATCH_GUARD:
-            if seed is None:
-                before = generators()
-            else:
-                state = RandomState()
-                seed_generators(seed_for(seed, collector.path.name))
-        try:
+        name = f"{collector.path.name}::{collector.nodeid.partition('::')[2]}"
+        with self.outside.block(name, str(collector.path)):
             return (yield)
-        finally:
-            with suppress(Exception), PATCH_GUARD:
-                if state is None:
-                    drawn = drawn_between(before, generators())
-                    self.collected.note_drawn(collector.path, drawn)
-                else:
-                    state.restore()
 
-
-def generators() -> dict[str, tuple[Any, Any]]:
-    """Of each generator of the process: what seeding it changes, and what drawing changes."""
-    numbers = random.getstate()[1]
-    found: dict[str, tuple[Any, Any]] = {"random": (numbers[:-1], numbers[-1])}
-    room = sys.modules.get("numpy.random")
-    state = room.get_state() if room is not None else None
-    if isinstance(state, tuple):  # another bit generator's is a mapping
-        found["numpy.random"] = state[1].tobytes(), state[2:]
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        own = torch.default_generator
-        found["torch"] = own.initial_seed(), bytes_of(own.get_state())
-    return found
-
-
-def drawn_between(
-    before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]]
-) -> list[str]:
-    """The generators that were drawn from in between, and that nobody has seeded.
-
-    More than 624 numbers of Python's or NumPy's look like a seed, and are not noticed.
-
-    >>> drawn_between({"a": (1, 2), "b": (1, 2)}, {"a": (1, 3), "b": (2, 3), "c": (1, 1)})
-    ['a']
-    """
-    both = before.keys() & after.keys()
-    alike = [name for name in sorted(both) if before[name][0] == after[name][0]]
-    return [name for name in alike if before[name][1] != after[name][1]]
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        """A fixture with a wider scope than the function is set up once, for all runs."""
+        if fixturedef.scope == "function":
+            return (yield)
+        name, number = fixturedef.argname, getattr(request, "param_index", 0)
+        file = getattr(getattr(fixturedef.func, "__code__", None), "co_filename", "")
+        if (made := _MADE_OF.match(name)) is not None:
+            file, name = str(request.config.rootpath / fixturedef.baseid), made[1]
+        with self.outside.block(
+            f"{Path(file).name}::{fixturedef.argname}[{number}]", f"{file}::{name}"
+        ):
+            return (yield)

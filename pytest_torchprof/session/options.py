@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
+from pytest_torchprof.session.switches import ACCEPT, enabled, seed_imports, switched, typed
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
-ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
 STABLE_HELP = (
@@ -23,23 +23,12 @@ STABLE_HELP = (
     "accepting)"
 )
 IMPORTS_HELP = (
-    "import test files with seeded generators, so that what they draw is the same in every process"
+    "what files draw while imported, and fixtures of wider scope, is the same in every process: "
+    "seed all generators for them (default: NumPy's and torch's, where nobody has seeded them)"
 )
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
-#: Options that have an effect only with profiling on.
-_ASKING = (
-    "--torchprof-strict",
-    "--torchprof-check-stable",
-    "--torchprof-json",
-    "--torchprof-html",
-    "--torchprof-markdown",
-    "--torchprof-traces",
-    "--torchprof-history",
-)
-#: With ``--torchprof-ci=off`` or ``auto``, nothing is asked for.
-_SERVICES = ("github", "gitlab")
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
 
@@ -229,8 +218,10 @@ def add_options(parser: pytest.Parser) -> None:
     stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
     add("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
     add("--no-torchprof-check-stable", action="store_false", help="do not, either", **stable)
-    add("--torchprof-seed-imports", action="store_true", default=None, help=IMPORTS_HELP)
-    ini("torchprof_seed_imports", IMPORTS_HELP, type="bool", default=False)
+    seeds: dict[str, Any] = {"default": None, "dest": "torchprof_seed_imports"}
+    add("--torchprof-seed-imports", action="store_true", help=IMPORTS_HELP, **seeds)
+    add("--no-torchprof-seed-imports", action="store_false", help="seed none for them", **seeds)
+    ini("torchprof_seed_imports", IMPORTS_HELP, type="bool", default=None)
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
@@ -249,51 +240,6 @@ def add_accept(parser: pytest.Parser) -> bool:
     dest = "torchprof_accept"
     ours.addoption(ACCEPT, action="store_true", default=False, dest=dest, help=ACCEPT_HELP)
     return True
-
-
-def enabled(config: pytest.Config, given: object = None) -> bool:
-    """Whether tests are to be profiled: ``--torchprof``, our own ``--accept``, or the ini.
-
-    ``given`` are the parsed options; by default, the final ones.
-    """
-    given = config.option if given is None else given
-    asked = getattr(given, "torchprof", None)
-    if asked is not None:
-        return bool(asked)
-    return bool(getattr(given, "torchprof_accept", False) or _switched(config, "torchprof"))
-
-
-def _switched(config: pytest.Config, name: str) -> bool:
-    """The value of an ini switch; pytest's own error does not name it.
-
-    Raises:
-        pytest.UsageError: it is neither true nor false.
-    """
-    try:
-        return bool(config.getini(name))
-    except (ValueError, pytest.UsageError) as error:
-        raise pytest.UsageError(f"ini option {name}: {error}; give true or false") from None
-
-
-def refuse_idle(config: pytest.Config) -> None:
-    """Reject options that do nothing while profiling is off, such as the one for a report.
-
-    They are fine in ``addopts``, and with ``--no-torchprof``.
-
-    Raises:
-        pytest.UsageError: such an option is on the command line.
-    """
-    if config.option.torchprof is not None:
-        return
-    asking = (*_ASKING, *(("--torchprof-ci",) if config.option.torchprof_ci in _SERVICES else ()))
-    for flag in asking:
-        if flag in _typed(config):
-            raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
-
-
-def _typed(config: pytest.Config) -> set[str]:
-    """The names of the options on the command line, without ``addopts``."""
-    return {str(arg).partition("=")[0] for arg in config.invocation_params.args}
 
 
 def _source_of(config: pytest.Config, name: str) -> str:
@@ -365,7 +311,6 @@ def build_settings(config: pytest.Config) -> Settings:
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     stable = config.getoption("torchprof_check_stable")
-    seeds = config.getoption("torchprof_seed_imports")
     here = config.invocation_params.dir
     for path in ("json", "html", "markdown", "traces"):
         values[path] = here / values[path] if values[path] else None
@@ -376,7 +321,7 @@ def build_settings(config: pytest.Config) -> Settings:
         require_folder(config, "baselines", here / values["baselines"])
     if values["history"] is not None:
         values["history"] = _history_address(config, values["history"])
-    if values["traces"] is None and "--torchprof-traces-of" in _typed(config):
+    if values["traces"] is None and "--torchprof-traces-of" in typed(config):
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"
         )
@@ -385,9 +330,9 @@ def build_settings(config: pytest.Config) -> Settings:
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),
         accept=bool(accept),
-        strict=_switched(config, "torchprof_strict") if strict is None else bool(strict),
-        junit=_switched(config, "torchprof_junit"),
-        seed_imports=_switched(config, "torchprof_seed_imports") if seeds is None else bool(seeds),
+        strict=switched(config, "torchprof_strict") if strict is None else bool(strict),
+        junit=switched(config, "torchprof_junit"),
+        seed_imports=seed_imports(config, config.option),
         checks_stable=bool(accept if stable is None else stable),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),

@@ -47,6 +47,8 @@ TESTS = """
 
     import shop
 
+    TIMES = int(torch.randint(10, 40, ()))  # the same on both sides
+
     @pytest.fixture
     def factor():
         return 2.0
@@ -57,7 +59,7 @@ TESTS = """
         shop.step()
 
     def test_steady(factor):
-        for _ in range(40 + random.randrange(20)):  # as many on both sides
+        for _ in range(TIMES + random.randrange(20)):  # as many on both sides
             shop.X * factor
 
     def test_counts():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import textwrap
 from typing import Any
 
 import numpy as np
 import pytest
 from support.sessions import accept, run
 
-from pytest_torchprof.session.importing import drawn_between, generators
+from pytest_torchprof.capture.outside_draws import drawn_between, generators
 
 #: Draws a number of calls while it is imported.
 DRAWS = """
@@ -19,71 +20,227 @@ DRAWS = """
     def test_it():
         for _ in range(TIMES): torch.ones(2) + 1
 """
+#: A helper that draws, and another one that seeds, as many suites have them.
+HELPERS = {
+    "inputs": "import torch\nTIMES = int(torch.randint(1, 10**3, ()))",
+    "seeds": "import torch\ntorch.manual_seed(42)",
+}
+USES = """
+    import torch
+    from inputs import TIMES
+    import seeds
+    def test_it():
+        for _ in range(TIMES): torch.ones(2) + 1
+"""
+#: Prints what it draws, in the file and in the first run.
+PRINTS = """
+    import random, numpy, torch
+    DRAWN = random.random(), numpy.random.rand(), float(torch.rand(()))
+    def test_it():
+        print("drawn", *DRAWN, random.random(), numpy.random.rand(), float(torch.rand(())))
+"""
+THOROUGH = pytest.mark.thorough
 NAMED = "draws random numbers while imported, so its tests may differ in another process: "
+FIXTURE = "draws random numbers, so its tests may differ in another process: "
+REMEDY = "seed them there, or use --torchprof-seed-imports"
 
 
-def counts(pytester: pytest.Pytester, *args: str, processes: int = 2) -> set[Any]:
-    """The number of operators in several processes."""
-    return {
-        run(pytester, "--torchprof", *args, subprocess=True).metric("ops", "test_it")["value"]
+def counts(
+    pytester: pytest.Pytester, *args: str, processes: int = 2, of: str = "test_it"
+) -> list[Any]:
+    """The different numbers of operators in several processes."""
+    ran = [run(pytester, "--torchprof", *args, subprocess=True) for _ in range(processes)]
+    return sorted({one.metric("ops", of)["value"] for one in ran})
+
+
+def printed(pytester: pytest.Pytester, *args: str, processes: int = 2) -> list[set[str]]:
+    """The different values of each drawn number in several processes."""
+    rows = [
+        re.findall("drawn (.*)", run(pytester, "-s", *args, subprocess=True).out)[0].split()
         for _ in range(processes)
-    }
+    ]
+    return [set(column) for column in zip(*rows, strict=True)]
 
 
 @pytest.mark.thorough
-def test_a_file_draws_the_same_in_each_process_only_if_asked(pytester: pytest.Pytester) -> None:
+def test_a_file_draws_the_same_in_each_process(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=DRAWS)
-    assert len(counts(pytester, processes=3)) > 1
-    seeded = counts(pytester, "--torchprof-seed-imports")
-    assert len(seeded) == 1
-    other = ("--torchprof-seed-imports", "--torchprof-seed=1")
-    assert seeded != counts(pytester, *other, processes=1)
-    pytester.makeini("[pytest]\ntorchprof_seed_imports = true\n")
-    assert seeded == counts(pytester, processes=1)
+    (seeded,) = counts(pytester)
+    (everything,) = counts(pytester, "--torchprof-seed-imports")
+    assert seeded == everything
+    assert counts(pytester, "--torchprof-seed=1", processes=1) != [seeded]
     assert len(counts(pytester, "--torchprof-seed=keep", processes=3)) > 1
+    assert len(counts(pytester, "--no-torchprof-seed-imports", processes=3)) > 1
+    pytester.makeini("[pytest]\ntorchprof_seed_imports = false\n")
+    assert len(counts(pytester, processes=3)) > 1
+
+
+@pytest.mark.thorough
+def test_a_helper_draws_the_same_whoever_imports_it_first(pytester: pytest.Pytester) -> None:
+    """A helper that seeds at its import, as torchmetrics has it, changes nothing of that."""
+    first = "import torch\nX = torch.rand(7)\nfrom inputs import TIMES\ndef test_first(): pass"
+    pytester.makepyfile(**HELPERS, test_1=first, test_2=USES)
+    (whole,) = counts(pytester)
+    assert counts(pytester, "test_2.py") == [whole]
+    with_workers = counts(pytester, "-p", "xdist", "-n", "1", processes=1)
+    assert with_workers == [whole]
+    assert counts(pytester, "--import-mode=importlib", "test_2.py", "-o", "pythonpath=.") == [whole]
+
+
+@pytest.mark.parametrize(
+    "conftest",
+    [
+        # It is the first to import torch.
+        "import torch\nTIMES = int(torch.randint(1, 10**3, ()))",
+        pytest.param("import inputs\nTIMES = inputs.TIMES", marks=THOROUGH),
+        pytest.param("import numpy\nTIMES = numpy.random.randint(1, 10**3)", marks=THOROUGH),
+    ],
+)
+def test_a_conftest_draws_the_same_in_each_process(
+    conftest: str, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(**HELPERS, test_it=USES.replace("inputs", "conftest"))
+    pytester.makeconftest(conftest)
+    pytester.makeini("[pytest]\npythonpath = .\n")
+    (seeded,) = counts(pytester)
+    assert seeded > 1
+
+
+@pytest.mark.parametrize(
+    "scope", ["module", *(pytest.param(one, marks=THOROUGH) for one in ("class", "session"))]
+)
+def test_a_wider_fixture_draws_the_same_in_each_process(
+    scope: str, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+            import pytest, torch
+            @pytest.fixture(scope="{scope}")
+            def times(request):
+                yield int(torch.randint(1, 10**3, ()))
+            def test_it(times):
+                for _ in range(times): torch.ones(2) + 1
+        """
+    )
+    (seeded,) = counts(pytester)
+    assert counts(pytester, "--torchprof-seed=1", processes=1) != [seeded]
+
+
+@pytest.mark.thorough
+def test_arguments_that_a_file_draws_for_its_tests_are_seeded(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+            import torch
+            def pytest_generate_tests(metafunc):
+                metafunc.parametrize("times", [int(torch.randint(1, 10**3, ()))], ids=["it"])
+            class Test:
+                def test_it(self, times):
+                    for _ in range(times): torch.ones(2) + 1
+        """
+    )
+    assert len(counts(pytester, of="Test::test_it[it]")) == 1
+
+
+@pytest.mark.thorough
+def test_only_imports_are_seeded_and_names_and_ports_differ_still(
+    pytester: pytest.Pytester,
+) -> None:
+    """Python's generator is often asked for a name or a port that nobody else has."""
+    pytester.makepyfile(test_it=PRINTS)
+    differ = [len(values) > 1 for values in printed(pytester, "--torchprof")]
+    assert differ == [True, False, False, True, True, True]
+    whole = printed(pytester, "--torchprof", "--torchprof-seed-imports")
+    assert [len(values) > 1 for values in whole] == [False, False, False, True, True, True]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "seeds", ["conftest", "test_it", "fixture"], ids=["before", "in the file", "in a fixture"]
+)
+def test_what_a_user_has_seeded_is_drawn_as_without_us(
+    seeds: str, pytester: pytest.Pytester
+) -> None:
+    seeding = "import random, numpy, torch\nrandom.seed(5), numpy.random.seed(5), "
+    seeding += "torch.manual_seed(5)\n"
+    test = textwrap.dedent(PRINTS)
+    if seeds == "fixture":
+        test += textwrap.dedent("""
+            import pytest
+            @pytest.fixture(scope="module", autouse=True)
+            def seed():
+                random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
+        """)
+        test = test.replace("*DRAWN, ", "")
+    elif seeds == "test_it":
+        test = seeding + test
+    else:
+        pytester.makeconftest(seeding)
+    pytester.makepyfile(test_it=test)
+    plain = printed(pytester)
+    assert all(len(values) == 1 for values in plain)
+    assert plain == printed(pytester, "--torchprof", processes=1)
+    whole = printed(pytester, "--torchprof", "--torchprof-seed-imports", processes=1)
+    # A file that nobody has seeded for itself draws its own.
+    assert (whole == plain) is (seeds != "conftest")
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "xdist"])
-def test_accepting_names_the_files_that_draw(
+def test_accepting_names_who_draws_in_spite_of_it(
     workers: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(
-        test_draws=DRAWS,
+        helper="import random\nDRAWN = random.random()",
+        test_uses="import helper\ndef test_it(): pass",
         test_seeds="import torch\ntorch.manual_seed(0)\nX = torch.rand(3)\ndef test_it(): X + X",
-        test_draws_in_it="import torch\ndef test_it(): torch.rand(3)",
+        test_draws_in_it="import random\ndef test_it(): random.random()",
+        test_fixture="""
+            import pytest, random
+            def setup_module(): random.random()
+            def test_it(): pass
+        """,
     )
     args = ("-p", "xdist", *workers) if workers else ()
     out = accept(pytester, *args).out
-    assert NAMED + "test_draws.py (torch)\n  seed them there, or use" in out
-    assert NAMED not in run(pytester, "--torchprof", *args).out
-    assert NAMED not in accept(pytester, *args, "--torchprof-seed-imports").out
+    assert NAMED + "helper.py (random)\n" in out
+    assert FIXTURE + f"test_fixture.py::setup_module (random)\n  {REMEDY}" in out
+    assert "differ in another" not in run(pytester, "--torchprof", *args).out
+    assert "differ in another" not in accept(pytester, *args, "--torchprof-seed-imports").out
 
 
-def test_later_files_and_tests_draw_as_without_us(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(
-        "import random, numpy, torch\nrandom.seed(5), numpy.random.seed(5), torch.manual_seed(5)"
-    )
-    first = """
-        import random, numpy, torch
-        DRAWN = random.random(), numpy.random.rand(), torch.rand(())
-        def test_first(): pass
-    """
-    second = """
-        import random, numpy, torch
-        DRAWN = random.random(), numpy.random.rand(), float(torch.rand(()))
-        def test_second(): print("drawn", DRAWN)
-    """
-    pytester.makepyfile(test_1=first, test_2=second)
-    drawn = [
-        re.findall("drawn .*", run(pytester, "-s", *args, subprocess=True).out)[0]
-        for args in ([], ["--torchprof"])
-    ]
-    assert drawn[0] == drawn[1]
-    # With seeds, each file has its own, and none sees what another one drew.
-    assert drawn[0] not in run(pytester, "-s", "--torchprof", "--torchprof-seed-imports").out
+def test_a_file_that_draws_before_it_imports_what_seeds_is_named(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(**HELPERS, test_it=USES)
+    out = accept(pytester, "--no-torchprof-seed-imports").out
+    assert NAMED + "inputs.py (torch)\n" in out
 
 
-@pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["named", "seeded"])
+@pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["default", "all"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "import helper",
+        *(pytest.param(one, marks=THOROUGH) for one in ("import missing", "1 / 0", "def broken(:")),
+    ],
+    ids=["in a helper", "import", "error", "syntax"],
+)
+def test_errors_and_warnings_of_an_import_look_as_without_us(
+    args: tuple[str, ...], broken: str, pytester: pytest.Pytester
+) -> None:
+    warns = "import warnings\nfor level in range(1, 7): warnings.warn('here', stacklevel=level)\n"
+    pytester.makepyfile(helper="1 / 0", test_1=warns + broken, test_2=warns + "def test_it(): pass")
+    for more in ([], ["--tb=native"], ["-vv"]):
+        plain, profiled = (
+            run(pytester, *more, *ours, subprocess=True).out.partition("= ERRORS =")[2]
+            for ours in ([], ["--torchprof", *args])
+        )
+        said = plain.partition("-- Docs:")[0]
+        assert "test_1.py" in said
+        assert "test_2.py:2" in said
+        assert said == profiled.partition("-- Docs:")[0]
+
+
+@pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["default", "all"])
 def test_a_file_that_replaces_torch_while_it_is_imported_changes_no_outcome(
     args: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:
@@ -104,9 +261,20 @@ def test_a_file_that_replaces_torch_while_it_is_imported_changes_no_outcome(
     assert {"passed": 2} == ran.outcomes, ran.out
 
 
-def test_off_it_is_no_error(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=DRAWS)
-    assert run(pytester, "--torchprof-seed-imports").ret == 0
+def test_nothing_of_it_is_left_after_collection_or_without_profiling(
+    pytester: pytest.Pytester,
+) -> None:
+    looks = """
+        from importlib.machinery import SourceFileLoader
+        from _pytest.assertion.rewrite import AssertionRewritingHook
+        def test_it():
+            assert "exec_module" not in vars(SourceFileLoader)
+            assert AssertionRewritingHook.exec_module.__module__ == "_pytest.assertion.rewrite"
+    """
+    pytester.makepyfile(test_it=looks)
+    assert run(pytester, "--torchprof", subprocess=True).outcomes == {"passed": 1}
+    pytester.makeconftest(textwrap.dedent(looks) + "test_it()\n")
+    assert run(pytester, "--torchprof-seed-imports", subprocess=True).outcomes == {"passed": 1}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +287,8 @@ def test_off_it_is_no_error(pytester: pytest.Pytester) -> None:
         (lambda: np.random.seed(3), []),  # noqa: NPY002
         (lambda: (random.random(), np.random.randn()), ["numpy.random", "random"]),  # noqa: NPY002
         (lambda: random.Random(3).random(), []),
+        (lambda: np.random.rand(50, 50), ["numpy.random"]),  # noqa: NPY002
+        (lambda: [random.random() for _ in range(10**4)], ["random"]),
     ],
 )
 def test_drawing_is_told_from_seeding(draw: Any, drawn: list[str]) -> None:

@@ -21,12 +21,12 @@ class Collected:
         self,
         names: Mapping[str, list[str]] | None = None,
         partial: Iterable[str] = (),
-        drawn: Mapping[str, list[str]] | None = None,
+        drawn: dict[str, list[str]] | None = None,
     ) -> None:
         self.names = dict(names or {})
         self.partial = set(partial)
-        #: By file, the generators from which its import drew.
-        self.drawn = dict(drawn or {})
+        #: By file, or by fixture (``path::name``), the generators from which it drew.
+        self.drawn = {} if drawn is None else drawn
         #: File and name of each test, and those shared by several tests of a file.
         self._known: set[tuple[str, str]] = set()
         self._shared: set[tuple[str, str]] = set()
@@ -41,18 +41,13 @@ class Collected:
         """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
 
-    def note_drawn(self, file: Path, generators: list[str]) -> None:
-        """Note the generators from which the import of a file drew, if from any."""
-        if generators:
-            self.drawn[str(file)] = generators
-
     def drawing_lines(self, root: Path) -> list[str]:
-        """The files whose import drew random numbers, in lines."""
+        """The files and fixtures that drew random numbers outside of tests, in lines."""
         if not self.drawn:
             return []
-        from pytest_torchprof.render.unstable_tests import files_that_draw
+        from pytest_torchprof.render.unstable_tests import who_draws
 
-        return files_that_draw(self.drawn, root)
+        return who_draws(self.drawn, root)
 
     def leave_out(self, files: Iterable[str]) -> None:
         """Note that not all tests of these files run."""

@@ -18,7 +18,7 @@ class WorkerOutput(Sendable, frozen=True):
     """The worker's machine, its errors, and the tests it collected.
 
     ``names`` are the tests of each file; ``partial`` names the files of which only a part runs;
-    ``drawn`` are the generators from which the import of a file drew, by file.
+    ``drawn`` are the generators from which a file or fixture drew, by its name.
     """
 
     environment: dict[str, Any]

@@ -57,17 +57,21 @@ class OutsideDraws:
 
     ``number`` is the user's seed, None for none. ``whole``: also seed generators that somebody has
     seeded, and Python's, with which people choose names and ports; else only NumPy's and torch's,
-    where nobody has. ``notes``: tell who draws.
+    where nobody has.
     """
 
     def __init__(self, number: int | None, *, whole: bool) -> None:
         self._number = number
         self._whole = whole
-        self.notes = True
+        self._notes = True
         self._blocks: list[_Block] = []
         #: NumPy's words when it was first seen, where nobody has seeded it.
         self._numpy: _Words | None = None
         self._numpy_is_users = False
+
+    def stop_notes(self) -> None:
+        """Nobody asks who draws."""
+        self._notes = False
 
     # ---------------------------------------------------------------- blocks
 
@@ -150,13 +154,13 @@ class OutsideDraws:
 
     def _pause(self) -> None:
         """The innermost block is interrupted: note what it has drawn since it was resumed."""
-        if self.notes and self._blocks:
+        if self._notes and self._blocks:
             block = self._blocks[-1]
             ours = {name for name, one in zip(_NAMES, block.seeded, strict=True) if one}
             block.drawn |= set(drawn_between(block.before, generators())) - ours
 
     def _resume(self) -> None:
-        if self.notes and self._blocks:
+        if self._notes and self._blocks:
             self._blocks[-1].before = generators()
 
 

@@ -43,6 +43,12 @@ def watching(
                     begin(path)
                 try:
                     original(own, module)
+                except BaseException as error:
+                    at = error.__traceback__
+                    error.__traceback__ = (
+                        at and at.tb_next
+                    )  # without this frame, from Python 3.11 on
+                    raise
                 finally:
                     if is_told:
                         end(path)
@@ -59,9 +65,9 @@ def watching(
 def _unseen(function: Any) -> Any:
     """The function, with a frame that looks like one of Python's own imports."""
     code = function.__code__.replace(co_filename=_PYTHON_FILE)
-    made = FunctionType(code, function.__globals__, "exec_module", None, function.__closure__)
-    made.__defaults__ = function.__defaults__
-    return made
+    return FunctionType(
+        code, function.__globals__, "exec_module", function.__defaults__, function.__closure__
+    )
 
 
 def _put_back(loader: Any, ours: Any, original: Any) -> None:

@@ -43,7 +43,8 @@ class Outside:
     def of(cls, config: pytest.Config, settings: Settings) -> Outside:
         """That of a session, which tells who draws only while accepting."""
         outside = config.stash.get(OUTSIDE, None) or cls(settings.seed, settings.seed_imports)
-        outside.draws.notes = settings.accept
+        if not settings.accept:
+            outside.draws.stop_notes()
         return outside
 
     @contextmanager

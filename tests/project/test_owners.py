@@ -39,7 +39,18 @@ PROCESS_WIDE = {
 }
 
 #: Objects of pytest and of Python: what we change of them is undone, or is how they are used.
-THEIRS = {"OwnFailure", "config", "error", "factory", "item", "plugin", "untyped", "session", "sys"}
+THEIRS = {
+    "OwnFailure",
+    "config",
+    "error",
+    "factory",
+    "item",
+    "plugin",
+    "loader",
+    "untyped",
+    "session",
+    "sys",
+}
 THEIRS |= {"terminal", "theirs"}
 
 _MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "remove", "insert"}

@@ -29,7 +29,7 @@ from pytest_torchprof.trace.arguments import (
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, shown_name
-from pytest_torchprof.trace.name_index import NameIndex, selected_operators, verdicts_on
+from pytest_torchprof.trace.name_index import NameIndex, index_of, selected_operators, verdicts_on
 from pytest_torchprof.trace.parts import selected_by
 from pytest_torchprof.trace.tensors import keys_of
 
@@ -114,7 +114,7 @@ class Events:
     @cached
     def by_name(self) -> NameIndex:
         """Its events by name, for `trace.name_index`."""
-        return NameIndex(self.names, self.name, self.kind)
+        return index_of(self.names, self.name, self.kind)
 
     @cached
     def device_rows(self) -> Ints:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
+_Shared = TypeVar("_Shared")
 #: As plain numbers, which numpy compares four times as fast.
 OPERATOR: Final = int(Kind.OP)
 ANNOTATION: Final = int(Kind.ANNOTATION)
@@ -39,6 +40,7 @@ class Names:
         _KNOWN.clear()
         _joined.cache_clear()
         _kept_vocabulary.cache_clear()
+        _kept_index.cache_clear()
 
 
 #: What can be looked up: an exact name, or all names that begin with a match.
@@ -55,6 +57,8 @@ _NONE: Final = np.zeros(0, np.int64)
 _DENSE: Final = 4
 #: Nor below this number of events: checking each one is faster.
 _FEW: Final = 2_000
+#: So many nestings of the same events are kept.
+_MOST_NESTED: Final = 2
 #: Names of traces with more of them are not kept for the next trace.
 _MOST_KEPT: Final = 2_000
 #: Names of which an expression is not asked again.
@@ -112,7 +116,6 @@ class _Vocabulary(dict[tuple[Name, ...], tuple[Sequence[int], "Bools"]]):
     def _learn(self) -> None:
         names, belong = self._names, learn(self._names)
         self._looks = len(_ALL)
-        self.kept: dict[Any, Any] = {}
         #: All expressions that match a name.
         self.present: AbstractSet[Names] = frozenset(chain.from_iterable(belong))
         #: The number of each name, and the numbers of the names that match each expression.
@@ -141,7 +144,11 @@ def _kept_vocabulary(names: tuple[str, ...]) -> _Vocabulary:
 
 
 class NameIndex:
-    """The events of a trace by name, for the functions of this module."""
+    """The events of a trace by name, for the functions of this module.
+
+    Small traces with the same columns share it, and what follows from it: runs of one test, and of
+    one with other parameters, mostly call the same operators.
+    """
 
     def __init__(self, names: Sequence[str], name: Ints, kind: npt.NDArray[np.int8]) -> None:
         self.vocabulary: Final = (
@@ -155,6 +162,14 @@ class NameIndex:
         np.equal(kind, OPERATOR, out=self.is_operator[:-1])
         self._unnamed: Final = len(names)
         self._name: Final = name
+        #: Of a small trace, what was looked up: events and operators by names.
+        self.events: Final[dict[tuple[Name, ...], Ints]] = {}
+        self.operators: Final[dict[tuple[Name, ...], Ints]] = {}
+        #: What follows from these numbers, with so many expressions.
+        self.looks = len(_ALL)
+        self.by_counts: dict[Any, Any] = {}
+        #: What follows from names, kinds and nesting, by the nesting.
+        self.nested: Final[dict[bytes, dict[Any, Any]]] = {}
 
     @cached
     def name(self) -> Ints:
@@ -177,6 +192,15 @@ class NameIndex:
         order = np.argsort(name, kind="stable").astype(np.int32)
         return order, list(accumulate(self.counts))
 
+    def kept(
+        self, known: dict[tuple[Name, ...], Ints], names: tuple[Name, ...], rows: Ints
+    ) -> Ints:
+        """These rows, kept for such names if the trace is small."""
+        if self.is_small:
+            rows.flags.writeable = False
+            known[names] = rows
+        return rows
+
     def sparse(self, numbers: Sequence[int]) -> Ints | None:
         """Events with names of these numbers, in time order; None where it is faster to look at
         each event, as in each trace that `is_small`.
@@ -190,6 +214,41 @@ class NameIndex:
         return rows.astype(np.int64)
 
 
+def index_of(names: Sequence[str], name: Ints, kind: npt.NDArray[np.int8]) -> NameIndex:
+    """The index of events with these names, numbers of names, and kinds."""
+    if len(name) >= _FEW or len(names) > _MOST_KEPT:
+        return NameIndex(names, name, kind)
+    return _kept_index(tuple(names), name.dtype.str, name.tobytes(), kind.tobytes())
+
+
+@lru_cache(maxsize=20)
+def _kept_index(names: tuple[str, ...], dtype: str, name: bytes, kind: bytes) -> NameIndex:
+    return NameIndex(names, np.frombuffer(name, dtype), np.frombuffer(kind, np.int8))
+
+
+def once_nested(trace: Events, compute: Callable[..., _Shared], *options: Any) -> _Shared:
+    """``compute(trace, *options)``, once for all small traces of the same names, kinds and nesting.
+
+    What it computes depends on nothing else, and nobody changes it.
+    """
+    known = trace.whole.once(_nested)
+    key = (compute, *options)
+    if key not in known:
+        known[key] = compute(trace, *options)
+        if isinstance(known[key], np.ndarray):
+            known[key].flags.writeable = False
+    return known[key]  # type: ignore[no-any-return]
+
+
+def _nested(trace: Events) -> dict[Any, Any]:
+    index = trace.by_name
+    if not index.is_small:
+        return {}
+    if len(index.nested) > _MOST_NESTED:
+        index.nested.clear()
+    return index.nested.setdefault(trace.parent.tobytes(), {})
+
+
 def present(trace: Events) -> AbstractSet[Names]:
     """All expressions that match a name of the trace."""
     trace.by_name.vocabulary.refresh()
@@ -197,10 +256,12 @@ def present(trace: Events) -> AbstractSet[Names]:
 
 
 def kept_by_names(trace: Events) -> dict[Any, Any]:
-    """A place to keep what depends on the names of the trace alone."""
-    vocabulary = trace.by_name.vocabulary
-    vocabulary.refresh()
-    return vocabulary.kept
+    """A place to keep what follows from how many events of each kind have each name."""
+    index = trace.by_name
+    index.vocabulary.refresh()
+    if index.looks != len(_ALL):
+        index.looks, index.by_counts = len(_ALL), {}
+    return index.by_counts
 
 
 def count(trace: Events, *names: Name) -> int:
@@ -218,11 +279,15 @@ def numbers_of(trace: Events, *names: Name) -> Sequence[int]:
 def events_named(trace: Events, *names: Name) -> Ints:
     """Events of any kind, in time order."""
     index = trace.by_name
+    if (known := index.events.get(names)) is not None:
+        return known
     numbers, marked = index.vocabulary[names]
     if not numbers:
         return _NONE
     rows = None if index.is_small else index.sparse(numbers)
-    return marked[trace.name].nonzero()[0] if rows is None else rows
+    if rows is None:
+        rows = marked[trace.name].nonzero()[0]
+    return index.kept(index.events, names, rows)
 
 
 def operators_between(trace: Events, start: int, stop: int, *names: Name) -> Ints:
@@ -239,13 +304,17 @@ def operators_between(trace: Events, start: int, stop: int, *names: Name) -> Int
 def operators_named(trace: Events, *names: Name) -> Ints:
     """Operators, in time order."""
     index = trace.by_name
+    if (known := index.operators.get(names)) is not None:
+        return known
     numbers, marked = index.vocabulary[names]
     if not numbers:
         return _NONE
     rows = None if index.is_small else index.sparse(numbers)
-    return (
-        marked[index.operator_name].nonzero()[0] if rows is None else rows[index.is_operator[rows]]
-    )
+    if rows is None:
+        rows = marked[index.operator_name].nonzero()[0]
+    else:
+        rows = rows[index.is_operator[rows]]
+    return index.kept(index.operators, names, rows)
 
 
 def selected_operators(trace: Events, *names: Name) -> Ints:

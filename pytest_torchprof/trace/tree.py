@@ -14,6 +14,7 @@ from pytest_torchprof.trace.name_index import (
     Names,
     are_operators,
     events_named,
+    once_nested,
     operators_named,
 )
 
@@ -69,28 +70,32 @@ def marked(trace: Events, rows: Ints) -> Bools:
 
 def outermost(trace: Events) -> Ints:
     """All operators that no other operator encloses, in time order; annotations may."""
-    return trace.once(_outermost)
+    return once_nested(trace, _outermost)
 
 
 def _outermost(trace: Events) -> Ints:
-    return trace.once(_on_top).nonzero()[0]
+    return once_nested(trace, _on_top).nonzero()[0]
 
 
 def are_outermost(trace: Events, rows: Ints) -> Bools:
     """Which of these events are `outermost`."""
-    return trace.once(_on_top)[rows]
+    return once_nested(trace, _on_top)[rows]
 
 
 def outermost_named(trace: Events, *names: Name) -> Ints:
     """All operators of these names that are `outermost`, in time order."""
+    return once_nested(trace, _outermost_named, *names)
+
+
+def _outermost_named(trace: Events, *names: Name) -> Ints:
     rows = operators_named(trace, *names)
-    return rows[trace.once(_on_top)[rows]]
+    return rows[once_nested(trace, _on_top)[rows]]
 
 
 def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
     found = are_outermost(trace, rows)
-    optimizers = trace.once(_optimizers)
+    optimizers = once_nested(trace, _optimizers)
     if optimizers is not None:
         found[found] = ~nesting.below(optimizers, trace.parent, rows[found])
     return found
@@ -104,8 +109,12 @@ def _optimizers(trace: Events) -> Bools | None:
 
 def free_named(trace: Events, *names: Name) -> Ints:
     """All such operators of these names, in time order."""
+    return once_nested(trace, _free_named, *names)
+
+
+def _free_named(trace: Events, *names: Name) -> Ints:
     rows = outermost_named(trace, *names)
-    optimizers = trace.once(_optimizers)
+    optimizers = once_nested(trace, _optimizers)
     if optimizers is None or not len(rows):
         return rows
     rows = rows[~optimizers[trace.parent[rows]]]  # mostly the parent is one already

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: In its package, its function hides it.
 NAMES = import_module("pytest_torchprof.trace.name_index")
+CHECK = import_module("pytest_torchprof.rules.engine.check")
+DATA = Path(__file__).parents[1] / "data"
 
 
 def always(code: str, triggers: Triggers, needs: str = "") -> Rule:
@@ -280,3 +282,15 @@ def test_a_rule_that_says_that_times_decide_is_not_compared_with_a_baseline() ->
     by_time = {r.code for r in RULES.values() if "Times decide here" in " ".join(r.page.split())}
     assert "launch-bound" in by_time
     assert by_time <= {code for code, one in RULES.items() if one.timed}
+
+
+def test_own_rules_whose_answers_are_not_checked_in_use_answer_rightly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CHECK, "is_own", lambda _: False)
+    found = set[str]()
+    for path in sorted(DATA.rglob("*.json.gz")):
+        checked = check(read_trace(path), RULES.values())
+        assert not checked.errors, path.name
+        found |= checked.counts.keys()
+    assert len(found) > 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace as with_cost
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,18 +17,19 @@ from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.place import PlacedEvents
-from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_of
+from pytest_torchprof.rules.engine.answers import fault_of, is_own, matches_of, reason_of
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
 from pytest_torchprof.rules.engine.of_part import of_part
 from pytest_torchprof.rules.engine.rule import NEEDS, NO_MATCHES
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
-from pytest_torchprof.trace.name_index import kept_by_names, names_of, numbers_of, present
+from pytest_torchprof.trace.name_index import count, kept_by_names, names_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.rules.engine.rule import Matches, Rule, RuleNeed
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.name_index import Names
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
@@ -140,23 +141,19 @@ def check(
     wants_tensors = wants_module_calls = False
     _protect(trace)
     missing = trace.once(_missing)
-    candidates, counts = _candidates(trace, every, on_request, missing), trace.by_name.counts
-    for one in candidates:
-        rule, values = one.rule, _values(one, thresholds) if thresholds else one.defaults
-        triggered = one.triggered and not (one.several and not _occur(counts, one.several, values))
-        if not triggered and one.blind is None:
-            continue
+    candidates = _candidates(trace, every, thresholds or {}, on_request, missing)
+    for rule, values, triggered, lacks, blind, own in candidates:
         try:
-            why = missing[one.lacks] if one.lacks else rule.ready and _unready(trace, rule)
+            why = missing[lacks] if lacks else rule.ready and _unready(trace, rule)
             if why is not None:
                 if triggered:
                     unchecked[rule.code] = why
                 continue
-            if one.blind is not None and (blind := one.blind(trace)) is not None:
-                partly[rule.code] = reason_of(blind, one.blind)
+            if blind is not None and (unseen := blind(trace)) is not None:
+                partly[rule.code] = reason_of(unseen, blind)
             if not triggered:
                 continue
-            found = matches_of(trace, rule, values)
+            found = matches_of(trace, rule, values, own=own)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -253,36 +250,45 @@ def _unready(trace: Events, rule: Rule) -> Reason | None:
 
 
 class _Candidate(NamedTuple):
-    """A rule that may have something to say, with its default thresholds.
+    """A rule that may have something to say, with its thresholds.
 
-    ``triggered``: whether all that it looks at occurs; ``several``: of what it takes so many, as
-    the numbers of names. ``lacks``: what it needs and the trace lacks. ``blind``: where to ask what
-    it cannot see.
+    ``triggered``: whether all that it looks at occurs often enough. ``lacks``: what it needs and
+    the trace lacks. ``blind``: where to ask what it cannot see. ``own``: it is one of this package.
     """
 
     rule: Rule
-    defaults: Mapping[str, float]
+    thresholds: Mapping[str, float]
     triggered: bool
-    several: Sequence[tuple[Sequence[int], float | str]]
     lacks: RuleNeed | None
     blind: Callable[[Events], Reason | str | None] | None
+    own: bool
 
 
 def _candidates(
-    trace: Events, rules: tuple[Rule, ...], on_request: bool, missing: Mapping[RuleNeed, Reason]
+    trace: Events,
+    rules: tuple[Rule, ...],
+    thresholds: Mapping[str, Mapping[str, float]],
+    on_request: bool,
+    missing: Mapping[RuleNeed, Reason],
 ) -> list[_Candidate]:
     """The rules that names do not rule out, in order; the same for all traces of such names."""
     of_host = trace.is_live and not trace.has(*DEVICE_KINDS)
     kept, key = kept_by_names(trace), (_candidates, on_request, of_host, *missing)
-    if (found := kept.get(key)) is None or found[0] != rules:
+    known = kept.get(key)
+    if known is None or known[0] != rules or known[1] != thresholds:
         wanted = _wanted(rules, on_request)
-        found = kept[key] = rules, [*_possible(trace, wanted, missing, of_host)]
-    candidates: list[_Candidate] = found[1]
+        found = [*_possible(trace, wanted, thresholds, missing, of_host)]
+        known = kept[key] = rules, thresholds, found
+    candidates: list[_Candidate] = known[2]
     return candidates
 
 
 def _possible(
-    trace: Events, rules: Iterable[Rule], missing: Mapping[RuleNeed, Reason], of_host: bool
+    trace: Events,
+    rules: Iterable[Rule],
+    thresholds: Mapping[str, Mapping[str, float]],
+    missing: Mapping[RuleNeed, Reason],
+    of_host: bool,
 ) -> Iterator[_Candidate]:
     there = present(trace)
     for rule in rules:
@@ -290,26 +296,18 @@ def _possible(
         triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
         blind = None if of_host and rule.sees_host else rule.blind
         if triggered or (blind is not None and lacks is None):
-            defaults = {name: threshold.default for name, threshold in rule.thresholds.items()}
-            several = [(numbers_of(trace, one), n) for one, n in least.items() if n != 1]
-            yield _Candidate(rule, defaults, triggered, several, lacks, blind)
+            values = {name: threshold.default for name, threshold in rule.thresholds.items()}
+            values |= thresholds.get(rule.code, {})
+            triggered = triggered and _occur(trace, least, values)
+            if triggered or blind is not None:
+                yield _Candidate(rule, values, triggered, lacks, blind, is_own(rule))
 
 
-def _values(one: _Candidate, thresholds: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
-    """Its thresholds."""
-    own = thresholds.get(one.rule.code)
-    return {**one.defaults, **own} if own else one.defaults
-
-
-def _occur(
-    counts: Sequence[int],
-    several: Sequence[tuple[Sequence[int], float | str]],
-    values: Mapping[str, float],
-) -> bool:
+def _occur(trace: Events, least: Mapping[Names, float | str], values: Mapping[str, float]) -> bool:
     """Whether enough events have such names."""
-    for numbers, least in several:
-        some = int(values[least] if isinstance(least, str) else least)
-        if sum([counts[i] for i in numbers]) < some:
+    for names, many in least.items():
+        some = int(values[many] if isinstance(many, str) else many)
+        if some > 1 and count(trace, names) < some:
             return False
     return True
 

@@ -14,6 +14,7 @@ from pytest_torchprof.trace.name_index import (
     are_named,
     marks_named,
     named,
+    once_nested,
     operators_marked,
     operators_named,
 )
@@ -39,18 +40,22 @@ def called(trace: Events) -> Bools:
     Operators in a `torch.autograd.Function`, a compiled region or an annotation count as called
     from outside; those in a DataLoader's fetch or an optimizer's step do not.
     """
-    return trace.once(_called)
+    return once_nested(trace, _called)
 
 
 def _called(trace: Events) -> Bools:
     found = np.zeros(len(trace), bool)
     rows = operators_named(trace, _CALLED)
-    found[rows] = ~nesting.below(trace.once(_closed), trace.parent, rows)
+    found[rows] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows)
     return found
 
 
 def may_be_called(trace: Events) -> Ints:
     """All of these operators, and some others: those not directly in torch's own, in time order."""
+    return once_nested(trace, _may_be_called)
+
+
+def _may_be_called(trace: Events) -> Ints:
     rows = operators_named(trace, _CALLED)
     found: Ints = rows[~are_closed(trace, trace.parent[rows])]
     return found
@@ -60,7 +65,7 @@ def are_called(trace: Events, rows: Ints) -> Bools:
     """The same for these events only."""
     found = are_named(trace, rows, _CALLED)
     found &= trace.kind[rows] == OPERATOR
-    found[found] = ~nesting.below(trace.once(_closed), trace.parent, rows[found])
+    found[found] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows[found])
     return found
 
 
@@ -75,7 +80,7 @@ def _closed(trace: Events) -> Bools:
 
 def are_closed(trace: Events, rows: Ints) -> Bools:
     """Which of these events contain nothing called by code outside torch."""
-    return trace.once(_closed)[rows]
+    return once_nested(trace, _closed)[rows]
 
 
 def in_backward(trace: Events, rows: Ints) -> Bools:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -10,7 +11,14 @@ import numpy as np
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.levels import engine_steps_between, frames_around
-from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.name_index import (
+    Names,
+    are_named,
+    marks_named,
+    once_nested,
+    operators_named,
+    selected_operators,
+)
 from pytest_torchprof.trace.tree import has_frames, marked
 
 if TYPE_CHECKING:
@@ -118,14 +126,13 @@ def optimizer_steps(trace: Events) -> list[OptimizerStep]:
 
 
 def _steps(trace: Events) -> list[OptimizerStep]:
-    events = marks_named(trace, STEP)
-    events = events[trace.selection[events]]
+    events, named = once_nested(trace, _marked)
     if not len(events):
         return []
-    named = [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
-    rows, took = _called(trace, events, sparse="SGD" in named)
-    name_of = trace.names.__getitem__
-    calls = [tuple(map(name_of, trace.name[one].tolist())) for one in rows]
+    if not (chosen := trace.selection[events]).all():
+        named = [*compress(named, chosen)]
+        events = events[chosen]
+    rows, calls, took = _called(trace, events, sparse="SGD" in named)
     found = [
         name if name in UPDATES else None if name in _NO_FORM else _by_loop(names)
         for name, names in zip(named, calls, strict=True)
@@ -133,6 +140,12 @@ def _steps(trace: Events) -> list[OptimizerStep]:
     if None in found and has_frames(trace):
         _by_frames(trace, events, found)
     return [*map(OptimizerStep, events.tolist(), named, found, rows, calls, took)]
+
+
+def _marked(trace: Events) -> tuple[Ints, list[str]]:
+    """All annotations of steps, and the classes in their names."""
+    events = marks_named(trace, STEP)
+    return events, [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
 
 
 def _by_loop(calls: Sequence[str]) -> str | None:
@@ -157,26 +170,41 @@ def _by_frames(trace: Events, events: Ints, found: list[str | None]) -> None:
             found[at] = _BY_FUNCTION.get(function[1] if function else "")
 
 
-def _called(trace: Events, events: Ints, *, sparse: bool) -> tuple[list[Ints], list[int]]:
-    """What each step calls directly once its loss is known, and how long it takes from then on."""
-    ts, parent = trace.ts, trace.parent
-    left_out = _sparse_additions(trace) if sparse else None
+def _called(
+    trace: Events, events: Ints, *, sparse: bool
+) -> tuple[list[Ints], list[tuple[str, ...]], list[int]]:
+    """What each step calls directly once its loss is known, with names, and how long it takes from
+    then on.
+    """
+    ts = trace.ts
     ends = ts[events] + trace.dur[events]
     stops = ts.searchsorted(ends).tolist()
     called: list[Ints] = []
+    names: list[tuple[str, ...]] = []
     took: list[int] = []
     for step, stop, end in zip(events.tolist(), stops, ends.tolist(), strict=True):
-        # With a closure, the updates follow its backward pass.
-        ran = engine_steps_between(trace, step, stop)
-        since, begin = (int(ran[-1]), int(ran[-1])) if len(ran) else (step, step + 1)
-        mine = parent[begin:stop] == step
-        if left_out is not None:
-            mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
-        rows = mine.nonzero()[0]
-        rows += begin
+        rows, calls, since = once_nested(trace, _called_between, step, stop, sparse)
         called.append(rows)
+        names.append(calls)
         took.append(end - int(ts[since]))
-    return called, took
+    return called, names, took
+
+
+def _called_between(
+    trace: Events, step: int, stop: int, sparse: bool
+) -> tuple[Ints, tuple[str, ...], int]:
+    """What a step calls up to an event, with names; and since which event its loss is known."""
+    # With a closure, the updates follow its backward pass.
+    ran = engine_steps_between(trace, step, stop)
+    since, begin = (int(ran[-1]), int(ran[-1])) if len(ran) else (step, step + 1)
+    mine = trace.parent[begin:stop] == step
+    if sparse:
+        left_out = once_nested(trace, _sparse_additions)
+        mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
+    rows = mine.nonzero()[0]
+    rows += begin
+    rows.flags.writeable = False
+    return rows, tuple(map(trace.names.__getitem__, trace.name[rows].tolist())), since
 
 
 @lru_cache(maxsize=1000)
@@ -187,5 +215,5 @@ def _class_name(name: str) -> str:
 
 def _sparse_additions(trace: Events) -> Ints:
     """In-place additions of a sparse tensor: they call the form with an output."""
-    above = trace.parent[selected_operators(trace, "aten::add")]
+    above = trace.parent[operators_named(trace, "aten::add")]
     return above[are_named(trace, above, "aten::add_")]

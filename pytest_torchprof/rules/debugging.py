@@ -14,8 +14,13 @@ from pytest_torchprof.rules.evidence.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
-from pytest_torchprof.trace.name_index import are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import (
+    are_named,
+    operators_named,
+    selected_operators,
+)
 from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.same_calls import once_selected
 from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
@@ -185,8 +190,7 @@ def _numbers(trace: Events, rows: Ints) -> Ints:
 
 def _fills(trace: Events, least: float) -> Matches | None:
     """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
-    fills = operators_named(trace, _FILL)
-    fills = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
+    fills = once_selected(trace, _of_empty)
     if not len(fills):
         return None
     moved = _bytes(trace, fills)
@@ -199,6 +203,13 @@ def _fills(trace: Events, least: float) -> Matches | None:
     return Matches(
         fills, [text] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
     )
+
+
+def _of_empty(trace: Events) -> Ints:
+    """The selected fills that belong to making a tensor without values."""
+    fills = operators_named(trace, _FILL)
+    found: Ints = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
+    return found
 
 
 def _bytes(trace: Events, rows: Ints) -> Ints:

@@ -58,6 +58,7 @@ def _unseen_attention(trace: Events) -> Reason | None:
     triggers={SOFTMAX.pattern: 1, PRODUCT.pattern: 2},
     needs="shapes",
     blind=_unseen_attention,
+    sees_host=SOFTMAX.pattern,
     bytes=Threshold(2**20, "B", "smaller scores stay in the device's caches"),
     length=Threshold(32, "1", "fused kernels work on tiles of so many queries and keys, or more"),
 )

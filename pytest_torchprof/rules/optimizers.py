@@ -146,7 +146,7 @@ def single_tensor_optimizer(
         if device:
             saved = _share(_SAVED_ON_DEVICE, count)
         else:
-            calls_ns, elements_ns = in_loop_ns(step, args)
+            calls_ns, elements_ns = in_loop_ns(step, args, text)
             saved_ns = _saved_on_cpu_ns(step, count, calls_ns, elements_ns)
             saved = saved_ns / (calls_ns + elements_ns)
             saved_on_cpu_ns += saved_ns
@@ -205,11 +205,13 @@ class _InLoop:
     def __init__(self) -> None:
         self._elements: dict[tuple[str, int], float] = {}
 
-    def __call__(self, step: OptimizerStep, args: Arguments) -> tuple[float, float]:
-        """Both, in ns; 0 for elements of unknown number."""
+    def __call__(self, step: OptimizerStep, args: Arguments, text: bytes) -> tuple[float, float]:
+        """Both, in ns; 0 for elements of unknown number. ``text`` is that of all ``args``."""
         key = step.name, len(step.rows)
         if key not in self._elements:
-            elements = mean_elements(decode(OpArgs, args[:: 1 + len(args) // _SOME]))
+            every = 1 + len(args) // _SOME
+            some = args[::every] if every > 1 else args
+            elements = mean_elements(decode(OpArgs, some, text if every == 1 else None))
             self._elements[key] = elements if elements < math.inf else 0
         calls = len(step.rows)
         return calls * _LOOP_CALL_NS, calls * self._elements[key] * _LOOP_ELEMENT_NS

@@ -32,6 +32,7 @@ from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.trace.same_calls import once_selected
 from pytest_torchprof.trace.tree import free_named
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def per_parameter_loop(
     ```
     """
     loops = [*_loops(trace, int(parameters)), *_custom_steps(trace, int(parameters))]
+    if not loops:
+        return NO_MATCHES
     kept = [loop for loop in loops if loop.on_device or loop.pays(trace, cpu_elements)]
     found = [loop for loop in kept if loop.of_model]
     wants = len(found) < len(kept) or any(loop.unsure for loop in found)
@@ -260,8 +263,7 @@ def _is_by_tensor(trace: Events, rows: Ints) -> bool:
 
 
 def _loops(trace: Events, least: int) -> Iterator[_Loop]:
-    some = free_named(trace, WRITES, MAKES, NORM)
-    if np.count_nonzero(trace.selection[some]) < least:
+    if once_selected(trace, _free_calls) < least:
         return
     rows = calls(trace)
     rows = rows[trace.selection[rows]]
@@ -271,6 +273,11 @@ def _loops(trace: Events, least: int) -> Iterator[_Loop]:
     for stretch in consecutive_calls(trace, rows, fits, least):
         for base, reps in repeated(trace, stretch, least):
             yield _judged(trace, base, reps, least)
+
+
+def _free_calls(trace: Events) -> int:
+    """How many calls could be of such a loop."""
+    return int(trace.selection[free_named(trace, WRITES, MAKES, NORM)].sum())
 
 
 def _judged(

@@ -18,6 +18,7 @@ from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.same_calls import once_selected
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
@@ -204,10 +205,15 @@ def float64(trace: Events, *, elements: float) -> Matches:
 def _doubles(trace: Events) -> Ints:
     """The selected calls that have a number or a tensor in double precision."""
     # Most operators are directly in torch's own: only those left are looked at.
-    rows = may_be_called(trace)
-    rows = rows[trace.selection[rows]]
+    rows = once_selected(trace, _may_be_called)
     doubles = rows[trace.args[rows].containing(_DOUBLE)]
     return doubles[are_called(trace, doubles)] if len(doubles) else doubles
+
+
+def _may_be_called(trace: Events) -> Ints:
+    rows = may_be_called(trace)
+    selected: Ints = rows[trace.selection[rows]]
+    return selected
 
 
 def _message(trace: Events, call: _Call) -> str:

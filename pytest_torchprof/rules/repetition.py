@@ -17,7 +17,14 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches,
 from pytest_torchprof.rules.evidence import estimated_cpu_time as estimate
 from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, gradients, recast
 from pytest_torchprof.rules.evidence.calls import are_called, are_closed, in_backward, passes
-from pytest_torchprof.rules.evidence.copy_kinds import chain, kinds_of_casts, kinds_of_clones
+from pytest_torchprof.rules.evidence.copy_kinds import (
+    CAST,
+    TO_COPY,
+    chain,
+    kinds_of_casts,
+    kinds_of_clones,
+    outer_casts,
+)
 from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
 from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
@@ -25,7 +32,6 @@ from pytest_torchprof.trace.name_index import (
     Names,
     are_named,
     count,
-    operators_named,
     selected_operators,
 )
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
@@ -37,14 +43,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-_TO_COPY: Final = Names(r"aten::_to_copy$")
-_CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")
 _COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
 _CLONE: Final = Names(r"aten::clone$")
-#: Operators that cast their own number, or an operand, to their dtype; most casts are in these.
-_INNER: Final = Names(
-    rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
-)
 _WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
 
 _CAST_ONCE = "cast once, before the loop, or keep the tensor in the dtype in which it is used"
@@ -80,14 +80,14 @@ def _unseen_casts(trace: Events) -> Reason | None:
     neither gradients nor memory events tell the number of weights.
     """
     gap = blind_kernels(trace, _CAST_KERNEL.search)
-    unsure = gap is None and trace.tensors is None and count(trace, _TO_COPY)
+    unsure = gap is None and trace.tensors is None and count(trace, TO_COPY)
     if unsure and not len(trace.memory.event):
         above = trace.parent[selected_operators(trace, "aten::_to_copy")]
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):
             return because(Why.AUTOCAST_UNSEEN)
-    return gap or estimate.guessed(trace, _TO_COPY)
+    return gap or estimate.guessed(trace, TO_COPY)
 
 
 def _unseen_copies(trace: Events) -> Reason | None:
@@ -99,9 +99,10 @@ def _unseen_copies(trace: Events) -> Reason | None:
 @rule(
     "repeated-cast",
     fix=_CAST_ONCE,
-    triggers={_TO_COPY.pattern: "repeats"},
+    triggers={TO_COPY.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_casts,
+    sees_host=TO_COPY.pattern,
     repeats=Threshold(5, "1", "per tensor; q, k and v of one input are three casts"),
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
@@ -166,15 +167,10 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
             y = model(x.to(torch.bfloat16))
     ```
     """
-    rows = operators_named(trace, _TO_COPY)
-    rows = rows[trace.selection[rows]]
-    least = int(repeats)
-    above = trace.parent[rows]
-    inner = are_named(trace, above, _CAST) & are_named(trace, trace.parent[above], _INNER)
-    rows = rows[~inner]
+    rows, least = outer_casts(trace), int(repeats)
     if len(rows) < least:
         return NO_MATCHES
-    top, owner = chain(trace, rows, _CAST)
+    top, owner = chain(trace, rows, CAST)
     weighs = are_named(trace, owner, _WEIGHTED)
     keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # nested ones are torch's own
     if np.count_nonzero(keep) < least:

@@ -211,13 +211,14 @@ _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
+def decode(of: type[_Args], raws: Arguments, whole: bytes | None = None) -> list[_Args]:
     """Decode all args; an empty struct if another tool wrote something else.
 
+    ``whole``: what ``raws.as_list()`` gives, if that is at hand.
     A block at a time, since their texts take several times the structs' memory.
     """
     if len(raws) <= _BLOCK:
-        return _decoded(of, raws.as_list(), raws)
+        return _decoded(of, raws.as_list() if whole is None else whole, raws)
     blocks = [raws[at : at + _BLOCK] for at in range(0, len(raws), _BLOCK)]
     return [args for block in blocks for args in _decoded(of, block.as_list(), block)]
 

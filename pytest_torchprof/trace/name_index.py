@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
-_Shared = TypeVar("_Shared")
 #: As plain numbers, which numpy compares four times as fast.
 OPERATOR: Final = int(Kind.OP)
 ANNOTATION: Final = int(Kind.ANNOTATION)
@@ -57,8 +56,6 @@ _NONE: Final = np.zeros(0, np.int64)
 _DENSE: Final = 4
 #: Nor below this number of events: checking each one is faster.
 _FEW: Final = 2_000
-#: So many nestings of the same events are kept.
-_MOST_NESTED: Final = 2
 #: Names of traces with more of them are not kept for the next trace.
 _MOST_KEPT: Final = 2_000
 #: Names of which an expression is not asked again.
@@ -224,29 +221,6 @@ def index_of(names: Sequence[str], name: Ints, kind: npt.NDArray[np.int8]) -> Na
 @lru_cache(maxsize=20)
 def _kept_index(names: tuple[str, ...], dtype: str, name: bytes, kind: bytes) -> NameIndex:
     return NameIndex(names, np.frombuffer(name, dtype), np.frombuffer(kind, np.int8))
-
-
-def once_nested(trace: Events, compute: Callable[..., _Shared], *options: Any) -> _Shared:
-    """``compute(trace, *options)``, once for all small traces of the same names, kinds and nesting.
-
-    What it computes depends on nothing else, and nobody changes it.
-    """
-    known = trace.whole.once(_nested)
-    key = (compute, *options)
-    if key not in known:
-        known[key] = compute(trace, *options)
-        if isinstance(known[key], np.ndarray):
-            known[key].flags.writeable = False
-    return known[key]  # type: ignore[no-any-return]
-
-
-def _nested(trace: Events) -> dict[Any, Any]:
-    index = trace.by_name
-    if not index.is_small:
-        return {}
-    if len(index.nested) > _MOST_NESTED:
-        index.nested.clear()
-    return index.nested.setdefault(trace.parent.tobytes(), {})
 
 
 def present(trace: Events) -> AbstractSet[Names]:

@@ -14,9 +14,9 @@ from pytest_torchprof.trace.name_index import (
     Names,
     are_operators,
     events_named,
-    once_nested,
     operators_named,
 )
+from pytest_torchprof.trace.same_calls import once_nested
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -139,9 +139,10 @@ def check(
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = wants_module_calls = False
-    _protect(trace)
     missing = trace.once(_missing)
     candidates = _candidates(trace, every, thresholds or {}, on_request, missing)
+    if any(not one.own for one in candidates):
+        _protect(trace)
     for rule, values, triggered, lacks, blind, own in candidates:
         try:
             why = missing[lacks] if lacks else rule.ready and _unready(trace, rule)
@@ -173,7 +174,7 @@ def check(
 
 
 def _protect(trace: Events) -> None:
-    """A rule must not change what is measured."""
+    """Somebody else's rule must not change what is measured."""
     for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
         column.setflags(write=False)
 
@@ -294,7 +295,9 @@ def _possible(
     for rule in rules:
         least = {names_of(one): many for one, many in rule.least.items()}
         triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
-        blind = None if of_host and rule.sees_host else rule.blind
+        sees = rule.sees_host
+        asks = not of_host or not sees or (isinstance(sees, str) and names_of(sees) in there)
+        blind = rule.blind if asks else None
         if triggered or (blind is not None and lacks is None):
             values = {name: threshold.default for name, threshold in rule.thresholds.items()}
             values |= thresholds.get(rule.code, {})

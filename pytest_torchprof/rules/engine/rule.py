@@ -149,7 +149,8 @@ class Rule(Frozen, frozen=True, eq=False):
         blind: returns why the rule cannot see some of what ran, likewise, or None: its matches
             still count, but without matches the trace is not clean.
         sees_host: a live capture without device events shows all that the rule looks at, so that
-            ``blind`` is not asked there.
+            ``blind`` is not asked there; an expression: unless some event's name starts with a
+            match.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
         timed: its matches depend on time, so they are not compared with a baseline; a marker may
@@ -171,11 +172,13 @@ class Rule(Frozen, frozen=True, eq=False):
     timed: bool = False
     memory: bool = False
     on_request: bool = False
-    sees_host: bool = False
+    sees_host: bool | str = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
             raise ValueError(f"rule code {self.code!r}: use lower-case words joined by dashes")
+        if isinstance(self.sees_host, str):
+            names_of(self.sees_host)
         for pattern, least in self.least.items():
             names_of(pattern)  # known before the first trace, so that each name is looked at once
             if isinstance(least, str) and least not in self.thresholds:
@@ -213,7 +216,7 @@ def rule(
     timed: bool = False,
     memory: bool = False,
     on_request: bool = False,
-    sees_host: bool = False,
+    sees_host: bool | str = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the decorated function; ``needs`` are words, thresholds keyword arguments.

@@ -14,10 +14,10 @@ from pytest_torchprof.trace.name_index import (
     are_named,
     marks_named,
     named,
-    once_nested,
     operators_marked,
     operators_named,
 )
+from pytest_torchprof.trace.same_calls import once_nested
 from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.rules.evidence.autocast import WEIGHTS
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.name_index import Names, are_named, selected_operators
+from pytest_torchprof.trace.name_index import (
+    Names,
+    are_named,
+    operators_named,
+    selected_operators,
+)
+from pytest_torchprof.trace.same_calls import once_selected
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+
+
+TO_COPY: Final = Names(r"aten::_to_copy$")
+CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")
+#: Operators that cast their own number, or an operand, to their dtype; most casts are in these.
+_INNER: Final = Names(
+    rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
+)
+
+
+def outer_casts(trace: Events) -> Ints:
+    """The selected casts that no operator makes for itself."""
+    return once_selected(trace, _outer_casts)
+
+
+def _outer_casts(trace: Events) -> Ints:
+    rows = operators_named(trace, TO_COPY)
+    rows = rows[trace.selection[rows]]
+    above = trace.parent[rows]
+    inner = are_named(trace, above, CAST) & are_named(trace, trace.parent[above], _INNER)
+    outer: Ints = rows[~inner]
+    return outer
 
 
 def chain(trace: Events, rows: Ints, names: Names) -> tuple[Ints, Ints]:

@@ -12,6 +12,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.name_index import are_operators, count
+from pytest_torchprof.trace.same_calls import once_selected
 from pytest_torchprof.trace.tree import are_outermost
 from pytest_torchprof.work.counting import total_flops
 from pytest_torchprof.work.views import IDLE
@@ -57,14 +58,19 @@ def guessed(trace: Events, *names: Names) -> Reason | None:
 
 
 def _estimate(trace: Events) -> float:
-    operators = (trace.selection & are_operators(trace)[:-1]).nonzero()[0]
-    called = len(are_outermost(trace, operators).nonzero()[0])
+    called, operators = once_selected(trace, _called)
     return (
         called * CALL_NS
-        + len(operators) * _INNER_NS
+        + operators * _INNER_NS
         + total_flops(trace) * FLOP_NS
         + _allocated(trace) * BYTE_NS
     )
+
+
+def _called(trace: Events) -> tuple[int, int]:
+    """How many selected operators are called by no other, and how many there are."""
+    operators = (trace.selection & are_operators(trace)[:-1]).nonzero()[0]
+    return int(are_outermost(trace, operators).sum()), len(operators)
 
 
 def _allocated(trace: Events) -> float:

@@ -188,7 +188,8 @@ def all_used(trace: Events, named: Names) -> bool:
     ran = trace.once(_ran)
     if len(ran) < 2 or has_regions(trace):
         return False
-    return ran.issuperset(numbers(trace, outermost_named(trace, named)).tolist())
+    layers = trace.args[outermost_named(trace, named)]
+    return ran.issuperset([args.sequence for args in decode(AutogradArgs, layers)])
 
 
 def _ran(trace: Events) -> set[int]:

@@ -15,10 +15,10 @@ from pytest_torchprof.trace.name_index import (
     Names,
     are_named,
     marks_named,
-    once_nested,
     operators_named,
     selected_operators,
 )
+from pytest_torchprof.trace.same_calls import once_nested
 from pytest_torchprof.trace.tree import has_frames, marked
 
 if TYPE_CHECKING:

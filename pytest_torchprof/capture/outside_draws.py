@@ -76,10 +76,15 @@ class OutsideDraws:
     # ---------------------------------------------------------------- blocks
 
     def begin(self, name: str) -> None:
-        """A block begins: a file that is imported, or a fixture."""
-        self._pause()
+        """A block begins: a file that is imported, or a fixture.
+
+        Whatever is raised, as where a file has replaced torch, it has begun, and must end.
+        """
         block = _Block(0 if self._number is None else seed_for(self._number, name))
-        self._blocks.append(block)
+        try:
+            self._pause()
+        finally:
+            self._blocks.append(block)
         if self._number is not None:
             block.state = RandomState()
             self._seed(block, _ALL if self._whole else self._unseeded())
@@ -87,8 +92,11 @@ class OutsideDraws:
 
     def end(self) -> list[str]:
         """The innermost block ends; the generators from which it drew as it found them."""
-        self._pause()
-        block = self._blocks.pop()
+        block = self._blocks[-1]
+        try:
+            self._pause()
+        finally:
+            self._blocks.pop()
         if block.state is not None:
             block.state.restore(but=self._left_alone(block))
         self.loaded()

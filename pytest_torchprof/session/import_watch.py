@@ -44,10 +44,8 @@ def watching(
                 try:
                     original(own, module)
                 except BaseException as error:
-                    at = error.__traceback__
-                    error.__traceback__ = (
-                        at and at.tb_next
-                    )  # without this frame, from Python 3.11 on
+                    # From Python 3.11 on, this shows no frame of ours.
+                    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                     raise
                 finally:
                     if is_told:
@@ -87,4 +85,4 @@ def _installed() -> tuple[str, ...]:
 
 
 def _is_projects(path: str) -> bool:
-    return not path.startswith(_installed()) and "site-packages" not in path
+    return not (path.startswith(_installed()) or "site-packages" in path or "dist-packages" in path)

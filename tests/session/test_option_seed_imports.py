@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.sessions import accept, run
 
-from pytest_torchprof.capture.outside_draws import drawn_between, generators
+from pytest_torchprof.capture.outside_draws import OutsideDraws, drawn_between, generators
 
 #: Draws a number of calls while it is imported.
 DRAWS = """
@@ -308,3 +308,23 @@ def test_drawing_is_told_from_seeding(draw: Any, drawn: list[str]) -> None:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
+
+
+def test_a_block_in_which_the_generators_cannot_be_read_ends_and_its_outer_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = OutsideDraws(0, whole=True)
+    before = random.getstate()
+    draws.begin("outer")
+    first = random.random()
+    with monkeypatch.context() as broken:
+        broken.setattr(random, "getstate", lambda: None)
+        with pytest.raises(TypeError):
+            draws.begin("inner")
+        with pytest.raises(TypeError):
+            draws.end()
+    draws.end()
+    assert random.getstate() == before
+    draws.begin("outer")
+    assert random.random() == first
+    draws.end()

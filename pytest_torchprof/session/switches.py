@@ -69,7 +69,7 @@ def _asked(config: pytest.Config, name: str) -> bool | None:
     try:
         return cast("bool | None", config.getini(name))
     except (ValueError, pytest.UsageError) as error:
-        raise pytest.UsageError(f"ini option {name}: {error}; give true or false") from None
+        raise _usage(f"ini option {name}: {error}; give true or false") from None
 
 
 def refuse_idle(config: pytest.Config) -> None:
@@ -85,9 +85,15 @@ def refuse_idle(config: pytest.Config) -> None:
     asking = (*_ASKING, *(("--torchprof-ci",) if config.option.torchprof_ci in _SERVICES else ()))
     for flag in asking:
         if flag in typed(config):
-            raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
+            raise _usage(f"{flag} does nothing without --torchprof; add --torchprof")
 
 
 def typed(config: pytest.Config) -> set[str]:
     """The names of the options on the command line, without ``addopts``."""
     return {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+
+
+def _usage(message: str) -> pytest.UsageError:
+    from pytest_torchprof.render import escape  # only where it is needed: profiling may be off
+
+    return pytest.UsageError(escape.line(message))

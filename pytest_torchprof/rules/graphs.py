@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.flow import are_passes, once_a_call
+from pytest_torchprof.rules.evidence.flow import are_passes, flat, makers, once_a_call
 from pytest_torchprof.rules.evidence.nodes import (
     all_used,
     are_last,
@@ -87,7 +87,9 @@ def missing_no_grad(
     output, or a constructor that makes lazy layers, and a single run of trained weights if there
     are `repeats` backward passes, such as one at the end of a script; what
     `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell of a
-    recurrent network, or a head on one feature after the other. One call of an outermost module
+    recurrent network, or a head on one feature after the other; in a training step, layers that
+    take what other layers made for the backward pass, like a head of the model that this loss
+    does not need. One call of an outermost module
     is one pass, unless it draws samples between two runs of a layer. (Outside of modules, a step
     that continues with the result of the previous one is a sampling step if it draws samples, or
     if it has six layers.) Products are layers if their second factor is the same tensor each
@@ -175,6 +177,10 @@ def missing_no_grad(
         match |= beside & (made[beside].sum() >= share * made.sum())
     for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
         match[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
+    for one in np.flatnonzero(match & mixed).tolist():
+        is_head = _takes_what_was_used(trace, int(found.rows[starts[one]]), ran)
+        asks |= is_head is None
+        match[one] = not is_head
     chosen = np.flatnonzero(match)
     of_each = [stretch == one for one in chosen.tolist()]
     parts = [found.rows[one] for one in of_each]
@@ -239,6 +245,19 @@ def _rare(
     out: Bools = np.bincount(stretch, (first > rows) & (times < repeats)) > half
     out |= single & (np.bincount(stretch, (first >= 0) & (times < 2)) > half)
     return out
+
+
+def _takes_what_was_used(trace: Events, row: int, ran: Ints) -> bool | None:
+    """Whether a layer takes what came with a graph that a backward pass ran, as an unused head of a
+    trained model does; None if tensors are not identified.
+    """
+    if (taken := trace.taken(np.array([row], np.int64))) is None:
+        return None
+    made_by = makers(trace, row)
+    from_rows = [made_by[one] for one in flat(taken) if one in made_by]
+    every = recorded(trace, None)
+    used = np.searchsorted(ran, every.first) < np.searchsorted(ran, every.after)
+    return bool(nesting.among(np.array(from_rows, np.int64), every.rows[used]).any())
 
 
 def _kept(trace: Events, rows: Ints) -> int:

@@ -212,7 +212,9 @@ class _Loop(Frozen, frozen=True):
         short = {name.removeprefix("aten::") for name in self.names}
         if self.step:
             return _OF_STEP
-        if short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short:
+        # Also a * old + (1 - a) * new.
+        blends = self.names.count("aten::mul") == 2 and short & {"add", "add_"}
+        if short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short or blends:
             return _AVERAGE
         norms = any(NORM.match(name) for name in self.names)
         writes = any(WRITES.match(name) for name in self.names)

@@ -58,7 +58,9 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     there is a backward pass, and an optimizer's step if there are any; two evaluation steps run
     the same layers, and the later one takes nothing that was computed before. A sum is `+=`,
     a moving average, or `sum` or `torch.stack` of a list. Not counted: losses that are
-    summed for one backward pass, of heads, of batches or of time steps; what is detached. What
+    summed for one backward pass, of heads, of batches or of time steps; what is detached; what
+    is updated in place and is more than a number, because statistics are updated so through
+    `.data`, which keeps no graph, and a trace does not show. What
     is summed depends on the identity of tensors, so only live tests are checked.
 
     ## Why it is slow
@@ -99,6 +101,10 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     made_by = makers(trace)
     found, cost = list[_Sum](), list[int]()
     for one in sums:
+        # A statistic that is updated through `.data` looks the same, and keeps no graph.
+        in_place = trace.names[trace.name[one.last]].endswith("_")
+        if in_place and not _is_scalar(trace, one.last):
+            continue
         rows = distinct(
             np.array([made_by[term] for term in one.terms if term in made_by], np.int64)
         )

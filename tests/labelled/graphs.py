@@ -114,6 +114,28 @@ def a_recurrent_network():
 
 
 @EXAMPLES.positive("missing-no-grad", 3, layers=1)
+def a_probe_of_one_layer_with_a_lower_threshold():
+    return with_probe()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_probe_of_one_layer():
+    return with_probe()
+
+
+def with_probe():
+    body, head, probe, batch = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 2), torch.rand(5, 3)
+
+    def epoch():
+        for _ in range(3):
+            hidden = body(batch)
+            probe(batch).relu()  # <- here
+            head(hidden).sum().backward()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("missing-no-grad", layers=1)
 def an_unused_head_with_a_lower_threshold():
     return with_unused_head()
 
@@ -129,7 +151,7 @@ def with_unused_head():
     def epoch():
         for _ in range(3):
             hidden = body(batch)
-            other(hidden).relu()  # <- here
+            other(hidden).relu()
             head(hidden).sum().backward()
 
     return epoch
@@ -955,3 +977,36 @@ def a_memory_that_is_updated_in_each_step():
             memory.detach()
 
     return epoch
+
+
+@EXAMPLES.positive("missing-no-grad")
+def samples_beside_a_model_of_which_each_loss_needs_another_head():
+    class Critic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
+            self.validity = nn.Linear(128, 1)
+            self.kind = nn.Sequential(nn.Linear(128, 10), nn.Softmax(1))
+            self.code = nn.Sequential(nn.Linear(128, 2))
+
+        def forward(self, x):
+            features = self.body(x)
+            return self.validity(features), self.kind(features), self.code(features)
+
+    critic = Critic()
+    generator = nn.Sequential(nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 64))
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1, foreach=True)
+
+    def train():
+        for _ in range(3):
+            optimizer.zero_grad()
+            critic(torch.randn(32, 64))[0].mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            _, kind, code = critic(torch.randn(32, 64))
+            (kind[:, 0].mean() + code.mean()).backward()
+            optimizer.step()
+        for _ in range(3):
+            generator(torch.randn(4000, 16)).tanh().detach()  # <- here
+
+    return train

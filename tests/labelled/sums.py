@@ -365,3 +365,29 @@ def losses_of_two_networks_in_a_log():
             log.append(f"{(real + fake).item():.2f}")
 
     return epoch
+
+
+def averaging(update):
+    """Training steps that also average what the model says, through ``.data``."""
+    trainer, mean = Trainer(), torch.zeros(2)
+
+    def epoch():
+        for x, y in trainer.batches:
+            trainer.optimizer.zero_grad()
+            said = trainer.model(x)
+            update(mean.data, said.mean(0))
+            F.cross_entropy(said, y).backward()
+            trainer.optimizer.step()
+        assert mean.grad_fn is None
+
+    return epoch
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def statistics_that_are_blended_through_data():
+    return averaging(lambda mean, new: mean.lerp_(new, 0.1))
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def a_codebook_that_is_averaged_through_data():
+    return averaging(lambda mean, new: mean.mul_(0.9).add_(new, alpha=0.1))

@@ -6,7 +6,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from labelled import training
+from support.live import captured
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.engine.check import Checked, check
@@ -16,6 +18,9 @@ from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from pytest_torchprof.core.results import Finding
     from pytest_torchprof.trace.events import Events
 
@@ -334,3 +339,31 @@ def loading(load: float | None, *, fetch_us: int) -> Checked:
                 b.op("aten::stack", [[[4], [4]], []], dur_us=fetch_us)
             b.op("aten::relu", [[8, 4]], dur_us=20_000)
     return check(recorded(b), [RULES["sync-dataloader"]])
+
+
+# ------------------------------------------------------------------------------------- averages
+
+
+@pytest.mark.parametrize(
+    ("update", "advised"),
+    [
+        (lambda old, new: old.copy_(0.9 * old + 0.1 * new), "torch._foreach_lerp_"),
+        (lambda old, new: old.mul_(0.9).add_(new, alpha=0.1), "torch._foreach_lerp_"),
+        (lambda old, new: old.sub_(0.1 * new), "torch._foreach_add_"),
+    ],
+)
+def test_a_loop_that_averages_is_told_to_blend_lists(
+    update: Callable[[torch.Tensor, torch.Tensor], object], advised: str, tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(12)])
+    olds = [p.detach().clone() for p in model.parameters()]
+    x = torch.ones(2, 8)
+
+    @torch.no_grad()
+    def block() -> None:
+        model(x)
+        for old, new in zip(olds, model.parameters(), strict=True):
+            update(old, new)
+
+    trace = captured(block, tmp_path, tensors=True)
+    assert advised in found(trace, "per-parameter-loop").fix

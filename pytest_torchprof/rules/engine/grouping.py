@@ -6,6 +6,7 @@ as ``layers.0.mlp`` and ``layers.1.mlp``, if no line is known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 
-#: Shapes in messages, and the placeholder for several.
-_SIZES = late(r"\[\d+(, \d+)*\]")
-_SEVERAL = "[…]"
+#: Shapes in messages, and numbers of layers at their start.
+_SIZES = late(r"\[\d+(, \d+)*\]|^\d+ layers?(?= )")
 #: The number of a module in a list, as in ``layers.0``, or of its class, as in ``Linear_0``.
 _NUMBER = late(r"(?<=[._])\d+(?=\.|$)")
 
@@ -72,7 +72,7 @@ def grouped(
         group = groups.setdefault(key, _Group(len(groups), message, places[at]))
         numbers.append(group.number)
         if group.message != message:
-            group.message = _SIZES.sub(_SEVERAL, message)
+            group.message = _SIZES.sub(_several, message)
         if (module := places[at].module) is not None:
             group.modules[module] = None
         group.count += count
@@ -93,6 +93,11 @@ def grouped(
         for (_, _, own, fix), group in groups.items()
     ]
     return findings, numbers
+
+
+def _several(size: re.Match[str]) -> str:
+    """What stands for several sizes."""
+    return "[…]" if size[0].startswith("[") else "several layers"
 
 
 def _layer(module: str | None) -> str | None:

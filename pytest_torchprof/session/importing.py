@@ -124,13 +124,22 @@ class ImportingHooks:
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
         """A fixture with a wider scope than the function is set up once, for all runs."""
+        with self._block_of(fixturedef, request):
+            try:
+                return (yield)
+            except BaseException as error:
+                # From Python 3.11 on, this shows no frame of ours.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
+
+    def _block_of(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> AbstractContextManager[None]:
         if fixturedef.scope == "function":
-            return (yield)
+            return nullcontext()
         name, number = fixturedef.argname, getattr(request, "param_index", 0)
         file = getattr(getattr(fixturedef.func, "__code__", None), "co_filename", "")
         if (made := _MADE_OF.match(name)) is not None:
             file, name = str(request.config.rootpath / fixturedef.baseid), made[1]
-        with self.outside.block(
-            f"{Path(file).name}::{fixturedef.argname}[{number}]", f"{file}::{name}"
-        ):
-            return (yield)
+        seeded = f"{Path(file).name}::{fixturedef.argname}[{number}]"
+        return self.outside.block(seeded, f"{file}::{name}")

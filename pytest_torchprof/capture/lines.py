@@ -16,11 +16,12 @@ from typing import Any
 
 from pytest_torchprof.capture import module_classes
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.module_classes import weakly
 from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.capture.user_frames import frames_of_test, is_users
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.located import LINE, MODULE
+from pytest_torchprof.places.markers import CONSTRUCTOR, LINE, MODULE
 
 _OWN_TRACER = because(Why.OWN_TRACER)
 #: Each marker is an event of the trace; beyond this number, a test's lines are not located.
@@ -75,7 +76,11 @@ class LineTracer:
         self._older: list[tuple[FrameType, Any]] = []
         t = real_torch()
         self._mark, self._calls_modules = t.mark, t.calls_modules
-        self._call_names = {code.co_name for code in t.calls_modules}  # a code's hash is slow
+        self._constructs, self._steps = t.constructs_optimizers, t.steps_optimizers
+        #: By the optimizer's id: the optimizer, and the marker of its steps.
+        self._constructors: dict[int, tuple[Callable[[], Any], str]] = {}
+        codes = (*t.calls_modules, t.constructs_optimizers, t.steps_optimizers)
+        self._call_names = {code.co_name for code in codes}  # a code's hash is slow
         self._ours: Any = self._called
         self._local: Any = self._stepped
         self._module_local: Any = self._left_module
@@ -144,6 +149,7 @@ class LineTracer:
         self._close(0)
         # Unfinished generators keep us alive, and through us the test's modules.
         self._names.forget()
+        self._constructors.clear()
 
     def _give_frames_back(self) -> None:
         for frame, tracer in self._older:
@@ -182,8 +188,13 @@ class LineTracer:
             code = frame.f_code
             if id(code) in self._silent:
                 return None
-            if code.co_name in self._call_names and code in self._calls_modules:
-                return self._enter_module(frame)
+            if code.co_name in self._call_names:
+                if code in self._calls_modules:
+                    return self._enter_module(frame)
+                if code is self._constructs:
+                    self._note_optimizer(frame)
+                elif code is self._steps:
+                    return self._enter_step(frame)
             if self._is_users(frame):
                 self._enter(frame)
                 return self._local
@@ -218,11 +229,7 @@ class LineTracer:
     # ---------------------------------------------------------------- markers
 
     def _enter(self, frame: FrameType) -> None:
-        key = frame.f_code.co_filename, frame.f_lineno
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(f"{LINE}{len(self._lines)}")
-            line.unmarked = self._plain is not None and _written(*key) in self._plain
+        line = self._line(frame.f_code.co_filename, frame.f_lineno)
         line.times += 1
         if line.unmarked or self._is_saving(line):
             self._left_unmarked -= 1
@@ -233,6 +240,14 @@ class LineTracer:
                 return
             self._note_silent(frame.f_code)
         self._push(frame, line.name, module=False)
+
+    def _line(self, file: str, number: int | None) -> _Line:
+        key = file, number
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(len(self._lines))
+            line.unmarked = self._plain is not None and _written(*key) in self._plain
+        return line
 
     def _is_saving(self, line: _Line) -> bool:
         """Whether the line gets no more markers, so that they last for others."""
@@ -255,6 +270,23 @@ class LineTracer:
         if name is None:
             name = self._modules[path] = f"{MODULE}{len(self._modules)}"
         self._push(frame, name, module=True)
+        frame.f_trace_lines = False
+        return self._module_local
+
+    def _note_optimizer(self, frame: FrameType) -> None:
+        """Note which line of the user's constructs an optimizer."""
+        caller = next(filter(self._is_users, frames_of_test(frame.f_back)), None)
+        if caller is not None:
+            optimizer = frame.f_locals["self"]
+            number = self._line(caller.f_code.co_filename, caller.f_lineno).number
+            self._constructors[id(optimizer)] = weakly(optimizer), f"{CONSTRUCTOR}{number}"
+
+    def _enter_step(self, frame: FrameType) -> Any:
+        optimizer = next(iter(frame.f_locals["args"]), None)
+        known = self._constructors.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            return None
+        self._push(frame, known[1], module=False)
         frame.f_trace_lines = False
         return self._module_local
 
@@ -290,12 +322,13 @@ class LineTracer:
 
 
 class _Line:
-    """A line that ran: its marker's name, which ends in its number, and how often it ran."""
+    """A line that ran: its number, the name of its marker, and how often it ran."""
 
-    __slots__ = ("name", "times", "unmarked")
+    __slots__ = ("name", "number", "times", "unmarked")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = f"{LINE}{number}"
         self.times = 0
         #: It gets only every so many markers.
         self.unmarked = False

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
+from pytest_torchprof.capture.torch_codes import code_skipper, module_calls, step_call
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
@@ -267,8 +268,10 @@ def real_torch() -> SimpleNamespace:
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,
-        calls_modules=_module_calls(torch.nn.Module),
-        skip_code=_skip_code(),
+        calls_modules=module_calls(torch.nn.Module),
+        constructs_optimizers=torch.optim.Optimizer.__init__.__code__,
+        steps_optimizers=step_call(torch.optim.Optimizer),
+        skip_code=code_skipper(),
     )
 
 
@@ -291,28 +294,6 @@ def _begin_unprepared() -> Callable[[], object]:
         begin(profile(use_kineto=True))
 
     return start
-
-
-def _module_calls(module: Any) -> frozenset[CodeType]:
-    """The code objects through which every module is called."""
-    names = ("_wrapped_call_impl", "_call_impl")
-    return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
-
-
-def _skip_code() -> Callable[[CodeType], object]:
-    """Dynamo's function that excludes code objects; its C part exists without dynamo."""
-    try:
-        import torch._C._dynamo.eval_frame as room
-    except ImportError:
-        room = None  # type: ignore[assignment]
-    # Up to 2.6 it was a function of the C part; since then, a strategy.
-    older: Callable[[CodeType], object] | None = getattr(room, "skip_code", None)
-    set_strategy = getattr(room, "set_code_exec_strategy", None)
-    if older is not None or set_strategy is None:
-        return older or (lambda _: None)
-    action = room._FrameAction
-    strategy = room._FrameExecStrategy(action.SKIP, action.DEFAULT)
-    return lambda code: set_strategy(code, strategy)
 
 
 def uses_accelerator() -> bool:

@@ -57,7 +57,7 @@ def by_frames(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[lis
     out[known] = index[np.searchsorted(rows, events[known])]
     for position, around_all in _around(trace, parts).items():
         own = places[out[position]]
-        loop = parts[position].loop
+        loop = parts[position].kind == "loop"
         places.append(replace(around_all, module=own.module) if loop else around_all)
         out[position] = len(places) - 1
     return places, out
@@ -79,8 +79,10 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     users = (found.owner == Owner.USER) & (module < 0)
     path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
     out = {}
-    for position, (events, apart, loop) in parts.items():
-        if loop:
+    for position, (events, apart, kind) in parts.items():
+        if kind == "optimizer":
+            continue  # stacks tell no lines
+        if kind == "loop":
             function = _function_around(trace, found, *events.tolist())
             if function is not None:
                 out[position] = Place(function.location, function.called)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -44,12 +44,13 @@ class Place(Frozen, frozen=True):
 class PlacedEvents(NamedTuple):
     """Events that share one place, and events that the place must not enclose.
 
-    ``loop``: they are the first and the last of a loop, whose place is the line that it repeats.
+    ``kind``: of a ``"loop"`` they are the first and the last, and its place is the line that it
+    repeats; of an ``"optimizer"`` it is a step, and the place is the line that constructed it.
     """
 
     events: Ints
     apart: Ints
-    loop: bool = False
+    kind: Literal["stretch", "loop", "optimizer"] = "stretch"
 
 
 #: By position among the requested events: the stretch whose place that event is to have.
@@ -68,7 +69,7 @@ class Placing(Protocol):
         An event that stands for a stretch gets the place of what encloses all of the stretch, or
         most of it where that would enclose events apart from it: the innermost line outside of any
         module, and the outermost module. A loop gets the line that ran again and again, in the
-        innermost function that ran once.
+        innermost function that ran once; an optimizer the line that constructed it, where known.
         """
 
 

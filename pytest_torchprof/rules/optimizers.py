@@ -100,6 +100,9 @@ def single_tensor_optimizer(
     convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
     bytes of memory.
 
+    The place is the line of the user's code that constructed the optimizer, where a live test runs
+    it; else, as where a fixture does, the line that calls `step`.
+
     ## Why it is slow
 
     Each parameter takes several small operators, each with its own launch, where a few would do
@@ -160,7 +163,14 @@ def single_tensor_optimizer(
     if on_cpu and is_trifle(trace, saved_on_cpu_ns, cpu_share):
         return NO_MATCHES
     rows, cost_ns = np.array(kept, np.int64), np.array(costs, np.int64)
-    return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=around(trace, rows))
+    return Matches(
+        rows,
+        messages,
+        fix=fixes,
+        cost_ns=cost_ns,
+        span_ns=around(trace, rows),
+        of_optimizers=True,
+    )
 
 
 #: How many updates of a step are checked for their sizes, and for whether they record a graph.

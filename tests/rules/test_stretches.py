@@ -153,7 +153,7 @@ def line_of_loop(block: Callable[[], Any], folder: Path) -> str:
     """The text of the line that is named for the loop from the first sum of a block to the last."""
     trace = captured(block, folder)
     rows = selected_operators(trace, "aten::add")
-    ends = PlacedEvents(rows[[0, -1]], rows[:0], loop=True)
+    ends = PlacedEvents(rows[[0, -1]], rows[:0], kind="loop")
     places, number = placing(block, trace, folder)(trace, rows[:1], {0: ends})
     place = places[int(number[0])]
     file, _, line = (place.location or "").rpartition(":")
@@ -202,7 +202,7 @@ def test_a_stored_loop_is_in_the_function_that_ran_once() -> None:
                 b.op("aten::mm")
     trace = parse_trace(b.to_bytes())
     rows = selected_operators(trace, "aten::mm")
-    ends = PlacedEvents(rows[[0, -1]], rows[:0], loop=True)
+    ends = PlacedEvents(rows[[0, -1]], rows[:0], kind="loop")
     places, number = by_frames(trace, rows[:1], {0: ends})
     assert Place("ema.py:20", "update()") == places[int(number[0])]
 

@@ -23,7 +23,8 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.capture import lines as tracing
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
+from pytest_torchprof.places.located import Located, _Run
+from pytest_torchprof.places.markers import LINE, MODULE
 from pytest_torchprof.render.call_sites import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.kinds import Kind
@@ -1020,13 +1021,13 @@ def test_torch_compile_does_not_recompile_anything(tmp_path: Path) -> None:
 def test_runs_are_compared_side_by_side(known: str, now: str, expected: list[int]) -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in (known, now)]
     place = np.arange(len(known))
-    assert expected == _Run(words[0], *[place] * 4).places(words[1]).tolist()
+    assert expected == _Run(words[0], *[place] * 5).places(words[1]).tolist()
 
 
 def test_what_is_always_at_one_place_is_there_however_often() -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in ("axxb", "axxxxb")]
     place = np.array([5, 6, 6, 7])
-    run = _Run(words[0], *[place] * 4)
+    run = _Run(words[0], *[place] * 5)
     assert [5, 6, 6, 6, 6, 7] == run.places(words[1]).tolist()
 
 

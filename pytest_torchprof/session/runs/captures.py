@@ -12,7 +12,8 @@ from pytest_torchprof.capture.lines import MOST_MARKS
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.located import Located, lines_with_events
+from pytest_torchprof.places.located import Located
+from pytest_torchprof.places.markers import lines_with_events
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind as EventKind
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.estimated_cpu_time import least_ns
 from pytest_torchprof.rules.evidence.flow import are_passes, flat, makers, once_a_call
 from pytest_torchprof.rules.evidence.nodes import (
     all_used,
@@ -17,6 +19,7 @@ from pytest_torchprof.rules.evidence.nodes import (
     numbers,
     recorded,
     recording_ns,
+    unprofiled_recording_ns,
 )
 from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, own_tensors, running_again
 from pytest_torchprof.trace import nesting
@@ -27,6 +30,7 @@ from pytest_torchprof.trace.name_index import Names, are_named, marks_named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_torchprof.rules.evidence.nodes import Recorded
     from pytest_torchprof.rules.evidence.weights import Own
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
@@ -57,6 +61,9 @@ _BESIDE_TRAINING: Final = (
     repeats=Threshold(3, "1", "a test that calls a model once or twice is not about its speed"),
     share=Threshold(0.1, "1", "one evaluation after long training costs almost nothing"),
     bytes=Threshold(16 << 20, "B", "less is soon dropped, and always fits"),
+    cpu_share=Threshold(
+        0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
+    ),
 )
 def missing_no_grad(
     trace: Events,
@@ -65,6 +72,7 @@ def missing_no_grad(
     repeats: float,
     share: float,
     bytes: float,  # noqa: A002 - as users set it
+    cpu_share: float,
 ) -> Matches:
     """A forward pass records a graph for a backward pass that never comes.
 
@@ -81,7 +89,12 @@ def missing_no_grad(
       on, without products, if such stretches are `share` (0.1) of everything recorded;
     - if its layers, except the first, keep `bytes` (16 MiB) of their inputs.
 
-    In a training step whose backward pass uses other layers, a stretch always needs `layers`.
+    In a training step whose backward pass uses other layers, a stretch always needs `layers`. On a
+    CPU, stretches of the same weights that keep less than `bytes` count only if the graph takes
+    `cpu_share` (0.003) of everything that the test does: a policy that is asked for an action
+    between long updates does not matter. That is decided by counts, not times: operators, FLOPs,
+    and bytes of memory.
+
     Not counted: a test that calls a model once or twice and checks the result; next to training,
     fewer than `repeats` runs of weights that are trained only later, such as a look at the
     output, or a constructor that makes lazy layers, and a single run of trained weights if there
@@ -175,24 +188,20 @@ def missing_no_grad(
             if rare is not None:
                 beside &= match | ~rare
         match |= beside & (made[beside].sum() >= share * made.sum())
+    large = np.zeros(len(starts), bool)
     for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
-        match[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
+        large[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
+    match |= large
     for one in np.flatnonzero(match & mixed).tolist():
         is_head = _takes_what_was_used(trace, int(found.rows[starts[one]]), ran)
         asks |= is_head is None
         match[one] = not is_head
     chosen = np.flatnonzero(match)
+    matters, unsure = _matter(trace, found, [stretch == one for one in chosen.tolist()], cpu_share)
+    chosen = chosen[matters | large[chosen]]
     of_each = [stretch == one for one in chosen.tolist()]
     parts = [found.rows[one] for one in of_each]
-    # Includes the nodes between the layers.
-    cost = [
-        recording_ns(
-            trace,
-            int(found.after[one].max() - found.first[one].min()),
-            _kept(trace, found.rows[one]),
-        )
-        for one in of_each
-    ]
+    cost = [recording_ns(trace, *_graph(trace, found, one)) for one in of_each]
     rows = found.rows[starts[chosen]]
     last = np.array([part[-1] for part in parts], np.int64)
     begin, end = trace.ts[rows], trace.ts[last] + trace.dur[last]
@@ -208,8 +217,8 @@ def missing_no_grad(
         parts=parts,
         fix=[_BESIDE_TRAINING] * len(rows) if len(nodes) else None,
         apart=found.rows[used],
-        wants_tensors=asks,
-        wants_module_calls=again,
+        wants_tensors=asks | unsure,
+        wants_module_calls=again and bool(len(chosen)),
     )
 
 
@@ -260,10 +269,35 @@ def _takes_what_was_used(trace: Events, row: int, ran: Ints) -> bool | None:
     return bool(nesting.among(np.array(from_rows, np.int64), every.rows[used]).any())
 
 
-def _kept(trace: Events, rows: Ints) -> int:
-    """What the graph keeps of these layers, and of what is between them."""
+def _graph(trace: Events, found: Recorded, layers: Bools) -> tuple[int, int]:
+    """The nodes of the graph of these layers, and what it keeps in bytes, also of what is between
+    them.
+    """
+    rows = found.rows[layers]
     made = made_bytes(trace, rows)
-    return kept_bytes(trace, rows) if made is None else made
+    number = int(found.after[layers].max() - found.first[layers].min())
+    return number, kept_bytes(trace, rows) if made is None else made
+
+
+def _matter(
+    trace: Events, found: Recorded, stretches: Sequence[Bools], share: float
+) -> tuple[Bools, bool]:
+    """Which stretches take enough of what the test does on a CPU, with all that run layers of the
+    same weights; and whether that is unsure, as tensors are not identified.
+    """
+    every = np.ones(len(stretches), bool)
+    if not stretches:
+        return every, False
+    ns = [unprofiled_recording_ns(trace, *_graph(trace, found, one)) for one in stretches]
+    least = least_ns(trace, share)
+    if min(ns) >= least:
+        return every, False
+    owns = [own_tensors(trace, found.rows[one]) for one in stretches]
+    keys = [frozenset().union(*own) if own is not None else None for own in owns]
+    total = defaultdict[object, float](float)
+    for key, one in zip(keys, ns, strict=True):
+        total[key] += one
+    return np.array([total[key] >= least for key in keys], bool), trace.tensors is None
 
 
 def _numbered(*columns: Ints | Bools) -> Ints:

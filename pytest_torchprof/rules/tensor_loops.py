@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.estimated_cpu_time import CALL_NS, least_ns
 from pytest_torchprof.rules.evidence.loop_bodies import Body, elements, pieces
 from pytest_torchprof.rules.evidence.loop_carried_shapes import may_carry
 from pytest_torchprof.rules.evidence.loop_carried_tensors import is_carried
@@ -52,9 +54,12 @@ _FOLLOWED: Final = 128
     elements=Threshold(
         65536, "1", "larger parts hide the cost of the calls, or are split to fit in memory"
     ),
+    cpu_share=Threshold(
+        0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
+    ),
 )
 def for_loop_indexing(
-    trace: Events, *, repeats: float, operators: float, elements: float
+    trace: Events, *, repeats: float, operators: float, elements: float, cpu_share: float
 ) -> Matches:
     """A Python loop goes through a tensor element by element.
 
@@ -93,7 +98,8 @@ def for_loop_indexing(
     `if` statements, which look the same; `torch.autograd.gradcheck`; and two cheap cases,
     numbers on the CPU that are only read one by one (`int(i) for i in x`, `x[i].item()`,
     `if x[i]:`), whatever else the loop does, and parts that are only kept in a list
-    (`[x[i] for i in ids]`) without a `stack`.
+    (`[x[i] for i in ids]`) without a `stack`; and on a CPU, loops of the same operators that are
+    less than `cpu_share` (0.003) of everything that the test does, decided by counts, not times.
     What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except for an
     index that Python read. If the trace does not say which part is selected, iterations of at
     most 8 operators count that have no layers and make no new tensor.
@@ -128,7 +134,8 @@ def for_loop_indexing(
     finder = _Finder(trace, calls, apart, int(repeats), elements)
     for stretch in stretches(calls.key, int(repeats), int(operators)):
         finder.look(stretch)
-    loops = sorted(finder.found, key=lambda loop: loop.stretch.start)
+    found = sorted(finder.found, key=lambda loop: loop.stretch.start)
+    loops = _that_matter(calls, found, least_ns(trace, cpu_share))
     return _matches(trace, calls, loops, wants_tensors=finder.wants_tensors)
 
 
@@ -146,6 +153,17 @@ def _matches(trace: Events, calls: Sequence, loops: list[_Loop], *, wants_tensor
         span_ns=(trace.ts[first], ends),
         wants_tensors=wants_tensors,
     )
+
+
+def _that_matter(calls: Sequence, loops: list[_Loop], least: float) -> list[_Loop]:
+    """Those whose calls, with those of all loops of the same operators, take that many ns."""
+    total = defaultdict[tuple[int, ...], float](float)
+    kinds = []
+    for loop in loops:
+        start, stop, repeats = loop.stretch.start, loop.stretch.stop, loop.stretch.repeats
+        kinds.append(tuple(calls.name[start : start + (stop - start) // repeats].tolist()))
+        total[kinds[-1]] += (stop - start) * (repeats - 1) / repeats * CALL_NS
+    return [loop for loop, kind in zip(loops, kinds, strict=True) if total[kind] >= least]
 
 
 class _Loop(Frozen, frozen=True):

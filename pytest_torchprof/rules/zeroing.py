@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import inf, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.calls import sizes
+from pytest_torchprof.rules.evidence.estimated_cpu_time import least_ns
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
@@ -35,8 +38,9 @@ _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
 #: Operators that make a tensor of zeros, which may become a gradient.
 _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
-#: Time to fill a small gradient and to add to it.
+#: Time to fill a small gradient and to add to it; and for each element of a large one.
 _GRADIENT_NS: Final = 1000
+_ELEMENT_NS: Final = 0.5
 #: The number of calls searched for uses of gradients that were multiplied.
 _NEAR: Final = 200
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
@@ -56,8 +60,11 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
     fix=_SINCE_2,
     triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
+    cpu_share=Threshold(
+        0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
+    ),
 )
-def grad_not_none(trace: Events, *, gradients: float) -> Matches:
+def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
     ## What it does
@@ -71,7 +78,9 @@ def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     A live test recognizes gradients as the tensors that backward passes have stored; in a
     stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
     that are zeroed between a backward pass and the optimizer's step, which then leaves their
-    parameters unchanged, and any other tensor, whatever its shape. Before torch 2.0,
+    parameters unchanged, and any other tensor, whatever its shape; and on a CPU, all of it if it is
+    less than `cpu_share` (0.003) of everything that the test does, decided by counts, not times.
+    Before torch 2.0,
     `zero_grad()` itself filled them.
 
     ## Why it is slow
@@ -121,6 +130,8 @@ def grad_not_none(trace: Events, *, gradients: float) -> Matches:
             found += by_hand
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
+    if _estimated_ns(trace, found) < least_ns(trace, cpu_share):
+        return NONE_SO_FAR if asks else NO_MATCHES
     found.sort(key=lambda call: call.event)
     cost, span = _costs_ns(trace, found, adds)
     return Matches(
@@ -159,6 +170,18 @@ def _fix(trace: Events) -> str:
     """What to do, by the version of torch that a live capture records."""
     major = (trace.facts.torch or "").partition(".")[0]
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
+
+
+def _estimated_ns(trace: Events, calls: list[_Call]) -> float:
+    """The time to fill and to add to all these gradients on a CPU, by counts; without end if a list
+    is so long that torch omits its shapes.
+    """
+    known = [_shapes(trace, row) for call in calls for row in call.fills.tolist()]
+    if not all(known):
+        return inf
+    shapes = [one for some in known for one in some]
+    elements = sum(prod(sizes(decode_part(one.encode())) or (0,)) for one in shapes)
+    return len(shapes) * _GRADIENT_NS + elements * _ELEMENT_NS
 
 
 def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tuple[Ints, Ints]]:

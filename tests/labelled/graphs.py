@@ -621,7 +621,7 @@ def two_looks_after_long_training():
     return fit
 
 
-@EXAMPLES.positive("missing-no-grad", share=0.01)
+@EXAMPLES.positive("missing-no-grad", share=0.01, cpu_share=0.0005)
 def two_looks_with_a_lower_threshold():
     runner, batches, probes = Runner(network()), pairs(24), torch.rand(2, 1, 3)
 
@@ -766,7 +766,7 @@ def layers_that_train_themselves_and_then_predict():
             return super().forward(x / (x.norm(2, 1, keepdim=True) + 1e-4)).relu()
 
         def fit(self, good, bad):
-            for _ in range(40):
+            for _ in range(10):
                 energy = self.forward(bad).square().mean() - self.forward(good).square().mean()
                 self.optimizer.zero_grad()
                 energy.backward()

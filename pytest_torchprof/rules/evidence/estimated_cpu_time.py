@@ -50,6 +50,14 @@ def is_trifle(trace: Events, cost_ns: float, share: float) -> bool:
     return cost_ns < share * estimated_cpu_ns(trace)
 
 
+def least_ns(trace: Events, share: float) -> float:
+    """What a match must cost to be reported, 0 where the CPU's time is not what matters, or is only
+    guessed.
+    """
+    known = trace.is_live or trace.has(Kind.MEMORY)
+    return share * estimated_cpu_ns(trace) if known and not trace.has(*DEVICE_KINDS) else 0.0
+
+
 def guessed(trace: Events, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.is_live or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):

@@ -49,12 +49,19 @@ def recording_ns(trace: Events, nodes: int, kept_bytes: int = 0) -> int:
     """The time to record nodes and to keep their data, on the trace's clock.
 
     Nodes and pages cost the same whether or not a profiler slows down the operators around them.
+    """
+    return int(unprofiled_recording_ns(trace, nodes, kept_bytes) / slowdown_share(trace))
+
+
+def unprofiled_recording_ns(trace: Events, nodes: int, kept_bytes: int = 0) -> float:
+    """The same without the profiler, by counts alone.
+
     On a device, kept data costs memory and no time: nothing is mapped or zeroed. Calls of its
     driver tell that there is one, even where its work was not recorded.
     """
     if trace.has(Kind.RUNTIME, *DEVICE_KINDS):
         kept_bytes = 0
-    return int((nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS) / slowdown_share(trace))
+    return nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS
 
 
 def made_bytes(trace: Events, calls: Ints) -> int | None:

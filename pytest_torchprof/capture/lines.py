@@ -14,14 +14,14 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_torchprof.capture import module_classes
+from pytest_torchprof.capture import constructors, module_classes
+from pytest_torchprof.capture.constructors import Constructors
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.module_classes import weakly
 from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.capture.user_frames import frames_of_test, is_users
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.markers import CONSTRUCTOR, LINE, MODULE
+from pytest_torchprof.places.markers import LINE, MODULE
 
 _OWN_TRACER = because(Why.OWN_TRACER)
 #: Each marker is an event of the trace; beyond this number, a test's lines are not located.
@@ -76,11 +76,8 @@ class LineTracer:
         self._older: list[tuple[FrameType, Any]] = []
         t = real_torch()
         self._mark, self._calls_modules = t.mark, t.calls_modules
-        self._constructs, self._steps = t.constructs_optimizers, t.steps_optimizers
-        #: By the optimizer's id: the optimizer, and the marker of its steps.
-        self._constructors: dict[int, tuple[Callable[[], Any], str]] = {}
-        codes = (*t.calls_modules, t.constructs_optimizers, t.steps_optimizers)
-        self._call_names = {code.co_name for code in codes}  # a code's hash is slow
+        self._call_names = {code.co_name for code in t.calls_modules}  # a code's hash is slow
+        self._constructors = Constructors(self._line_around)
         self._ours: Any = self._called
         self._local: Any = self._stepped
         self._module_local: Any = self._left_module
@@ -149,7 +146,7 @@ class LineTracer:
         self._close(0)
         # Unfinished generators keep us alive, and through us the test's modules.
         self._names.forget()
-        self._constructors.clear()
+        self._constructors.forget()
 
     def _give_frames_back(self) -> None:
         for frame, tracer in self._older:
@@ -188,13 +185,12 @@ class LineTracer:
             code = frame.f_code
             if id(code) in self._silent:
                 return None
-            if code.co_name in self._call_names:
-                if code in self._calls_modules:
-                    return self._enter_module(frame)
-                if code is self._constructs:
-                    self._note_optimizer(frame)
-                elif code is self._steps:
-                    return self._enter_step(frame)
+            if code.co_name in self._call_names and code in self._calls_modules:
+                return self._enter_module(frame)
+            if code.co_name in self._constructors.names and (
+                entered := self._enter_constructed(frame)
+            ):
+                return entered
             if self._is_users(frame):
                 self._enter(frame)
                 return self._local
@@ -273,22 +269,20 @@ class LineTracer:
         frame.f_trace_lines = False
         return self._module_local
 
-    def _note_optimizer(self, frame: FrameType) -> None:
-        """Note which line of the user's constructs an optimizer."""
-        caller = next(filter(self._is_users, frames_of_test(frame.f_back)), None)
-        if caller is not None:
-            optimizer = frame.f_locals["self"]
-            number = self._line(caller.f_code.co_filename, caller.f_lineno).number
-            self._constructors[id(optimizer)] = weakly(optimizer), f"{CONSTRUCTOR}{number}"
-
-    def _enter_step(self, frame: FrameType) -> Any:
-        optimizer = next(iter(frame.f_locals["args"]), None)
-        known = self._constructors.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
+    def _enter_constructed(self, frame: FrameType) -> Any:
+        marker = self._constructors.marker_of(frame)
+        if marker is None:
             return None
-        self._push(frame, known[1], module=False)
+        self._push(frame, marker, module=False)
         frame.f_trace_lines = False
         return self._module_local
+
+    def _line_around(self, frame: FrameType) -> int | None:
+        """The number of the user's innermost line around a call."""
+        caller = next(filter(self._is_users, frames_of_test(frame.f_back)), None)
+        if caller is None:
+            return None
+        return self._line(caller.f_code.co_filename, caller.f_lineno).number
 
     def _push(self, frame: FrameType, name: str, *, module: bool) -> None:
         marker = self._mark(name)
@@ -368,9 +362,25 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what compiled code calls, which includes our functions."""
     tracers = LineTracer, *LineTracer.__subclasses__()
-    rooms = (*tracers, ModuleNames, module_classes.RunningModules, module_classes, _Line)
+    rooms = (
+        *tracers,
+        ModuleNames,
+        Constructors,
+        module_classes.RunningModules,
+        module_classes,
+        _Line,
+    )
     methods = [method for room in rooms for method in vars(room).values()]
-    functions: list[Any] = [*methods, is_users, frames_of_test, _written, _debugs, _depth, _deeper]
+    functions: list[Any] = [
+        *methods,
+        *vars(constructors).values(),
+        is_users,
+        frames_of_test,
+        _written,
+        _debugs,
+        _depth,
+        _deeper,
+    ]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
     while codes:
         code = codes.pop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
-from pytest_torchprof.capture.torch_codes import code_skipper, module_calls, step_call
+from pytest_torchprof.capture.torch_codes import code_skipper, constructor_codes, module_calls
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
@@ -269,8 +269,7 @@ def real_torch() -> SimpleNamespace:
         module=torch.nn.Module,
         scripted=torch.jit.ScriptModule,
         calls_modules=module_calls(torch.nn.Module),
-        constructs_optimizers=torch.optim.Optimizer.__init__.__code__,
-        steps_optimizers=step_call(torch.optim.Optimizer),
+        constructor_codes=constructor_codes(),
         skip_code=code_skipper(),
     )
 

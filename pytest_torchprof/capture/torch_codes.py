@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def module_calls(module: Any) -> frozenset[CodeType]:
@@ -13,10 +13,31 @@ def module_calls(module: Any) -> frozenset[CodeType]:
     return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
 
 
-def step_call(optimizer: Any) -> CodeType:
-    """The code object through which the step of every optimizer is called."""
-    constants = optimizer.profile_hook_step.__code__.co_consts
-    return next(one for one in constants if isinstance(one, CodeType))
+class ConstructorCodes(NamedTuple):
+    """Code objects that construct optimizers and loaders, that make a loader's iterator, through
+    which optimizers step, and iterators fetch.
+    """
+
+    constructors: tuple[CodeType, ...]
+    iterators: tuple[CodeType, ...]
+    steps: tuple[CodeType, ...]
+    fetches: tuple[CodeType, ...]
+
+
+def constructor_codes() -> ConstructorCodes:
+    """Those of this version of torch."""
+    from torch.optim import Optimizer
+    from torch.utils.data import dataloader
+
+    iterator = dataloader._BaseDataLoaderIter
+    # Around the step of every class.
+    inner = Optimizer.profile_hook_step.__code__.co_consts
+    return ConstructorCodes(
+        (Optimizer.__init__.__code__, dataloader.DataLoader.__init__.__code__),
+        (iterator.__init__.__code__,),
+        tuple(one for one in inner if isinstance(one, CodeType)),
+        (iterator.__next__.__code__,),
+    )
 
 
 def code_skipper() -> Callable[[CodeType], object]:

@@ -80,7 +80,7 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
     out = {}
     for position, (events, apart, kind) in parts.items():
-        if kind == "optimizer":
+        if kind == "constructed":
             continue  # stacks tell no lines
         if kind == "loop":
             function = _function_around(trace, found, *events.tolist())

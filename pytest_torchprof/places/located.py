@@ -131,12 +131,12 @@ class Located:
         return self._lines[self._marks.line[first[min(both, len(first) - 1)]]]
 
     def _constructed(self, trace: Events, step: PlacedEvents) -> str | None:
-        """The line that constructed the optimizer of this step; None where that is not known."""
+        """The line that constructed what steps or fetches; None where that is not known."""
         line = int(trace.once(self._constructors_of)[step.events[0]])
         return self._lines[line] if line >= 0 else None
 
     def _constructors_of(self, trace: Events) -> Ints:
-        """The number of the line that constructed the optimizer whose step it is, or -1."""
+        """The number of the line that constructed what steps or fetches, or -1."""
         return self._spread(trace, _Run.constructors)
 
     def _marks_of(self, trace: Events) -> Ints:
@@ -174,7 +174,7 @@ class Located:
 class _Run(NamedTuple):
     """A sequence of events with markers: the number of each event's name, of its place, of what is
     around it outside of modules, of the outermost call of a module, of the innermost line's
-    marker, and of the line that constructed the optimizer.
+    marker, and of the line that constructed what steps or fetches.
     """
 
     words: Ints
@@ -201,7 +201,7 @@ class _Run(NamedTuple):
         return self._laid(self.mark, words)
 
     def constructors(self, words: Ints) -> Ints:
-        """Lines that constructed the optimizers of another run's steps, -1 where uncertain."""
+        """What constructed what steps or fetches in another run's sequence, -1 where uncertain."""
         return self._laid(self.constructor, words)
 
     def _laid(self, place: Ints, words: Ints) -> Ints:

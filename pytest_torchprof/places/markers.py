@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Prefixes of the markers' names; a number follows. The last is around an optimizer's step, with
-#: the number of the line that constructed the optimizer.
+#: Prefixes of the markers' names; a number follows. The last is around an optimizer's step or a
+#: loader's fetch, with the number of the line that constructed the optimizer or the loader.
 LINE, MODULE, CONSTRUCTOR = "torchprof::line#", "torchprof::module#", "torchprof::constructor#"
 MARKERS: Final = (LINE, MODULE, CONSTRUCTOR)
 
@@ -110,8 +110,8 @@ def outside_modules(trace: Events) -> tuple[Ints, list[tuple[int, int]], list[tu
 
 
 def constructors(trace: Events) -> Ints:
-    """The number of the line that constructed the optimizer whose step is around each event, -1 for
-    none.
+    """The number of the line that constructed the optimizer or loader whose step or fetch is around
+    each event, -1 for none.
     """
     line = _numbered(trace, CONSTRUCTOR)
     for level in nesting.levels(trace.depth):

@@ -45,12 +45,13 @@ class PlacedEvents(NamedTuple):
     """Events that share one place, and events that the place must not enclose.
 
     ``kind``: of a ``"loop"`` they are the first and the last, and its place is the line that it
-    repeats; of an ``"optimizer"`` it is a step, and the place is the line that constructed it.
+    repeats; ``"constructed"`` is a step of an optimizer or a fetch of a loader, and the place is
+    the line that constructed that.
     """
 
     events: Ints
     apart: Ints
-    kind: Literal["stretch", "loop", "optimizer"] = "stretch"
+    kind: Literal["stretch", "loop", "constructed"] = "stretch"
 
 
 #: By position among the requested events: the stretch whose place that event is to have.
@@ -69,7 +70,8 @@ class Placing(Protocol):
         An event that stands for a stretch gets the place of what encloses all of the stretch, or
         most of it where that would enclose events apart from it: the innermost line outside of any
         module, and the outermost module. A loop gets the line that ran again and again, in the
-        innermost function that ran once; an optimizer the line that constructed it, where known.
+        innermost function that ran once; an optimizer or a loader the line that constructed it,
+        where that is known.
         """
 
 

@@ -92,19 +92,18 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     save nothing if each iterator is asked for only one, as in `next(iter(loader))`. With
     several iterators, as for epochs, workers start only once if they persist, which the fix
     then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
-    loader of its own, which a trace does not tell. Data in memory takes much less time: there,
-    workers made an epoch 14 to 85 times slower. Iterators with which workers would save nothing
-    do not count. In a live test, `start` is multiplied by the load average per processor, if
-    that is above 1: workers then wait for a processor; from 2 on, the rule is not checked. A
-    loader that reads from another one counts as one loader; fetches that end in the same
-    operator belong to one loader. Not counted are fetches in a thread that does nothing else
-    while another one computes. The rule cannot tell whether a dataset uses the model that is
-    trained, as for rollouts of a policy. No worker could load such data, but the rule matches
-    there too: allow it.
+    loader of its own, which a trace does not tell. With data in memory, workers made an epoch
+    14 to 85 times slower. Iterators with which workers would save nothing do not count. In a
+    live test, `start` is multiplied by the load average per processor, if that is above 1:
+    workers then wait for a processor; from 2 on, the rule is not checked. A loader that reads
+    from another one counts as one loader; fetches that end in the same operator belong to one
+    loader. Not counted are fetches in a thread that does nothing else while another one
+    computes. The rule cannot tell whether a dataset uses the model that is trained, as for
+    rollouts of a policy, which no worker could load: allow it there. The place is the line that
+    constructs the loader, where a live test runs it.
 
-    Only time distinguishes reading and decoding from a look-up, so time decides here whether
-    there is a match. Therefore it is not compared with a baseline: a test never fails because
-    of it, unless a marker forbids it (`no_antipatterns("sync-dataloader")`).
+    Only time distinguishes reading and decoding from a look-up, so time decides here. Therefore
+    a test never fails because of it, unless a marker does (`no_antipatterns("sync-dataloader")`).
 
     ## Why it is slow
 
@@ -171,6 +170,7 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
         fix=fixes,
         cost_ns=np.concatenate(costs).astype(np.int64),
         span_ns=(np.array(begins, np.int64), np.array(ends, np.int64)),
+        by_constructor=True,
     )
 
 

@@ -169,7 +169,7 @@ def single_tensor_optimizer(
         fix=fixes,
         cost_ns=cost_ns,
         span_ns=around(trace, rows),
-        of_optimizers=True,
+        by_constructor=True,
     )
 
 

@@ -1,10 +1,14 @@
-"""A finding about an optimizer's options names the line that constructed the optimizer."""
+"""A finding about an optimizer's or a loader's options names the line that constructed it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from support.sessions import run
+from msgspec.structs import replace
+from support.sessions import Ran, replaced_rules, run
+
+from pytest_torchprof.rules.engine.registry import RULES
 
 if TYPE_CHECKING:
     import pytest
@@ -107,18 +111,91 @@ def test_patched():
 AT_STEP = {"copied", "fixture"}
 
 
-def test_a_finding_names_the_constructor_that_the_test_runs(pytester: pytest.Pytester) -> None:
-    (pytester.path / "test_it.py").write_text(FILE, "utf-8")
-    ran = run(pytester, "--torchprof")
+def marks(file: str) -> dict[str, set[str]]:
+    """The marked lines, by their mark."""
     lines: dict[str, set[str]] = {}
-    for number, line in enumerate(FILE.splitlines(), 1):
+    for number, line in enumerate(file.splitlines(), 1):
         if "# <- " in line:
             lines.setdefault(line.partition("# <- ")[2], set()).add(f"test_it.py:{number}")
-    found = {
+    return lines
+
+
+def locations(ran: Ran, rule: str) -> dict[str, set[str]]:
+    """The places of a rule's findings, by test."""
+    return {
         name.removeprefix("test_"): {
-            one["location"] for one in test["findings"] if one["rule"] == "single-tensor-optimizer"
+            one["location"] for one in test["findings"] if one["rule"] == rule
         }
         for name, test in ran.tests.items()
     }
+
+
+def test_a_finding_names_the_constructor_that_the_test_runs(pytester: pytest.Pytester) -> None:
+    (pytester.path / "test_it.py").write_text(FILE, "utf-8")
+    ran = run(pytester, "--torchprof")
+    lines, found = marks(FILE), locations(ran, "single-tensor-optimizer")
     assert {name: lines["step" if name in AT_STEP else name] for name in found} == found
     assert len(found) == FILE.count("def test_")
+
+
+LOADERS = """
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+pytestmark = pytest.mark.no_antipatterns
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, number):
+        time.sleep(0.002)
+        return torch.ones(2)
+
+class Mine(DataLoader):
+    pass
+
+def epoch(loader):
+    for batch in loader:  # <- fetch
+        time.sleep(0.008)
+        batch.sum()
+
+
+def test_plain():
+    epoch(DataLoader(Slow(), batch_size=4))  # <- plain
+
+def test_two():
+    data = Slow()
+    loaders = (
+        DataLoader(data, batch_size=4),  # <- two
+        Mine(data, batch_size=4),  # <- two
+    )
+    for loader in loaders:
+        epoch(loader)
+        epoch(loader)
+
+@pytest.fixture
+def made():
+    return DataLoader(Slow(), batch_size=4)
+
+def test_fixture(made):
+    epoch(made)
+"""
+
+
+def test_a_finding_names_the_loader_that_the_test_constructs(pytester: pytest.Pytester) -> None:
+    (pytester.path / "test_it.py").write_text(LOADERS, "utf-8")
+    rule = RULES["sync-dataloader"]
+    with replaced_rules() as known:
+        # What decides by time is not asked here: the machine may be busy.
+        known["sync-dataloader"] = replace(
+            rule, find=partial(rule.find, fetch=1, start=0, share=0), thresholds={}, ready=None
+        )
+        found = locations(run(pytester, "--torchprof"), "sync-dataloader")
+    lines = marks(LOADERS)
+    wanted = {"plain": lines["plain"], "two": lines["two"], "fixture": lines["fetch"]}
+    assert wanted == found

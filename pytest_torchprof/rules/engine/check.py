@@ -115,8 +115,8 @@ def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]
         if one.last is not None:
             ends = np.stack([one.event, one.last], axis=1)
             parts.update(enumerate((PlacedEvents(two, apart, "loop") for two in ends), start))
-        if one.of_optimizers:
-            steps = (PlacedEvents(step, apart, "optimizer") for step in one.event[:, None])
+        if one.by_constructor:
+            steps = (PlacedEvents(step, apart, "constructed") for step in one.event[:, None])
             parts.update(enumerate(steps, start))
         start += len(one)
     return np.concatenate([one.event for one in matches]), parts

@@ -83,8 +83,8 @@ class Matches(Frozen, frozen=True):
             with it; the place is then the line around most of the stretch, which encloses none.
         last: the last event of each row, if a row is a loop that begins with ``event``. Its place
             is then the line that is repeated, even if that calls a function which does the work.
-        of_optimizers: the events are steps of optimizers, whose options are to be changed: the
-            place is the line that constructed the optimizer, if that is known.
+        by_constructor: the events are steps of an optimizer, or fetches of a loader, whose
+            options are to be changed: the place is the line that constructed it, if known.
     """
 
     event: Ints
@@ -100,7 +100,7 @@ class Matches(Frozen, frozen=True):
     parts: Sequence[Ints] | None = None
     apart: Ints | None = None
     last: Ints | None = None
-    of_optimizers: bool = False
+    by_constructor: bool = False
 
     def __len__(self) -> int:
         return len(self.event)

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.causal import sees_later_positions
 from pytest_torchprof.rules.evidence.chains import JOIN
+from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
 from pytest_torchprof.rules.evidence.loop_bodies import call_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, engine_steps
@@ -51,9 +53,14 @@ _NONE: Final = np.zeros(0, np.int64)
     "and values, the state of a recurrent layer), and give the model only the new position",
     triggers={_LAYER.pattern: "repeats"},
     needs="shapes",
+    blind=lambda trace: guessed(trace, _LAYER),
+    sees_host=True,
     repeats=Threshold(16, "1", "a short sequence is as fast without a cache"),
+    cpu_share=Threshold(
+        0.001, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
+    ),
 )
-def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
+def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> Matches:
     """A model generates, and recomputes all earlier positions for each new one.
 
     ## What it does
@@ -67,8 +74,10 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
     layers get all positions, and no recurrent one, such as a bias looked up for all distances
     beside a cache; a window of constant length; batches of different lengths that do not depend
     on the previous step; a batch that gets more samples; images that get larger; steps with a
-    backward pass between them. Models that process all positions again, such as diffusion over a
-    whole text or an encoder, cannot use a cache: their input usually does not grow. Positions in
+    backward pass between them; attention without a causal or any other mask, in which earlier
+    positions depend on later ones, as in an encoder, so that no cache is possible; and on a CPU,
+    less than `cpu_share` (0.001) of everything that the test does, decided by counts, not times.
+    Positions in
     a Python list that is converted to a tensor in each step (`torch.tensor(ids)`,
     `torch.stack(embeddings)`) are not detected.
 
@@ -115,7 +124,10 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
         if extended is None or len(extended) < repeats - 1:
             continue
         computing = _computing(trace, layers, run)
-        if len(computing):
+        step = _last_whole_step(trace, every, run)
+        if not len(computing) or sees_later_positions(trace, step, run.lengths[-2:]):
+            continue
+        if trace.has(*DEVICE_KINDS) or _saved_on_cpu_ns(trace, run) >= least_ns(trace, cpu_share):
             found.append(replace(run, extended=extended, computing=computing))
     if not found:
         return NO_MATCHES
@@ -292,10 +304,24 @@ def _joins(call: BodyCall, old: int, new: int) -> bool:
     )
 
 
+def _last_whole_step(trace: Events, every: Ints, run: _Run) -> Ints:
+    """The calls of the last step but one, from its first layer on."""
+    begin, end = run.rows[-2:]
+    calls: Ints = every[(every >= begin) & (every < end) & (trace.thread[every] == run.thread)]
+    return calls
+
+
 def _saved(trace: Events, run: _Run) -> int:
     """How much longer the steps take for all positions than for the new ones."""
     if trace.has(*DEVICE_KINDS):
         return _slope(trace, run)
+    took = int(trace.ts[run.end] - trace.ts[run.rows[0]])
+    # Like other costs, in this run's time, which includes the profiler.
+    return min(int(_saved_on_cpu_ns(trace, run) / slowdown_share(trace)), took)
+
+
+def _saved_on_cpu_ns(trace: Events, run: _Run) -> float:
+    """The same on a CPU without the profiler, by counts."""
     # Single steps are too noisy: the fastest take less time than the noise.
     begins, lengths = trace.ts[np.array(run.rows)], np.array(run.lengths, float)
     again = np.append(0, 1 - 1 / lengths)
@@ -309,9 +335,7 @@ def _saved(trace: Events, run: _Run) -> int:
         until = trace.ts[rows] <= trace.ts[run.end]
         step = np.searchsorted(begins, trace.ts[rows], "right")
         saved += each * float((amounts * again[step])[until].sum())
-    took = int(trace.ts[run.end] - trace.ts[run.rows[0]])
-    # Like other costs, in this run's time, which includes the profiler.
-    return min(int(saved / slowdown_share(trace)), took)
+    return saved
 
 
 def _slope(trace: Events, run: _Run) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import least_ns
+from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
 from pytest_torchprof.rules.evidence.flow import are_passes, flat, makers, once_a_call
 from pytest_torchprof.rules.evidence.nodes import (
     all_used,
@@ -57,12 +57,14 @@ _BESIDE_TRAINING: Final = (
     fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which keeps "
     "autocast's cache of weights",
     triggers=LAYER.pattern,
+    blind=lambda trace: guessed(trace, LAYER),
+    sees_host=True,
     layers=Threshold(2, "1", "an unused head or a metric in a training step is not a forward pass"),
     repeats=Threshold(3, "1", "a test that calls a model once or twice is not about its speed"),
     share=Threshold(0.1, "1", "one evaluation after long training costs almost nothing"),
     bytes=Threshold(16 << 20, "B", "less is soon dropped, and always fits"),
     cpu_share=Threshold(
-        0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
+        0.005, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
     ),
 )
 def missing_no_grad(
@@ -81,7 +83,8 @@ def missing_no_grad(
     Looks for stretches of layers (products, convolutions, normalizations, embeddings,
     attention, compiled code) that autograd recorded and that no backward pass in the trace
     used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
-    stretch; forward passes with none of these between them are one stretch. It counts
+    stretch, as does a change from weights that a backward pass uses to others (a policy that acts,
+    and its target); forward passes with none of these between them are one stretch. It counts
 
     - if layers with the same weights run `repeats` times (3), in this and other such
       stretches together: validation, sampling, a preview, a teacher;
@@ -91,7 +94,7 @@ def missing_no_grad(
 
     In a training step whose backward pass uses other layers, a stretch always needs `layers`. On a
     CPU, stretches of the same weights that keep less than `bytes` count only if the graph takes
-    `cpu_share` (0.003) of everything that the test does: a policy that is asked for an action
+    `cpu_share` (0.005) of everything that the test does: a policy that is asked for an action
     between long updates does not matter. That is decided by counts, not times: operators, FLOPs,
     and bytes of memory.
 
@@ -156,7 +159,8 @@ def missing_no_grad(
     part = _numbered(
         np.searchsorted(boundaries, found.rows), trace.thread[found.rows].astype(np.int64)
     )
-    stretch = _numbered(part, used)
+    trained, unsplit = _trained(trace, found.rows, used)
+    stretch = _numbered(part, used, trained)
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     size = np.bincount(stretch)
     made = np.bincount(stretch, found.after - found.first)
@@ -217,9 +221,25 @@ def missing_no_grad(
         parts=parts,
         fix=[_BESIDE_TRAINING] * len(rows) if len(nodes) else None,
         apart=found.rows[used],
-        wants_tensors=asks | unsure,
+        wants_tensors=asks or unsure or (unsplit and bool(len(chosen))),
         wants_module_calls=again and bool(len(chosen)),
     )
+
+
+def _trained(trace: Events, rows: Ints, used: Bools) -> tuple[Bools, bool]:
+    """Which layers have weights that a backward pass uses; and whether that is unknown, as tensors
+    are not identified. A layer without weights is like the one before it.
+
+    A policy that acts and the target that it learns from are not one forward pass.
+    """
+    own = own_tensors(trace, rows) if used.any() else []
+    if not own:
+        return np.ones(len(rows), bool), own is None
+    weights = {one for some, hit in zip(own, used.tolist(), strict=True) if hit for one in some}
+    known = np.array([bool(some) for some in own])
+    trained = np.array([not weights.isdisjoint(some) for some in own])
+    last = np.maximum.accumulate(np.where(known, np.arange(len(own)), 0))
+    return trained[last], False
 
 
 def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:

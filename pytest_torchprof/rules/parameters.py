@@ -14,6 +14,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.by_tensor import (
     ALL,
+    ASSIGNS,
     BESIDE,
     ELEMENTWISE,
     MAKES,
@@ -63,6 +64,26 @@ _AVERAGE: Final = (
     "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay), or "
     "torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)"
 )
+#: All that an average of weights calls; and what changes a tensor before its norm is taken, so that
+#: functions for norms alone do not do.
+_AVERAGES: Final = frozenset(
+    {
+        "lerp",
+        "lerp_",
+        "mul",
+        "mul_",
+        "add",
+        "add_",
+        "sub",
+        "copy_",
+        "detach",
+        "alias",
+        "to",
+        "clone",
+    }
+    | {ASSIGNS.removeprefix("aten::")}
+)
+_CHANGES: Final = frozenset({"abs", "mul", "div", "add", "sub", "pow", "sqrt"})
 _OF_NORMS: Final = (
     "torch._foreach_norm(tensors) for all norms, or torch.nn.utils.clip_grad_norm_(parameters, "
     "max_norm), and read one value at the end"
@@ -105,7 +126,7 @@ _OF_STEP: Final = (
         16_384, "1", "on a CPU, larger parameters are bound by memory, with or without a loop"
     ),
     cpu_share=Threshold(
-        0.005, "1", "of everything that the test does on a CPU, by operators, FLOPs and memory"
+        0.01, "1", "of everything that the test does on a CPU, by operators, FLOPs and memory"
     ),
 )
 def per_parameter_loop(
@@ -138,7 +159,7 @@ def per_parameter_loop(
     the functions for lists gain nothing: parameters of more than `cpu_elements` (16,384)
     elements on average; norms that are kept as tensors, and products with a tensor of one
     element, as in torch's own `clip_grad_norm_`; loops in which the functions for lists would
-    save less than `cpu_share` (0.005) of everything that the test does, decided by counts,
+    save less than `cpu_share` (0.01) of everything that the test does, decided by counts,
     not times.
 
     ## Why it is slow
@@ -215,17 +236,22 @@ class _Loop(Frozen, frozen=True):
         short = {name.removeprefix("aten::") for name in self.names}
         if self.step:
             return _OF_STEP
-        # Also a * old + (1 - a) * new.
-        blends = self.names.count("aten::mul") == 2 and short & {"add", "add_"}
-        if short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short or blends:
+        if self._averages(short):
             return _AVERAGE
         norms = any(NORM.match(name) for name in self.names)
         writes = any(WRITES.match(name) for name in self.names)
         if not writes and ((norms and self.graph) or ("sum" in short and not norms)):
             return _OF_SUMS
-        if norms:
+        if norms and not short & _CHANGES:
             return _OF_NORMS
         return _OF_NEW_LISTS if self.graph and not writes else _OF_LISTS
+
+    def _averages(self, short: set[str]) -> bool:
+        """Whether it looks like an average: `lerp`, or ``a * old + (1 - a) * new`` and no more."""
+        if not short <= _AVERAGES:
+            return False
+        blends = self.names.count("aten::mul") == 2 and short & {"add", "add_"}
+        return bool(short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short or blends)
 
     def message(self) -> str:
         if self.step:

@@ -23,6 +23,7 @@ from pytest_torchprof.rules.evidence.copy_kinds import (
     chain,
     kinds_of_casts,
     kinds_of_clones,
+    layout_fix,
     outer_casts,
 )
 from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
@@ -382,7 +383,7 @@ def _matches(
     each = [one for one in found for _ in range(len(one.tops))]
     message = [_message(one.source, one.fix is _AUTOCAST) for one in each]
     moved = [_moved_bytes(one.source) for one in each]
-    fix = [one.fix or own for one in each]
+    fix = [one.fix or layout_fix(trace, one.tops) or own for one in each]
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]

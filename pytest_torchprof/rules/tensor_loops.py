@@ -6,11 +6,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import CALL_NS, least_ns
+from pytest_torchprof.rules.evidence.estimated_cpu_time import CALL_NS, guessed, least_ns
 from pytest_torchprof.rules.evidence.loop_bodies import Body, elements, pieces
 from pytest_torchprof.rules.evidence.loop_carried_shapes import may_carry
 from pytest_torchprof.rules.evidence.loop_carried_tensors import is_carried
@@ -49,6 +50,8 @@ _FOLLOWED: Final = 128
     "torch.where, cumsum, index_add or scatter_reduce for groups, torch.vmap, or tolist() for the "
     "numbers",
     triggers=rf"{_INDEX.pattern}|{APART.pattern}",
+    blind=lambda trace: guessed(trace, _INDEX, APART),
+    sees_host=True,
     repeats=Threshold(10, "1", "fewer are often unrolled on purpose"),
     operators=Threshold(24, "1", "a longer body is worth a loop, such as a model's layer"),
     elements=Threshold(
@@ -131,7 +134,7 @@ def for_loop_indexing(
     apart = pieces(trace, calls, int(repeats))
     if not indexed and not apart:
         return NO_MATCHES
-    finder = _Finder(trace, calls, apart, int(repeats), elements)
+    finder = _Finder(trace, calls, apart, int(repeats), int(operators), elements)
     for stretch in stretches(calls.key, int(repeats), int(operators)):
         finder.look(stretch)
     found = sorted(finder.found, key=lambda loop: loop.stretch.start)
@@ -178,11 +181,18 @@ class _Finder:
     """Finds stretches that go through a tensor, the shortest iteration first."""
 
     def __init__(
-        self, trace: Events, calls: Sequence, apart: list[Pieces], repeats: int, most: float
+        self,
+        trace: Events,
+        calls: Sequence,
+        apart: list[Pieces],
+        repeats: int,
+        longest: int,
+        most: float,
     ) -> None:
         self.found: list[_Loop] = []
         self.wants_tensors = False
         self._trace, self._calls, self._repeats, self._most = trace, calls, repeats, most
+        self._longest = longest
         self._movers = Movers(trace, calls, apart, repeats)
         self._done = np.zeros(len(calls.rows), bool)
         is_index = [bool(_INDEX.match(name)) for name in trace.names]
@@ -200,7 +210,14 @@ class _Finder:
         if not self._movers.may_be(body) or is_apart(body, self._movers.numbers(body)):
             return
         if (moving := self._movers.of(body)) is None:
-            return
+            # Two statements of a loop's body may call the same.
+            twice = replace(stretch, period=2 * stretch.period)
+            if twice.period > self._longest or twice.repeats < self._repeats:
+                return
+            body = Body(self._trace, self._calls, twice)
+            if (moving := self._movers.of(body)) is None:
+                return
+            stretch = body.stretch
         if elements(moving.part) > self._most or works_on_more(body, self._most):
             return
         if _are_batches(body, moving.part):

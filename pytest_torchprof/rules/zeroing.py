@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.calls import sizes
-from pytest_torchprof.rules.evidence.estimated_cpu_time import least_ns
+from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
+_ZEROED: Final = Names(r"aten::(_foreach_)?zero_$")
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ZERO_GRAD_FRAME: Final = late(
@@ -59,6 +60,8 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
     "grad-not-none",
     fix=_SINCE_2,
     triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
+    blind=lambda trace: guessed(trace, _ZEROED),
+    sees_host=True,
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
     cpu_share=Threshold(
         0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"

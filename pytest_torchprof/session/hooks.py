@@ -16,7 +16,7 @@ from pytest_torchprof.capture.machine import require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.core.errors import BaselineError, TorchprofError
+from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors, message_of
@@ -27,7 +27,7 @@ from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_machine import KnownMachine
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder
-from pytest_torchprof.session.plan import Plan, plan_of
+from pytest_torchprof.session.planning import PLAN, plan_tests, planned_again
 from pytest_torchprof.session.reporting import junit_properties
 from pytest_torchprof.session.reporting.accept import accept
 from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
@@ -53,8 +53,8 @@ from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.session.plan import Plan
 
-PLAN = pytest.StashKey[Plan]()
 GATHERER = pytest.StashKey["Gatherer | None"]()
 
 
@@ -129,29 +129,16 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        """Plan each test; reject invalid markers, naming their tests, and files as folders."""
-        problems = []
+        """Plan each test, once others have added markers and selected; reject files as folders."""
         for item in items:
             self.collected.add(item)
-            try:
-                plan = plan_of(item, self.settings)
-            except TorchprofError as error:
-                problems.append(f"{item.nodeid}: {error}")
-                continue
-            if plan is not None:
-                item.stash[PLAN] = plan
-            if self.sources is not None and "torchprof" in getattr(item, "fixturenames", ()):
-                with suppress(BaselineError):  # reported where the literal is compared
-                    self.sources.of(str(item.path))
-        if problems:
-            shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
-            raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))
+        self.collected.leave_out_by_options(self.config)
+        yield
+        plan_tests(items, self.settings, self.sources)
         if not self.is_worker:  # xdist breaks off without the message; there, each test has it
             files = {item.path for item in items if PLAN in item.stash}
             for folder in sorted({self._baselines.of(file).parent for file in files}):
                 require_folder(self.config, "baselines", folder)
-        self.collected.leave_out_by_options(self.config)
-        yield
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """A file with deselected tests does not run in full."""
@@ -215,6 +202,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 if message is not None:
                     raise OwnFailure(escape.block(message))
             return result
+        if (plan := planned_again(item, self.settings)) is not None and not plan.left_out:
+            gatherer.replan(plan.on(self.machine))
         try:
             result = yield from self.runner.call(item, gatherer)
         except OwnFailure:  # an inline expectation's

@@ -163,20 +163,62 @@ def a_forecast_fed_back_into_a_recurrent_net():
     return forecast
 
 
-@EXAMPLES.positive("decode-without-cache")
-def attention_written_by_hand():
+def _by_hand(*, causal):
     words, mix = torch.rand(WORDS, WIDTH), torch.rand(WIDTH, WIDTH)
+    later = torch.ones(32, 32, dtype=torch.bool).triu(1)
 
     @torch.no_grad()
     def decode():
         ids = torch.zeros(1, 2, dtype=torch.long)
         for _ in range(18):
             x = F.embedding(ids, words)  # <- here
-            y = (x @ mix @ x.mT).softmax(-1) @ x
+            scores = x @ mix @ x.mT
+            if causal:
+                scores = scores.masked_fill(later[: ids.shape[1], : ids.shape[1]], -torch.inf)
+            y = scores.softmax(-1) @ x
             ids = torch.cat([ids, (y[:, -1] @ words.T).argmax(-1, keepdim=True)], -1)
         return ids
 
     return decode
+
+
+@EXAMPLES.positive("decode-without-cache")
+def attention_written_by_hand():
+    return _by_hand(causal=True)
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def attention_by_hand_to_all_positions():
+    return _by_hand(causal=False)
+
+
+def _encoder(**options):
+    """An encoder that generates, as in an example of torch's: with or without a causal mask."""
+    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, dropout=0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+    @torch.no_grad()
+    def decode():
+        ids = torch.zeros(1, 2, dtype=torch.long)
+        for _ in range(18):
+            size = ids.shape[1]
+            mask = nn.Transformer.generate_square_subsequent_mask(size) if options else None
+            x = model(words(ids), mask, **options)  # <- here
+            ids = torch.cat([ids, head(x)[:, -1:].argmax(-1)], -1)
+        return ids
+
+    return decode
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def an_encoder_that_sees_all_positions():
+    return _encoder()
+
+
+@EXAMPLES.positive("decode-without-cache")
+def an_encoder_with_a_causal_mask():
+    return _encoder(is_causal=True)
 
 
 @EXAMPLES.positive("decode-without-cache", 2)

@@ -917,7 +917,7 @@ def batches_that_are_tried_before_training():
     return fit
 
 
-@EXAMPLES.positive("missing-no-grad", 2)
+@EXAMPLES.positive("missing-no-grad", 2, cpu_share=0.002)
 def a_preview_after_every_second_step():
     runner, batches, probe = Runner(network()), pairs(5), torch.rand(1, 3)
 

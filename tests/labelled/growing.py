@@ -240,7 +240,7 @@ def long_caches_of_two_layers():
     return _decoding(400, layers=2)
 
 
-@EXAMPLES.positive("growing-cat", 2, bytes=20_000)
+@EXAMPLES.positive("growing-cat", 2, bytes=20_000, cpu_share=0)
 def a_short_cache_with_a_lower_threshold():
     return _decoding(8)
 

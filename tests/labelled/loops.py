@@ -517,3 +517,35 @@ def a_loop_beside_a_gradcheck():
         return [x[i].exp() for i in range(12)]  # <- here
 
     return run
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def two_statements_that_call_the_same():
+    def add(out, row, places, share):
+        out[row].index_add_(0, places, share)
+
+    low, high = torch.randint(8, (2, 16, 8))
+    less, more = torch.rand(2, 16, 8)
+
+    def project():
+        out = torch.zeros(16, 8)
+        for row in range(16):
+            add(out, row, low[row], less[row])  # <- here
+            add(out, row, high[row], more[row])  # <- here
+        return out
+
+    return project
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def two_statements_that_carry_a_state():
+    gates, inputs = torch.rand(2, 16, 8)
+
+    def scan():
+        state = torch.zeros(8)
+        for row in range(16):
+            state = state * gates[row] + inputs[row]
+            state = state * inputs[row] + gates[row]
+        return state
+
+    return scan

@@ -234,11 +234,11 @@ def the_first_step_with_momentum_and_the_second():
 
     def train():
         model = deep(layers=12)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # <- here
         for _ in range(2):
             optimizer.zero_grad()
             model(batch).sum().backward()
-            optimizer.step()  # <- here
+            optimizer.step()
 
     return train
 

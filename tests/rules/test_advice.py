@@ -219,6 +219,9 @@ def looped(*calls: str, graph: bool) -> str:
         ("mul sub", True, "torch._foreach_add(parameters, gradients, alpha=-lr)"),
         ("mul sub_", False, "torch._foreach_add_(parameters, gradients, alpha=-lr)"),
         ("mul_ add_", False, "torch._foreach_lerp_"),
+        ("mul mul add", False, "torch._foreach_lerp_"),
+        ("pow mul mul add_", False, "torch._foreach_add_(parameters, gradients, alpha=-lr)"),
+        ("abs mul linalg_vector_norm", False, "call the functions for lists of tensors"),
     ],
 )
 def test_what_is_advised_for_a_loop_can_be_applied_under_autograd(
@@ -367,3 +370,23 @@ def test_a_loop_that_averages_is_told_to_blend_lists(
 
     trace = captured(block, tmp_path, tensors=True)
     assert advised in found(trace, "per-parameter-loop").fix
+
+
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [
+        (torch.channels_last, "x = x.to(memory_format=torch.channels_last)"),
+        (torch.contiguous_format, "make it contiguous (or clone it) once"),
+    ],
+)
+def test_a_copy_to_another_layout_is_advised_to_be_made_once(
+    tmp_path: Path, layout: torch.memory_format, shown: str
+) -> None:
+    x = torch.rand(2, 3, 16, 16)
+    given = x.mT if layout is torch.contiguous_format else x
+
+    def block() -> None:
+        for _ in range(8):
+            given.contiguous(memory_format=layout).sum()
+
+    assert shown in found(captured(block, tmp_path, tensors=True), "contiguous-copy").fix

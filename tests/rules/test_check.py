@@ -244,6 +244,10 @@ def test_a_name_is_looked_at_once_in_a_process(
         (["[4] cast", "[4] copied"], {"[4] cast": 1, "[4] copied": 1}),
         (["4 nodes", "5 nodes"], {"4 nodes": 1, "5 nodes": 1}),
         (["1 layer kept", "5 layers kept"], {"several layers kept": 2}),
+        (
+            ["A updates 36 parameters one by one", "A updates 31 parameters one by one"],
+            {"A updates several parameters one by one": 2},
+        ),
     ],
 )
 def test_matches_of_several_sizes_at_one_place_are_one_finding(

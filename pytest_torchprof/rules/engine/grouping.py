@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 
-#: Shapes in messages, and numbers of layers at their start.
-_SIZES = late(r"\[\d+(, \d+)*\]|^\d+ layers?(?= )")
+#: Shapes in messages, numbers of layers at their start, and of parameters.
+_SIZES = late(r"\[\d+(, \d+)*\]|^\d+ layers?(?= )|(?<= updates )\d+(?= parameters )")
 #: The number of a module in a list, as in ``layers.0``, or of its class, as in ``Linear_0``.
 _NUMBER = late(r"(?<=[._])\d+(?=\.|$)")
 
@@ -97,7 +97,9 @@ def grouped(
 
 def _several(size: re.Match[str]) -> str:
     """What stands for several sizes."""
-    return "[…]" if size[0].startswith("[") else "several layers"
+    if size[0].startswith("["):
+        return "[…]"
+    return "several layers" if "layer" in size[0] else "several"
 
 
 def _layer(module: str | None) -> str | None:

@@ -38,8 +38,8 @@ READ: Final = Names(r"aten::item$")
 #: What stands between them without doing work.
 BESIDE: Final = Names(r"aten::(detach|clone|alias|zeros_like|to)$|detach$")
 #: What ``p.data = …`` calls.
-_ASSIGNS: Final = "aten::_has_compatible_shallow_copy_type"
-ALL: Final = (WRITES, MAKES, NORM, SUM, READ, BESIDE, Names(f"{_ASSIGNS}$"))
+ASSIGNS: Final = "aten::_has_compatible_shallow_copy_type"
+ALL: Final = (WRITES, MAKES, NORM, SUM, READ, BESIDE, Names(f"{ASSIGNS}$"))
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
 #: The most operators on one parameter.
@@ -106,7 +106,7 @@ def repeated(trace: Events, rows: Ints, least: int) -> Iterator[Loop]:
         cuts = [i for i, (a, b) in enumerate(pairwise(mine), 1) if b[0] - a[0] > least]
         for start, stop in pairwise([0, *cuts, len(mine)]):
             if stop - start >= least:
-                own = [i for i, name in enumerate(body) if name != _ASSIGNS]
+                own = [i for i, name in enumerate(body) if name != ASSIGNS]
                 work = tuple(body[i] for i in own)
                 yield work, [(part[own], kind) for _, part, kind in mine[start:stop]]
 
@@ -175,7 +175,7 @@ def _root(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[: next(roots, size)]
 
 
-_NO_WORK: Final = frozenset({"aten::item", "aten::sum", "aten::copy_", _ASSIGNS})
+_NO_WORK: Final = frozenset({"aten::item", "aten::sum", "aten::copy_", ASSIGNS})
 
 
 def is_work(base: tuple[str, ...]) -> bool:

@@ -33,6 +33,14 @@ _INNER: Final = Names(
     rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
 )
 
+_COPIES: Final = Names(r"aten::(clone|contiguous)$")
+#: The memory formats of channels-last, in two and three dimensions, as torch records them.
+#: Source: c10/core/MemoryFormat.h.
+_CHANNELS_LAST: Final = ("2", "3")
+_LAYOUT_ONCE: Final = (
+    "change its layout once, before the loop: x = x.to(memory_format=torch.channels_last)"
+)
+
 
 def outer_casts(trace: Events) -> Ints:
     """The selected casts that no operator makes for itself."""
@@ -110,3 +118,14 @@ def kinds_of_clones(trace: Events, rows: Ints, least: float) -> tuple[list[Copie
                 sources.append(CopiedTensor(shape, dtype, dtype))
         kind.append(known[key])
     return sources, np.array(kind, np.int64)
+
+
+def layout_fix(trace: Events, copies: Ints) -> str | None:
+    """What to do about copies that change the layout to channels-last; None if they do not."""
+    row = copies[:1]
+    if not are_named(trace, row, _COPIES).any():
+        return None
+    (args,) = trace.operands(row)
+    concrete = decode_part(args.concrete)
+    known = isinstance(concrete, list) and len(concrete) > 1
+    return _LAYOUT_ONCE if known and concrete[1] in _CHANNELS_LAST else None

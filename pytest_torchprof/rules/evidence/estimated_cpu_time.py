@@ -51,11 +51,8 @@ def is_trifle(trace: Events, cost_ns: float, share: float) -> bool:
 
 
 def least_ns(trace: Events, share: float) -> float:
-    """What a match must cost to be reported, 0 where the CPU's time is not what matters, or is only
-    guessed.
-    """
-    known = trace.is_live or trace.has(Kind.MEMORY)
-    return share * estimated_cpu_ns(trace) if known and not trace.has(*DEVICE_KINDS) else 0.0
+    """What a match must cost on a CPU to be reported; nothing where a device did work."""
+    return 0.0 if trace.has(*DEVICE_KINDS) else share * estimated_cpu_ns(trace)
 
 
 def guessed(trace: Events, *names: Names) -> Reason | None:

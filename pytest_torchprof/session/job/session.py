@@ -17,9 +17,10 @@ from pytest_torchprof.capture.exports import hold
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.render import escape
-from pytest_torchprof.session.hooks import PLAN, TorchprofSession
+from pytest_torchprof.session.hooks import TorchprofSession
 from pytest_torchprof.session.job.ranks import RankLostError, Ranks, folder_of, sweep
 from pytest_torchprof.session.judging.subject import LAUNCHER
+from pytest_torchprof.session.planning import PLAN
 from pytest_torchprof.session.runs.reruns import Runner
 from pytest_torchprof.trace.read import read_trace
 

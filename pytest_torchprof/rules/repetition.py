@@ -60,6 +60,8 @@ _COPY_ONCE = (
 )
 _NEW = "write out of place: x.add(y) instead of x.clone().add_(y)"
 _CAST_NEW = f"{_CAST_ONCE}, and then write out of place (x.div(y) instead of x.div_(y))"
+#: Time to read or write a byte in a copy. Measured with torch 2.13 on one CPU thread: 0.08.
+_COPIED_BYTE_NS: Final = 0.1
 _TRIFLE = "fewer cost only the call: a mean per channel, a step number"
 _SHARE = "of all that the test does on a CPU, by counts, not times; less does not matter"
 
@@ -106,7 +108,7 @@ def _unseen_copies(trace: Events) -> Reason | None:
     sees_host=TO_COPY.pattern,
     repeats=Threshold(5, "1", "per tensor; q, k and v of one input are three casts"),
     elements=Threshold(16, "1", _TRIFLE),
-    cpu_share=Threshold(0.005, "1", _SHARE),
+    cpu_share=Threshold(0.01, "1", _SHARE),
 )
 def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is cast between the same dtypes again and again.
@@ -130,7 +132,7 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     cache, tell the number of weights.
 
     Ignored are tensors of fewer than `elements` elements; on a CPU, casts that are less than
-    `cpu_share` (0.005) of everything that the test does, decided by counts, not times; one
+    `cpu_share` (0.01) of everything that the test does, decided by counts, not times; one
     cast per step, as of a batch, or of the same targets; a cast whose result is written to,
     unless the very next call writes all of it, once, with an arithmetic operator that could
     make a new tensor instead, as in `x.float().div_(255)`; `x.data`, which is another
@@ -219,7 +221,7 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     sees_host=True,
     repeats=Threshold(5, "1", "per tensor; fewer are the parts of one layer"),
     elements=Threshold(16, "1", _TRIFLE),
-    cpu_share=Threshold(0.005, "1", _SHARE),
+    cpu_share=Threshold(0.01, "1", _SHARE),
 )
 def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is made contiguous, or cloned, again and again.
@@ -238,7 +240,7 @@ def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share
     that are copied one by one then look like one.
 
     Ignored are tensors of fewer than `elements` elements; on a CPU, copies that are less than
-    `cpu_share` (0.005) of everything that the test does, decided by counts, not times; one
+    `cpu_share` (0.01) of everything that the test does, decided by counts, not times; one
     copy per step; clones that exist side by side, even if only because a graph records them;
     copies that are written to, which makes them necessary, as in a model that works in place.
     However, a copy counts if the very next call writes all of it, once, with an arithmetic
@@ -388,7 +390,7 @@ def _matches(
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
     elif estimate.is_trifle(
-        trace, len(event) * estimate.CALL_NS + moved_bytes.sum() * estimate.BYTE_NS, share
+        trace, len(event) * estimate.CALL_NS + moved_bytes.sum() * _COPIED_BYTE_NS, share
     ):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(

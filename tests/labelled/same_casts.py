@@ -64,7 +64,7 @@ def masked(size):
     return infer
 
 
-@EXAMPLES.positive("repeated-cast", 5)
+@EXAMPLES.positive("repeated-cast", 5, cpu_share=0.003)
 def a_mask_cast_after_each_layer_of_small_images():
     return masked(62)
 
@@ -604,3 +604,8 @@ def halves_of_a_parameter_made_in_the_test_cast_once_each():
             x = x + half.to(BF16)[:4].t()
 
     return check
+
+
+@EXAMPLES.near_miss("repeated-cast", cpu_share=0.02)
+def a_mask_cast_after_each_layer_with_a_higher_threshold():
+    return a_mask_cast_after_each_layer_of_small_images()

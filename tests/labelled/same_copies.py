@@ -33,7 +33,7 @@ def filtered(size):
     return infer
 
 
-@EXAMPLES.positive("contiguous-copy", 5)
+@EXAMPLES.positive("contiguous-copy", 5, cpu_share=0.003)
 def a_table_laid_out_in_each_layer_of_small_images():
     return filtered(63)
 
@@ -667,3 +667,8 @@ def heads_of_a_parameter_made_in_the_test_laid_out_once_each():
         return [x @ head.t().contiguous().t() for head in heads]
 
     return check
+
+
+@EXAMPLES.near_miss("contiguous-copy", cpu_share=0.02)
+def a_table_laid_out_in_each_layer_with_a_higher_threshold():
+    return a_table_laid_out_in_each_layer_of_small_images()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 
@@ -25,19 +25,24 @@ class ConstructorCodes(NamedTuple):
 
 
 def constructor_codes() -> ConstructorCodes:
-    """Those of this version of torch."""
+    """Those of this version of torch; none of what a mock has replaced."""
     from torch.optim import Optimizer
     from torch.utils.data import dataloader
 
     iterator = dataloader._BaseDataLoaderIter
-    # Around the step of every class.
-    inner = Optimizer.profile_hook_step.__code__.co_consts
+    around = _codes(Optimizer, "profile_hook_step")  # around the step of every class
     return ConstructorCodes(
-        (Optimizer.__init__.__code__, dataloader.DataLoader.__init__.__code__),
-        (iterator.__init__.__code__,),
-        tuple(one for one in inner if isinstance(one, CodeType)),
-        (iterator.__next__.__code__,),
+        _codes(Optimizer, "__init__") + _codes(dataloader.DataLoader, "__init__"),
+        _codes(iterator, "__init__"),
+        tuple(one for code in around for one in code.co_consts if isinstance(one, CodeType)),
+        _codes(iterator, "__next__"),
     )
+
+
+def _codes(kind: Any, name: str) -> tuple[CodeType, ...]:
+    """The code of a method, if it is a function."""
+    method = getattr(kind, name, None)
+    return (method.__code__,) if isinstance(method, FunctionType) else ()
 
 
 def code_skipper() -> Callable[[CodeType], object]:

@@ -81,7 +81,7 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     out = {}
     for position, (events, apart, kind) in parts.items():
         if kind == "constructed":
-            continue  # stacks tell no lines
+            continue  # stacks do not tell who constructed it
         if kind == "loop":
             function = _function_around(trace, found, *events.tolist())
             if function is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.rules.engine.registry import RULES
@@ -101,15 +102,22 @@ def page_faults(rule: Rule) -> list[str]:
     return found
 
 
+_MEMORY: Final = (
+    "In a trace of a CPU without memory events (`profile_memory=True`), what share of the whole a "
+    "match is can only be guessed, which is reported."
+)
+
+
 def _needs(rule: Rule) -> str:
     parts = [words for need, words in NEEDS.items() if need in rule.needs]
     needs = [f"A capture with {' and '.join(parts)}."] if parts else []
     needs += [inspect.getdoc(rule.ready) or ""] if rule.ready else []
+    guesses = " " + _MEMORY if "cpu_share" in rule.thresholds and rule.blind else ""
     if not needs and rule.on_request:
         return "A test that asks for it, or the trace of one."
     if not needs:
-        return "Nothing: it is checked in every test and every trace."
-    return f"{' '.join(needs)} Otherwise it is reported as *not checked*."
+        return f"Nothing: it is checked in every test and every trace.{guesses}"
+    return f"{' '.join(needs)} Otherwise it is reported as *not checked*.{guesses}"
 
 
 def _thresholds(rule: Rule) -> str:

@@ -159,8 +159,9 @@ def missing_no_grad(
     part = _numbered(
         np.searchsorted(boundaries, found.rows), trace.thread[found.rows].astype(np.int64)
     )
-    trained, unsplit = _trained(trace, found.rows, used)
-    stretch = _numbered(part, used, trained)
+    whole = _numbered(part, used)
+    passes_before, unsplit = _passes_before(trace, found.rows, used, whole, layers)
+    stretch = _numbered(whole, passes_before)
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     size = np.bincount(stretch)
     made = np.bincount(stretch, found.after - found.first)
@@ -226,20 +227,39 @@ def missing_no_grad(
     )
 
 
-def _trained(trace: Events, rows: Ints, used: Bools) -> tuple[Bools, bool]:
-    """Which layers have weights that a backward pass uses; and whether that is unknown, as tensors
-    are not identified. A layer without weights is like the one before it.
+def _passes_before(
+    trace: Events, rows: Ints, used: Bools, stretch: Ints, layers: float
+) -> tuple[Ints, bool]:
+    """For each layer, how many passes before it follow directly on each other in its stretch; and
+    whether that is unknown, as tensors are not identified.
 
-    A policy that acts and the target that it learns from are not one forward pass.
+    A policy that acts and the target that it learns from are two: one has weights that a backward
+    pass uses, the other does not, nor does it take what the first has made.
     """
-    own = own_tensors(trace, rows) if used.any() else []
-    if not own:
-        return np.ones(len(rows), bool), own is None
+    one_pass = np.zeros(len(rows), np.int64)
+    if not used.any() or used.all():
+        return one_pass, False
+    own = own_tensors(trace, rows)
+    if own is None:
+        return one_pass, True
     weights = {one for some, hit in zip(own, used.tolist(), strict=True) if hit for one in some}
     known = np.array([bool(some) for some in own])
     trained = np.array([not weights.isdisjoint(some) for some in own])
-    last = np.maximum.accumulate(np.where(known, np.arange(len(own)), 0))
-    return trained[last], False
+    trained = trained[np.maximum.accumulate(np.where(known, np.arange(len(own)), 0))]
+    changes = (trained[1:] != trained[:-1]) & (stretch[1:] == stretch[:-1]) & ~used[1:]
+    made_by = makers(trace)
+    first = rows[np.searchsorted(stretch, stretch)]
+    begins, last = list[int](), -1
+    for at in (np.flatnonzero(changes) + 1).tolist():
+        start = max(last, int(np.searchsorted(stretch, stretch[at])))
+        if at - start < layers or int(np.searchsorted(stretch, stretch[at], "right")) - at < layers:
+            continue
+        taken = flat(trace.taken(rows[at : at + 1]) or ())
+        if not any(first[at] <= made_by.get(one, -1) < rows[at] for one in taken):
+            begins.append(at)
+            last = at
+    one_pass[begins] = 1
+    return np.cumsum(one_pass), False
 
 
 def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:

@@ -117,6 +117,7 @@ def growing_cat(
     ```
     """
     kept: list[tuple[Chain, bool, int]] = []
+    on_cpu = not trace.has(*DEVICE_KINDS)
     for chain in chains(trace, int(repeats)):
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
@@ -125,6 +126,8 @@ def growing_cat(
         if copied < bytes and _every(trace, chain) > operators:
             continue
         kind = _collects(trace, chain)
+        if not kind and on_cpu and _saved_by_writing_ns(chain, copied) <= 0:
+            continue
         if kind is not None and (kind or copied >= bytes):
             kept.append((chain, kind, copied))
     found, messages, fix, cost, moved = [], [], [], [], []
@@ -137,7 +140,7 @@ def growing_cat(
         new = np.array([max(np.prod(link.out), 1) for link in chain.links], float)
         old = np.array([link.old for link in chain.links], float)
         saved = float(_called(trace, rows, ns)[:-1].sum() if kind else (ns * old / new).sum())
-        if not kind and not trace.has(*DEVICE_KINDS):
+        if not kind and on_cpu:
             saved = min(saved, _saved_by_writing_ns(chain, copied) / slowdown_share(trace))
         found.append(chain)
         cost.append(int(saved))
@@ -164,8 +167,6 @@ def _that_matter(
     some: Sequence[tuple[Chain, bool, int]], least: float
 ) -> list[tuple[Chain, bool, int]]:
     """Those that take that many ns on a CPU, with all others of the same sizes, by counts."""
-    if not least:
-        return list(some)
     total = defaultdict[object, float](float)
     for chain, collects, copied in some:
         if collects:

@@ -31,6 +31,7 @@ from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
+from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.same_calls import once_selected
@@ -217,7 +218,7 @@ class _Loop(Frozen, frozen=True):
     ``of_model``: they are a model's; ``unsure``: a capture that identifies tensors may refute it.
     ``step`` is the class of the optimizer that does it, with this many ``calls``. ``what`` is their
     name in the message: parameters, or gradients and the like, if known. ``graph``: autograd
-    records it.
+    records it. ``alpha``: the factor with which it adds another tensor in place, if known.
     """
 
     rows: Ints
@@ -230,6 +231,7 @@ class _Loop(Frozen, frozen=True):
     calls: int = 0
     what: str = "parameters"
     graph: bool = False
+    alpha: float | None = None
 
     @property
     def fix(self) -> str:
@@ -247,11 +249,15 @@ class _Loop(Frozen, frozen=True):
         return _OF_NEW_LISTS if self.graph and not writes else _OF_LISTS
 
     def _averages(self, short: set[str]) -> bool:
-        """Whether it looks like an average: `lerp`, or ``a * old + (1 - a) * new`` and no more."""
+        """Whether it looks like an average: `lerp`, or ``a * old + (1 - a) * new`` and no more.
+
+        Not momentum or a step: these add all of the new tensor, or subtract it.
+        """
         if not short <= _AVERAGES:
             return False
         blends = self.names.count("aten::mul") == 2 and short & {"add", "add_"}
-        return bool(short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short or blends)
+        part = self.alpha is None or 0 < self.alpha < 1 or "mul" in short
+        return bool(short & {"lerp_", "lerp"} or ({"mul_", "add_"} <= short and part) or blends)
 
     def message(self) -> str:
         if self.step:
@@ -333,7 +339,15 @@ def _judged(
         )
         what = "parameters" if like else "tensors"
         return _Loop(
-            rows, base, count, on_device, of_model=mixed, unsure=True, what=what, graph=graph
+            rows,
+            base,
+            count,
+            on_device,
+            of_model=mixed,
+            unsure=True,
+            what=what,
+            graph=graph,
+            alpha=_alpha(trace, base, rows),
         )
     known = [[n for n in one if isinstance(n, int) and n >= 0] for one in takes]
     parts = [[*chain(*known[at : at + len(base)])] for at in range(0, len(known), len(base))]
@@ -344,7 +358,24 @@ def _judged(
     own = 2 * sum(not weights.isdisjoint(one) for one in parts) > len(parts) or (mixed and like)
     mixed = mixed and _writes_to_others(trace, rows, takes, least)
     what = "parameters" if own else "tensors"
-    return _Loop(rows, base, count, on_device, of_model=own or mixed, what=what, graph=graph)
+    alpha = _alpha(trace, base, rows)
+    return _Loop(
+        rows, base, count, on_device, of_model=own or mixed, what=what, graph=graph, alpha=alpha
+    )
+
+
+def _alpha(trace: Events, base: tuple[str, ...], rows: Ints) -> float | None:
+    """The ``alpha`` of an ``add_`` in the loop, if it has one."""
+    if "aten::add_" not in base:
+        return None
+    at = base.index("aten::add_")
+    (args,) = trace.operands(rows[at : at + 1])
+    concrete = decode_part(args.concrete)
+    known = isinstance(concrete, list) and len(concrete) > 2
+    try:
+        return float(concrete[2]) if known else None
+    except ValueError:
+        return None
 
 
 def _is_update(base: tuple[str, ...]) -> bool:

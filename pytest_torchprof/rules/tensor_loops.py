@@ -164,7 +164,7 @@ def _that_matter(calls: Sequence, loops: list[_Loop], least: float) -> list[_Loo
     kinds = []
     for loop in loops:
         start, stop, repeats = loop.stretch.start, loop.stretch.stop, loop.stretch.repeats
-        kinds.append(tuple(calls.name[start : start + (stop - start) // repeats].tolist()))
+        kinds.append(tuple(calls.name[start : start + loop.stretch.period].tolist()))
         total[kinds[-1]] += (stop - start) * (repeats - 1) / repeats * CALL_NS
     return [loop for loop, kind in zip(loops, kinds, strict=True) if total[kind] >= least]
 

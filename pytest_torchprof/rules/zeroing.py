@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
-_ZEROED: Final = Names(r"aten::(_foreach_)?zero_$")
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
+_ZEROES_LISTS: Final = Names(r"aten::_foreach_zero_$")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ZERO_GRAD_FRAME: Final = late(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
@@ -60,7 +60,7 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
     "grad-not-none",
     fix=_SINCE_2,
     triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
-    blind=lambda trace: guessed(trace, _ZEROED),
+    blind=lambda trace: guessed(trace, _ZERO_GRAD, _ZEROES_LISTS),
     sees_host=True,
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
     cpu_share=Threshold(

@@ -27,7 +27,7 @@ from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_machine import KnownMachine
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.options import require_folder
-from pytest_torchprof.session.planning import PLAN, plan_tests, planned_again
+from pytest_torchprof.session.planning import PLAN, plan_late, plan_tests
 from pytest_torchprof.session.reporting import junit_properties
 from pytest_torchprof.session.reporting.accept import accept
 from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
@@ -129,9 +129,10 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        """Plan each test, once others have added markers and selected; reject files as folders."""
+        """Plan each test, also by the markers that others add here; reject files as folders."""
         for item in items:
             self.collected.add(item)
+        plan_tests(items, self.settings, self.sources)
         self.collected.leave_out_by_options(self.config)
         yield
         plan_tests(items, self.settings, self.sources)
@@ -193,6 +194,13 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """All runs of the test, then the verdict, inside its one call phase."""
         gatherer = item.stash.get(GATHERER, None)
+        if not self.runner.rerunning:
+            with PATCH_GUARD:
+                late = plan_late(item, self.settings, self.machine, prepared=gatherer is not None)
+            if late is not None and late.left_out:
+                gatherer = item.stash[GATHERER] = None
+            elif late is not None and gatherer is not None:
+                gatherer.replan(late)
         if gatherer is None or self.runner.rerunning:
             result = yield
             plan = item.stash.get(PLAN, None)
@@ -202,8 +210,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 if message is not None:
                     raise OwnFailure(escape.block(message))
             return result
-        if (plan := planned_again(item, self.settings)) is not None and not plan.left_out:
-            gatherer.replan(plan.on(self.machine))
         try:
             result = yield from self.runner.call(item, gatherer)
         except OwnFailure:  # an inline expectation's

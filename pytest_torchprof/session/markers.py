@@ -316,7 +316,12 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
 
 def is_marked(item: pytest.Item) -> bool:
     """Whether the test asks to be profiled, by a torchprof marker or the fixture."""
+    return "torchprof" in getattr(item, "fixturenames", ()) or any(
+        map(is_ours, item.iter_markers())
+    )
+
+
+def is_ours(mark: pytest.Mark) -> bool:
+    """Whether it is one of this plugin's markers."""
     ours = ("torchprof", "no_antipatterns", "allow_antipatterns")
-    if "torchprof" in getattr(item, "fixturenames", ()):
-        return True
-    return any(m.name in ours or m.name.startswith(tuple(_KINDS)) for m in item.iter_markers())
+    return mark.name in ours or mark.name.startswith(tuple(_KINDS))

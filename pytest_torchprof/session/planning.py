@@ -6,21 +6,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape
 from pytest_torchprof.session.judging.own_failure import OwnFailure
+from pytest_torchprof.session.markers import is_ours
 from pytest_torchprof.session.plan import Plan, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.baseline.source_files import Sources
+    from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.core.settings import Settings
 
 PLAN = pytest.StashKey[Plan]()
-#: The markers that a test had when it was planned.
-_MARKS = pytest.StashKey[tuple[pytest.Mark, ...]]()
+#: Our markers that a test had when it was planned.
+_MARKS = pytest.StashKey[list[pytest.Mark]]()
 #: Invalid markers that are shown.
 _SHOWN = 10
 
@@ -34,7 +37,7 @@ def plan_tests(items: Iterable[pytest.Item], settings: Settings, sources: Source
     problems = []
     for item in items:
         try:
-            _plan(item, settings)
+            plan_again(item, settings)
         except TorchprofError as error:
             problems.append(f"{item.nodeid}: {error}")
             continue
@@ -47,23 +50,65 @@ def plan_tests(items: Iterable[pytest.Item], settings: Settings, sources: Source
         raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))
 
 
-def planned_again(item: pytest.Item, settings: Settings) -> Plan | None:
-    """The plan of a test to which a fixture has added markers; None if none has.
+def plan_late(
+    item: pytest.Item, settings: Settings, machine: Machine, *, prepared: bool
+) -> Plan | None:
+    """The plan of a test to which hooks or fixtures have added markers since; None if none have.
+
+    A test that was not ``prepared`` to be measured is left out, and its limits are unchecked.
 
     Raises:
-        OwnFailure: one of them is invalid.
+        OwnFailure: one of the markers is invalid.
     """
-    if item.stash.get(_MARKS, ()) == tuple(item.iter_markers()):
-        return None
     try:
-        return _plan(item, settings)
+        plan = plan_again(item, settings)
     except TorchprofError as error:
         raise OwnFailure(escape.block(f"torchprof: {error}")) from None
+    if plan is None:
+        return None
+    plan = plan.on(machine)
+    item.stash[PLAN] = plan = plan if prepared else replace(plan, left_out=True)
+    return plan
 
 
-def _plan(item: pytest.Item, settings: Settings) -> Plan | None:
-    item.stash[_MARKS] = tuple(item.iter_markers())
-    plan = plan_of(item, settings)
+def plan_again(item: pytest.Item, settings: Settings) -> Plan | None:
+    """Plan a test whose markers are not those that it was planned by; None for others, and for one
+    that is not profiled.
+
+    Raises:
+        SettingsError: an invalid marker.
+    """
+    known = item.stash.get(_MARKS, None)
+    if known is not None and not _new([*filter(is_ours, item.iter_markers())], known):
+        return None
+    own = item.own_markers
+    if known is not None:
+        # A fixture adds its marker each time that it is set up.
+        item.own_markers = [one for one in own if not is_ours(one)] + _distinct(
+            [one for one in own if is_ours(one)], known
+        )
+    try:
+        item.stash[_MARKS] = [*filter(is_ours, item.iter_markers())]
+        plan = plan_of(item, settings)
+    finally:
+        item.own_markers = own
     if plan is not None:
         item.stash[PLAN] = plan
     return plan
+
+
+def _new(now: list[pytest.Mark], known: list[pytest.Mark]) -> list[pytest.Mark]:
+    """Markers that are not among others; their arguments, which may be anything, do not matter."""
+    ids = set(map(id, known))
+    return [one for one in now if id(one) not in ids]
+
+
+def _distinct(own: list[pytest.Mark], known: list[pytest.Mark]) -> list[pytest.Mark]:
+    """Without new markers that say what an earlier one has said."""
+    new, said, out = set(map(id, _new(own, known))), set[str](), list[pytest.Mark]()
+    for one in own:
+        text = repr((one.name, one.args, one.kwargs))
+        if id(one) not in new or text not in said:
+            out.append(one)
+        said.add(text)
+    return out

@@ -1010,3 +1010,71 @@ def samples_beside_a_model_of_which_each_loss_needs_another_head():
             generator(torch.randn(4000, 16)).tanh().detach()  # <- here
 
     return train
+
+
+def _fit_once(model, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+@EXAMPLES.positive("missing-no-grad", 9)
+def validation_with_heads_that_this_loss_does_not_train():
+    stages = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+    heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(4))
+    first, rest = torch.rand(5, 4), torch.rand(9, 5, 4)
+
+    def main():
+        _fit_once(nn.Sequential(*stages), first)
+        scores = []
+        for batch in rest:
+            x = batch
+            for stage, head in zip(stages, heads, strict=True):
+                x = stage(x)  # <- here
+                scores.append(head(x).argmax(1))  # <- here
+        return scores
+
+    return main
+
+
+@EXAMPLES.positive("missing-no-grad", 9)
+def a_net_compared_with_its_frozen_copy_layer_by_layer():
+    model, copied = (nn.ModuleList(nn.Linear(4, 4) for _ in range(4)) for _ in range(2))
+    first, rest = torch.rand(5, 4), torch.rand(9, 5, 4)
+
+    def main():
+        _fit_once(nn.Sequential(*model), first)
+        far = []
+        for batch in rest:
+            x = y = batch
+            for one, other in zip(model, copied, strict=True):
+                x, y = one(x), other(y)  # <- here
+                far.append((x - y).norm().item())
+        return far
+
+    return main
+
+
+@EXAMPLES.positive("missing-no-grad", 8)
+def a_policy_that_acts_and_the_target_that_it_learns_from():
+    def layers():
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    policy, target, seen, batches = layers(), layers(), torch.rand(1, 4), torch.rand(4, 5, 4)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1, fused=True)
+
+    def act():
+        return policy(seen).argmax(1).item()  # <- here
+
+    def learn(batch):
+        wanted = target(batch).detach()  # <- here
+        F.mse_loss(policy(batch), wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def main():
+        for batch in batches:
+            act()
+            learn(batch)
+
+    return main

@@ -240,8 +240,13 @@ def long_caches_of_two_layers():
     return _decoding(400, layers=2)
 
 
-@EXAMPLES.positive("growing-cat", 2, bytes=20_000, cpu_share=0)
-def a_short_cache_with_a_lower_threshold():
+@EXAMPLES.positive("growing-cat", 2, bytes=500_000, cpu_share=0)
+def a_middling_cache_with_a_lower_threshold():
+    return _decoding(280)
+
+
+@EXAMPLES.near_miss("growing-cat", bytes=20_000, cpu_share=0)
+def a_short_cache_that_is_faster_as_it_is():
     return _decoding(8)
 
 

@@ -376,13 +376,18 @@ def test_a_loop_that_averages_is_told_to_blend_lists(
     ("layout", "shown"),
     [
         (torch.channels_last, "x = x.to(memory_format=torch.channels_last)"),
+        (torch.channels_last_3d, "x = x.to(memory_format=torch.channels_last_3d)"),
         (torch.contiguous_format, "make it contiguous (or clone it) once"),
     ],
 )
 def test_a_copy_to_another_layout_is_advised_to_be_made_once(
     tmp_path: Path, layout: torch.memory_format, shown: str
 ) -> None:
-    x = torch.rand(2, 3, 16, 16)
+    x = (
+        torch.rand(2, 3, 4, 16, 16)
+        if layout is torch.channels_last_3d
+        else torch.rand(2, 3, 16, 16)
+    )
     given = x.mT if layout is torch.contiguous_format else x
 
     def block() -> None:
@@ -390,3 +395,29 @@ def test_a_copy_to_another_layout_is_advised_to_be_made_once(
             given.contiguous(memory_format=layout).sum()
 
     assert shown in found(captured(block, tmp_path, tensors=True), "contiguous-copy").fix
+
+
+UPDATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], bool]] = {
+    "an average": (lambda old, new: old.mul_(0.9).add_(new, alpha=0.1), True),
+    "an average of a product": (lambda old, new: old.mul_(0.9).add_(new * 0.1), True),
+    "an average made anew": (lambda old, new: old.copy_(old * 0.9 + new * 0.1), True),
+    "momentum": (lambda old, new: old.mul_(0.9).add_(new), False),
+    "decay and a step": (lambda old, new: old.mul_(0.99).add_(new, alpha=-0.1), False),
+    "a step along a power": (lambda old, new: old.add_(old.pow(2) * new * 0.1), False),
+}
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_only_an_average_is_advised_to_be_one(kind: str, tmp_path: Path) -> None:
+    update, average = UPDATES[kind]
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(8)])
+    others = [torch.rand_like(one) for one in model.parameters()]
+
+    def block() -> None:
+        model(torch.ones(2, 4))
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), others, strict=True):
+                update(other, one)
+
+    fix = found(captured(block, tmp_path, tensors=True), "per-parameter-loop").fix
+    assert average == ("_foreach_lerp_" in fix)

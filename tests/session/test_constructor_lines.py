@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 from support.sessions import Ran, replaced_rules, run
 
 from pytest_torchprof.rules.engine.registry import RULES
-
-if TYPE_CHECKING:
-    import pytest
 
 FILE = """
 import copy
@@ -199,3 +196,33 @@ def test_a_finding_names_the_loader_that_the_test_constructs(pytester: pytest.Py
     lines = marks(LOADERS)
     wanted = {"plain": lines["plain"], "two": lines["two"], "fixture": lines["fetch"]}
     assert wanted == found
+
+
+@pytest.mark.parametrize(
+    "mock",
+    [
+        "torch.optim.Optimizer = MagicMock()",
+        "torch.optim.Optimizer.__init__ = MagicMock()",
+        "torch.utils.data.dataloader.DataLoader = MagicMock()",
+        "sys.modules['torch.utils.data'] = MagicMock()",
+    ],
+)
+def test_what_a_conftest_has_replaced_is_not_looked_for(
+    pytester: pytest.Pytester, mock: str
+) -> None:
+    pytester.makeconftest(f"import sys, torch\nfrom unittest.mock import MagicMock\n{mock}\n")
+    pytester.makepyfile(
+        test_it="""
+        import pytest, torch
+
+        @pytest.mark.no_antipatterns
+        def test_it():
+            x = torch.ones(20)
+            for i in range(20):
+                x[i] = x[i] * 2
+        """
+    )
+    ran = run(pytester, "--torchprof", subprocess=True)
+    (test,) = ran.report["tests"]
+    assert "over_budget" == test["status"], ran.out
+    assert {"test_it.py:7"} == {one["location"] for one in test["findings"]}

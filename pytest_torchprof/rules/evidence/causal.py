@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,8 +26,14 @@ _ATTENDS: Final = Names(rf"({_FUSED}|{_LAYER}|{_SOFTMAX})$")
 #: The positions of the mask among the arguments, and of ``is_causal``.
 #: Source: native_functions.yaml, torch 2.6 to 2.13.
 _MASK_OF_FUSED, _CAUSAL, _MASK_OF_LAYER = 3, 5, 18
-#: What may be between the product of queries and keys, and a softmax without a mask.
-_UNMASKED: Final = late(r"aten::(matmul|bmm|einsum|mul|div|contiguous|view|reshape|to|float)_?$")
+#: The product of queries and keys; and what may be between it and a softmax without a mask: views
+#: and casts, and a scale of one number.
+_PRODUCT: Final = late(r"aten::(matmul|bmm|einsum)$")
+_VIEW: Final = late(
+    r"aten::(view|reshape|_?unsafe_view|contiguous|to|float|half|type_as|transpose|permute"
+    r"|(un)?squeeze|(un)?flatten|alias|detach|expand)$"
+)
+_SCALE: Final = late(r"aten::(mul|div)_?$")
 
 
 def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) -> bool:
@@ -42,7 +49,7 @@ def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) ->
         if not _attends(name, args, lengths):
             continue
         if name == _SOFTMAX:
-            masked = at == 0 or not _UNMASKED.match(trace.names[trace.name[step[at - 1]]])
+            masked = _may_be_masked(trace, step[:at])
         elif name == _FUSED:
             masked = _is_given(args, _MASK_OF_FUSED) or _said(args, _CAUSAL) != "False"
         else:
@@ -51,6 +58,21 @@ def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) ->
             return False
         seen = True
     return seen
+
+
+def _may_be_masked(trace: Events, before: Ints) -> bool:
+    """Whether a mask may be applied between a product and the softmax after these calls."""
+    for row, args in zip(before[::-1].tolist(), trace.operands(before[::-1]), strict=True):
+        name = trace.names[trace.name[row]]
+        if _PRODUCT.match(name):
+            return False
+        if _VIEW.match(name):
+            continue
+        dims = decode_part(args.dims)
+        other = sizes(dims[1]) if isinstance(dims, list) and len(dims) > 1 else None
+        if not _SCALE.match(name) or other is None or prod(other) > 1:
+            return True
+    return True
 
 
 def _attends(name: str, args: OpArgs, lengths: Collection[int]) -> bool:

@@ -36,10 +36,7 @@ _INNER: Final = Names(
 _COPIES: Final = Names(r"aten::(clone|contiguous)$")
 #: The memory formats of channels-last, in two and three dimensions, as torch records them.
 #: Source: c10/core/MemoryFormat.h.
-_CHANNELS_LAST: Final = ("2", "3")
-_LAYOUT_ONCE: Final = (
-    "change its layout once, before the loop: x = x.to(memory_format=torch.channels_last)"
-)
+_CHANNELS_LAST: Final = {"2": "torch.channels_last", "3": "torch.channels_last_3d"}
 
 
 def outer_casts(trace: Events) -> Ints:
@@ -128,4 +125,7 @@ def layout_fix(trace: Events, copies: Ints) -> str | None:
     (args,) = trace.operands(row)
     concrete = decode_part(args.concrete)
     known = isinstance(concrete, list) and len(concrete) > 1
-    return _LAYOUT_ONCE if known and concrete[1] in _CHANNELS_LAST else None
+    layout = _CHANNELS_LAST.get(str(concrete[1])) if known else None
+    if layout is None:
+        return None
+    return f"change its layout once, before the loop: x = x.to(memory_format={layout})"

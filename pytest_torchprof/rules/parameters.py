@@ -20,6 +20,7 @@ from pytest_torchprof.rules.evidence.by_tensor import (
     MAKES,
     NORM,
     WRITES,
+    alpha_of,
     are_shapes_of_a_model,
     consecutive_calls,
     parameters_of,
@@ -31,7 +32,6 @@ from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.same_calls import once_selected
@@ -347,7 +347,7 @@ def _judged(
             unsure=True,
             what=what,
             graph=graph,
-            alpha=_alpha(trace, base, rows),
+            alpha=alpha_of(trace, base, rows),
         )
     known = [[n for n in one if isinstance(n, int) and n >= 0] for one in takes]
     parts = [[*chain(*known[at : at + len(base)])] for at in range(0, len(known), len(base))]
@@ -358,24 +358,10 @@ def _judged(
     own = 2 * sum(not weights.isdisjoint(one) for one in parts) > len(parts) or (mixed and like)
     mixed = mixed and _writes_to_others(trace, rows, takes, least)
     what = "parameters" if own else "tensors"
-    alpha = _alpha(trace, base, rows)
+    alpha = alpha_of(trace, base, rows)
     return _Loop(
         rows, base, count, on_device, of_model=own or mixed, what=what, graph=graph, alpha=alpha
     )
-
-
-def _alpha(trace: Events, base: tuple[str, ...], rows: Ints) -> float | None:
-    """The ``alpha`` of an ``add_`` in the loop, if it has one."""
-    if "aten::add_" not in base:
-        return None
-    at = base.index("aten::add_")
-    (args,) = trace.operands(rows[at : at + 1])
-    concrete = decode_part(args.concrete)
-    known = isinstance(concrete, list) and len(concrete) > 2
-    try:
-        return float(concrete[2]) if known else None
-    except ValueError:
-        return None
 
 
 def _is_update(base: tuple[str, ...]) -> bool:

@@ -233,3 +233,17 @@ def _parameters(trace: Events) -> tuple[Counter[_Shape], set[int]]:
     for one in trace.taken(ends) or []:
         numbers.update(n for n in one if isinstance(n, int))
     return kinds, numbers - {-1}
+
+
+def alpha_of(trace: Events, base: tuple[str, ...], rows: Ints) -> float | None:
+    """The ``alpha`` of an ``add_`` in the loop, if it has one."""
+    if "aten::add_" not in base:
+        return None
+    at = base.index("aten::add_")
+    (args,) = trace.operands(rows[at : at + 1])
+    concrete = decode_part(args.concrete)
+    known = isinstance(concrete, list) and len(concrete) > 2
+    try:
+        return float(concrete[2]) if known else None
+    except ValueError:
+        return None

@@ -14,7 +14,6 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.by_tensor import (
     ALL,
-    ASSIGNS,
     BESIDE,
     ELEMENTWISE,
     MAKES,
@@ -28,6 +27,7 @@ from pytest_torchprof.rules.evidence.by_tensor import (
     shapes_of,
 )
 from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, is_trifle
+from pytest_torchprof.rules.evidence.loop_advice import AVERAGE, OF_LISTS, OF_STEP, advice
 from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
@@ -61,60 +61,10 @@ _CALL_NS, _ONLY_CALL_NS, _SAVED_ON_DEVICE = 1_100, 650, 0.75
 #: parameters of 80 to 9,000 elements, between steps of training.
 _AVERAGE_CALL_NS: Final = 2_500
 
-_AVERAGE: Final = (
-    "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay), or "
-    "torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)"
-)
-#: All that an average of weights calls; and what changes a tensor before its norm is taken, so that
-#: functions for norms alone do not do.
-_AVERAGES: Final = frozenset(
-    {
-        "lerp",
-        "lerp_",
-        "mul",
-        "mul_",
-        "add",
-        "add_",
-        "sub",
-        "copy_",
-        "detach",
-        "alias",
-        "to",
-        "clone",
-    }
-    | {ASSIGNS.removeprefix("aten::")}
-)
-_CHANGES: Final = frozenset({"abs", "mul", "div", "add", "sub", "pow", "sqrt"})
-_OF_NORMS: Final = (
-    "torch._foreach_norm(tensors) for all norms, or torch.nn.utils.clip_grad_norm_(parameters, "
-    "max_norm), and read one value at the end"
-)
-_OF_LISTS: Final = (
-    "call the functions for lists of tensors, as in torch._foreach_add_(parameters, gradients, "
-    "alpha=-lr)"
-)
-#: Measured with torch 2.13 on one CPU thread, forward and backward alternately, for 14 to 40
-#: parameters: 0.5 to 0.75 of the loop's time.
-_OF_SUMS: Final = (
-    "one call for all, which autograd supports too: "
-    "torch.stack(torch._foreach_norm(parameters)).square().sum() for a sum of squares, and "
-    "torch.stack(torch._foreach_norm(parameters, 1)).sum() of absolute values; of differences, "
-    "with torch._foreach_sub before"
-)
-_OF_NEW_LISTS: Final = (
-    "call the functions for lists of tensors that make new ones, which autograd supports, as in "
-    "torch._foreach_add(parameters, gradients, alpha=-lr)"
-)
-_OF_STEP: Final = (
-    "call the functions for lists of tensors in the optimizer's step (torch._foreach_mul_, "
-    "torch._foreach_add_ …), or use torch's optimizer, if it has this one, with foreach=True or "
-    "fused=True"
-)
-
 
 @rule(
     "per-parameter-loop",
-    fix=_OF_LISTS,
+    fix=OF_LISTS,
     triggers={
         rf"aten::({ELEMENTWISE})_?$|{NORM.pattern}": 1,
         f"{WRITES.pattern}|{MAKES.pattern}|{NORM.pattern}": "parameters",
@@ -235,29 +185,7 @@ class _Loop(Frozen, frozen=True):
 
     @property
     def fix(self) -> str:
-        short = {name.removeprefix("aten::") for name in self.names}
-        if self.step:
-            return _OF_STEP
-        if self._averages(short):
-            return _AVERAGE
-        norms = any(NORM.match(name) for name in self.names)
-        writes = any(WRITES.match(name) for name in self.names)
-        if not writes and ((norms and self.graph) or ("sum" in short and not norms)):
-            return _OF_SUMS
-        if norms and not short & _CHANGES:
-            return _OF_NORMS
-        return _OF_NEW_LISTS if self.graph and not writes else _OF_LISTS
-
-    def _averages(self, short: set[str]) -> bool:
-        """Whether it looks like an average: `lerp`, or ``a * old + (1 - a) * new`` and no more.
-
-        Not momentum or a step: these add all of the new tensor, or subtract it.
-        """
-        if not short <= _AVERAGES:
-            return False
-        blends = self.names.count("aten::mul") == 2 and short & {"add", "add_"}
-        part = self.alpha is None or 0 < self.alpha < 1 or "mul" in short
-        return bool(short & {"lerp_", "lerp"} or ({"mul_", "add_"} <= short and part) or blends)
+        return OF_STEP if self.step else advice(self.names, self.alpha, graph=self.graph)
 
     def message(self) -> str:
         if self.step:
@@ -285,7 +213,7 @@ class _Loop(Frozen, frozen=True):
     def called_ns(self) -> int:
         """The time that the avoided calls take on a CPU."""
         calls = self.calls or len(self.rows)
-        if self.fix == _AVERAGE and calls > self.count:
+        if self.fix == AVERAGE and calls > self.count:
             return calls * _AVERAGE_CALL_NS
         return calls * (_CALL_NS if calls > self.count else _ONLY_CALL_NS)
 

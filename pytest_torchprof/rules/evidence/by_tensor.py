@@ -11,6 +11,7 @@ import numpy as np
 from pytest_torchprof.rules.evidence.calls import are_called
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.rules.graphs import LAYER
+from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.trace.tree import within
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.rules.evidence.chains import Chain, Link
-    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall
+    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -35,6 +35,8 @@ _PRODUCT: Final = late(r"aten::(linear|addmm|matmul|mm)$")
 #: The number of links of a chain that are analyzed, and of calls between two links.
 _LINKS: Final = 16
 _LOOKED: Final = 200
+#: How many calls may come between selecting a part of a tensor and writing into it.
+_NEAR: Final = 8
 #: A tensor that doubles each time copies its final size once in total; above this, it counts.
 _AGAIN: Final = 2
 #: What a tensor that is allocated once saves on a CPU for each byte that is not copied again, less
@@ -42,6 +44,7 @@ _AGAIN: Final = 2
 #: KiB: it gains from 64 KiB on, 0.02 to 0.05 ns a byte.
 _COPIED_NS, _WRITTEN_NS = 0.03, 1_500
 _STORE: Final = late(r"aten::(copy_|fill_|zero_)$")
+_UPDATE: Final = late(r"aten::(add|sub|mul|div)_$")
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
     "allocate it once at its final length, and write each part in place (for keys and values: a "
@@ -87,8 +90,9 @@ def growing_cat(
     keys and values that attention takes, longer by one each time, and on a CPU some 50 KiB each
     time: with less, a tensor that is allocated once is slower there. Where almost nothing else
     takes the tensor in between, except to write the new part, parts were only collected: a list
-    can do that, so it counts at any size, if at most `operators` (50) run in each iteration. A
-    list that is joined again each time is needed each time: it counts only from `bytes` on.
+    can do that, so it counts at any size, if at most `operators` (50) are called in each
+    iteration. A list that is joined again each time is needed each time: it counts only from
+    `bytes` on.
 
     Not counted: a list that is joined once; a moving window of constant length; features for
     each of which layers have parameters, as in DenseNet, where this is the architecture; a
@@ -229,14 +233,24 @@ def _no_writes(some: Sequence[BodyCall]) -> list[BodyCall]:
     """Calls except those that write into a part of a tensor, as ``rows[-1] = row``."""
     out: list[BodyCall] = []
     for call in some:
-        if not _STORE.match(call.name):
-            out.append(call)
-            continue
         into = call.shapes[0][0] if call.shapes and call.shapes[0] else None
-        while out and (part := out[-1].part) is not None and part.result == into:
-            into = part.shape
-            out.pop()
+        writes = _STORE.match(call.name) is not None
+        at = _selects(out, into) if writes or _UPDATE.match(call.name) else None
+        if at is None and not writes:
+            out.append(call)
+        while at is not None:
+            part = out.pop(at).part
+            at = None if part is None else _selects(out, part.shape)
     return out
+
+
+def _selects(some: Sequence[BodyCall], shape: Shape | None) -> int | None:
+    """The last of these calls, if it is near, that selects a part of this shape."""
+    for at in range(len(some) - 1, max(len(some) - 1 - _NEAR, -1), -1):
+        part = some[at].part
+        if part is not None and part.result == shape:
+            return at
+    return None
 
 
 def _called(trace: Events, rows: Ints, ns: Ints) -> Ints:

@@ -61,7 +61,7 @@ _LOOP_CALL_NS, _LOOP_ELEMENT_NS = 3_000, 0.3
         4096, "1", "on a CPU, for larger parameters the time for memory outweighs the savings"
     ),
     cpu_share=Threshold(
-        0.05, "1", "next to a model that takes much longer, a step does not matter"
+        0.03, "1", "next to a model that takes much longer, a step does not matter"
     ),
 )
 def single_tensor_optimizer(
@@ -96,7 +96,7 @@ def single_tensor_optimizer(
     group, or a few, which traces do not record: if each is a separate group, only
     `fused=True` of Adam, AdamW and Adagrad still gains (0.5 to 0.8), and `foreach=True`
     takes half as long again. On a CPU, a step counts only if the other form would save at least
-    `cpu_share` (0.05) of everything that the test does: a few parameters beside large
+    `cpu_share` (0.03) of everything that the test does: a few parameters beside large
     convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
     bytes of memory.
 

@@ -640,3 +640,32 @@ def skips_that_are_joined_on_the_way_up():
         return x
 
     return up
+
+
+@EXAMPLES.positive("growing-cat")
+def sound_that_is_padded_and_added_to():
+    frames = torch.rand(40, 1, 16)
+
+    def synthesize():
+        audio = torch.zeros(1, 0)
+        for frame in frames:
+            audio = F.pad(audio, (0, 16))  # <- here
+            audio[:, -16:] += frame * 0.5
+        return audio
+
+    return synthesize
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_signal_that_is_padded_and_filtered_as_a_whole():
+    frames = torch.rand(40, 1, 16)
+
+    def filter_all():
+        audio = torch.zeros(1, 0)
+        for frame in frames:
+            audio = F.pad(audio, (0, 16))
+            audio[:, -16:] += frame
+            audio = audio.cumsum(1) * 0.5
+        return audio
+
+    return filter_all

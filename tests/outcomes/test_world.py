@@ -651,7 +651,11 @@ def test_the_compiler_sees_the_tests_threads_and_none_are_changed_under_it(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_inductor_compiles_in_the_only_run_with_several_threads(pytester: pytest.Pytester) -> None:
+def test_inductor_compiles_in_the_only_run_with_several_threads(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch logs less where an earlier session has left the compiled graph on the disk.
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     source = """
         import pytest
         import torch

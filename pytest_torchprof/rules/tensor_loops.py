@@ -40,6 +40,9 @@ _BY_ITSELF: Final = late(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
 #: Layers on rows, whether of one sample or of several, which look the same.
 _OF_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
 
+#: Products that are layers on rows if their second factor stays the same.
+_BY_MATRIX: Final = late(r"aten::(matmul|mm)$")
+
 #: The number of iterations in which dependencies are followed, such as on the year before.
 _FOLLOWED: Final = 128
 
@@ -95,8 +98,8 @@ def for_loop_indexing(
     pieces of different sizes, including growing ones; shifts with which a stencil selects most
     of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
     items of a DataLoader; steps of training, and of an optimizer; slices of several elements
-    that go through layers, which are batches, and parts of several rows likewise, unless a
-    `stack` or `y[i] = …` collects the results; schedules that a model's steps look up; a
+    that go through layers, or a product with one matrix, which are batches, and parts of several
+    rows that do, unless a `stack` or `y[i] = …` collects the results; schedules that a model's steps look up; a
     tensor that is printed; rows that a test compares (`allclose`, `assert x[i] > 0`), and
     `if` statements, which look the same; `torch.autograd.gradcheck`; and two cheap cases,
     numbers on the CPU that are only read one by one (`int(i) for i in x`, `x[i].item()`,
@@ -254,11 +257,27 @@ class _Finder:
 
 def _are_batches(body: Body, part: Shape) -> bool:
     """Whether layers take parts of several rows whose results are not collected."""
-    layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
-    if layer is None or not _OF_ROWS.match(layer.name) or elements(part[:-1]) < 2:
+    at = next((at for at, name in enumerate(body.names) if LAYER.match(name)), None)
+    if at is None or elements(part[:-1]) < 2:
+        return False
+    layer = body.calls[at]
+    if not _OF_ROWS.match(layer.name) and not (
+        _BY_MATRIX.match(layer.name) and _is_fixed(body, at)
+    ):
         return False
     back = body.before == "aten::stack" or "aten::copy_" in body.names
     return layer.shapes[:1] == ((part,),) and not back
+
+
+def _is_fixed(body: Body, at: int) -> bool:
+    """Whether a product's second factor is the same tensor each time, as a layer's weights are.
+
+    Parts of one tensor have its number, so nothing else may be selected.
+    """
+    if sum(bool(_INDEX.match(name)) for name in body.names) > 1:
+        return False
+    some = [one[1] for one in (body.taken or [])[at :: body.period] if len(one) > 1]
+    return len(set(some)) == 1 and some[0] != -1
 
 
 def _is_passed_on(body: Body, moving: Moving) -> bool:

@@ -549,3 +549,24 @@ def two_statements_that_carry_a_state():
         return state
 
     return scan
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def batches_that_are_scored_by_one_matrix():
+    users, items = torch.randn(20, 8, 32), torch.randn(32, 40)
+
+    def rank():
+        for some in users:
+            assert (some @ items).topk(5).indices.shape == (8, 5)
+
+    return rank
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def single_rows_that_are_scored_by_one_matrix():
+    users, items = torch.randn(20, 32), torch.randn(32, 40)
+
+    def rank():
+        return torch.stack([(user @ items).amax() for user in users])  # <- here
+
+    return rank

@@ -98,17 +98,17 @@ def for_loop_indexing(
     pieces of different sizes, including growing ones; shifts with which a stencil selects most
     of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
     items of a DataLoader; steps of training, and of an optimizer; slices of several elements
-    that go through layers, or a product with one matrix, which are batches, and parts of several
-    rows that do, unless a `stack` or `y[i] = …` collects the results; schedules that a model's steps look up; a
-    tensor that is printed; rows that a test compares (`allclose`, `assert x[i] > 0`), and
-    `if` statements, which look the same; `torch.autograd.gradcheck`; and two cheap cases,
-    numbers on the CPU that are only read one by one (`int(i) for i in x`, `x[i].item()`,
-    `if x[i]:`), whatever else the loop does, and parts that are only kept in a list
-    (`[x[i] for i in ids]`) without a `stack`; and on a CPU, loops of the same operators that are
-    less than `cpu_share` (0.003) of everything that the test does, decided by counts, not times.
-    What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except for an
-    index that Python read. If the trace does not say which part is selected, iterations of at
-    most 8 operators count that have no layers and make no new tensor.
+    that go through layers, or a product with one matrix, which are batches, and parts of
+    several rows that do, unless a `stack` or `y[i] = …` collects the results; schedules that a
+    model's steps look up; a tensor that is printed; rows that a test compares (`allclose`,
+    `assert x[i] > 0`), and `if` statements, which look the same; `torch.autograd.gradcheck`;
+    and two cheap cases, numbers on the CPU that are only read one by one (`int(i) for i in x`,
+    `x[i].item()`, `if x[i]:`), whatever else the loop does, and parts that are only kept in a
+    list (`[x[i] for i in ids]`) without a `stack`; and on a CPU, loops of the same operators
+    that are less than `cpu_share` (0.003) of everything that the test does, decided by counts,
+    not times. What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except
+    for an index that Python read. If the trace does not say which part is selected, iterations
+    of at most 8 operators count that have no layers and make no new tensor.
 
     ## Why it is slow
 

@@ -411,7 +411,7 @@ def _cache_of_keys_and_values() -> Pair:
 
 
 class _Attention:
-    """Layers of attention without a mask, whose last position decides; a cache if asked."""
+    """Layers of causal attention, whose last position decides; a cache if asked."""
 
     def __init__(self, *, cached: bool, layers: int = 4, width: int = 128) -> None:
         import torch
@@ -437,7 +437,8 @@ class _Attention:
                         if (old := caches[number]) is not None:
                             k, v = torch.cat((old[0], k), 1), torch.cat((old[1], v), 1)
                         caches[number] = k, v
-                    x = x + functional.scaled_dot_product_attention(q, k, v)
+                    causal = q.shape[1] > 1  # a single position sees all of the cache
+                    x = x + functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
                 token = torch.matmul(x[:, -1], self.table.T).argmax(-1, keepdim=True)
                 ids = torch.cat((ids, token), 1)
                 seen = token if self.cached else ids

@@ -58,22 +58,22 @@ def labels(trace: Events) -> tuple[Ints, Ints]:
 
     A node's backward has the place of its forward, unless it runs lines of its own.
     """
-    levels = list(nesting.levels(trace.depth))
-
-    def spread(own: Ints) -> Ints:
-        out = own.copy()
-        for level in levels:
-            out[level] = np.where(own[level] >= 0, own[level], out[trace.parent[level]])
-        return out
-
     own = [_numbered(trace, prefix) for prefix in (LINE, MODULE)]
     begun, lines = _begun_in(trace, own[0])
     own[0][begun] = lines
-    found = [spread(numbers) for numbers in own]
+    found = [_spread(trace, numbers) for numbers in own]
     backward, forward = _nodes(trace)
     for numbers, known in zip(own, found, strict=True):
         numbers[backward] = np.where(found[0][forward] >= 0, known[forward], -1)
-    return spread(own[0]), spread(own[1])
+    return _spread(trace, own[0]), _spread(trace, own[1])
+
+
+def _spread(trace: Events, own: Ints) -> Ints:
+    """Each event's own number, else that of what is around it; -1 for none."""
+    out = own.copy()
+    for level in nesting.levels(trace.depth):
+        out[level] = np.where(own[level] >= 0, own[level], out[trace.parent[level]])
+    return out
 
 
 def _begun_in(trace: Events, line: Ints) -> tuple[Ints, Ints]:
@@ -113,10 +113,7 @@ def constructors(trace: Events) -> Ints:
     """The number of the line that constructed the optimizer or loader whose step or fetch is around
     each event, -1 for none.
     """
-    line = _numbered(trace, CONSTRUCTOR)
-    for level in nesting.levels(trace.depth):
-        line[level] = np.where(line[level] >= 0, line[level], line[trace.parent[level]])
-    return line
+    return _spread(trace, _numbered(trace, CONSTRUCTOR))
 
 
 def module_calls(trace: Events) -> Ints:

@@ -103,7 +103,7 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     constructs the loader, where a live test runs it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here. Therefore
-    a test never fails because of it, unless a marker does (`no_antipatterns("sync-dataloader")`).
+    a test never fails because of it, unless a marker asks (`no_antipatterns("sync-dataloader")`).
 
     ## Why it is slow
 

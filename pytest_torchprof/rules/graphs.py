@@ -83,8 +83,9 @@ def missing_no_grad(
     Looks for stretches of layers (products, convolutions, normalizations, embeddings,
     attention, compiled code) that autograd recorded and that no backward pass in the trace
     used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
-    stretch, as does a change from weights that a backward pass uses to others (a policy that acts,
-    and its target); forward passes with none of these between them are one stretch. It counts
+    stretch, as does a change from weights that a backward pass uses to others (a policy that
+    acts, and its target) that do not continue with what the first made; forward passes with
+    none of these between them are one stretch. It counts
 
     - if layers with the same weights run `repeats` times (3), in this and other such
       stretches together: validation, sampling, a preview, a teacher;

@@ -33,6 +33,8 @@ _VIEW: Final = late(
     r"aten::(view|reshape|_?unsafe_view|contiguous|to|float|half|type_as|transpose|permute"
     r"|(un)?squeeze|(un)?flatten|alias|detach|expand)$"
 )
+#: How many calls before a softmax are looked at.
+_NEAR: Final = 16
 _SCALE: Final = late(r"aten::(mul|div)_?$")
 
 
@@ -62,7 +64,8 @@ def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) ->
 
 def _may_be_masked(trace: Events, before: Ints) -> bool:
     """Whether a mask may be applied between a product and the softmax after these calls."""
-    for row, args in zip(before[::-1].tolist(), trace.operands(before[::-1]), strict=True):
+    near = before[-_NEAR:][::-1]
+    for row, args in zip(near.tolist(), trace.operands(near), strict=True):
         name = trace.names[trace.name[row]]
         if _PRODUCT.match(name):
             return False

@@ -223,7 +223,9 @@ class _Finder:
             stretch = body.stretch
         if elements(moving.part) > self._most or works_on_more(body, self._most):
             return
-        if _are_batches(body, moving.part):
+        batches = _are_batches(body, moving.part)
+        self.wants_tensors |= batches is None
+        if batches is not False:
             return
         if not moving.pieces and is_written_only(body):
             self.wants_tensors |= body.taken is None
@@ -255,28 +257,34 @@ class _Finder:
         return False
 
 
-def _are_batches(body: Body, part: Shape) -> bool:
-    """Whether layers take parts of several rows whose results are not collected."""
+def _are_batches(body: Body, part: Shape) -> bool | None:
+    """Whether layers take parts of several rows whose results are not collected.
+
+    None if only a live test can tell.
+    """
     at = next((at for at, name in enumerate(body.names) if LAYER.match(name)), None)
     if at is None or elements(part[:-1]) < 2:
         return False
     layer = body.calls[at]
-    if not _OF_ROWS.match(layer.name) and not (
-        _BY_MATRIX.match(layer.name) and _is_fixed(body, at)
-    ):
-        return False
     back = body.before == "aten::stack" or "aten::copy_" in body.names
-    return layer.shapes[:1] == ((part,),) and not back
+    if back or layer.shapes[:1] != ((part,),):
+        return False
+    if _OF_ROWS.match(layer.name):
+        return True
+    return _is_fixed(body, at) if _BY_MATRIX.match(layer.name) else False
 
 
-def _is_fixed(body: Body, at: int) -> bool:
+def _is_fixed(body: Body, at: int) -> bool | None:
     """Whether a product's second factor is the same tensor each time, as a layer's weights are.
 
-    Parts of one tensor have its number, so nothing else may be selected.
+    Parts of one tensor have its number, so nothing else may be selected. None if only a live
+    test can tell.
     """
     if sum(bool(_INDEX.match(name)) for name in body.names) > 1:
         return False
-    some = [one[1] for one in (body.taken or [])[at :: body.period] if len(one) > 1]
+    if body.taken is None:
+        return None
+    some = [one[1] for one in body.taken[at :: body.period] if len(one) > 1]
     return len(set(some)) == 1 and some[0] != -1
 
 

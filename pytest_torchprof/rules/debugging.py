@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.passes import begun_by, pass_of
@@ -38,6 +39,10 @@ _EMPTY: Final = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten
 _FILL: Final = "aten::fill_"
 #: Bytes of a tensor that takes noticeable time to fill: a page.
 _PAGE: Final = 4096
+#: A fill on a CPU of memory that is in use, per call and per byte. Memory that is new to the
+#: process takes longer, but then whatever writes next to it no longer does. Measured alternately on
+#: one CPU thread, 8 KiB to 16 MiB: what is saved is 0.9 to 2.7 times this.
+_FILL_NS, _FILL_BYTE_NS = 400, 0.03
 #: The share of operators that are as fast as views: the other three quarters may compute something.
 _QUICK: Final = 0.25
 
@@ -197,9 +202,11 @@ def _fills(trace: Events, least: float) -> Matches | None:
     fills, moved = fills[moved >= _PAGE], moved[moved >= _PAGE]
     if not len(fills) or moved.sum() < least:
         return None
-    ends = _ends(trace, fills)
     text = "deterministic mode fills new tensors, which are then overwritten"
-    cost, span = trace.dur[fills], (trace.ts[fills], ends)
+    on_device = launched_in(trace, fills)[0] >= 0
+    made = trace.parent[fills]
+    warm = np.minimum(trace.dur[made], _FILL_NS + moved * _FILL_BYTE_NS).astype(np.int64)
+    cost, span = np.where(on_device, trace.dur[fills], warm), (trace.ts[made], _ends(trace, made))
     return Matches(
         fills, [text] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
     )

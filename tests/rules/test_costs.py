@@ -124,6 +124,16 @@ def test_a_step_does_not_cost_what_its_closure_computes(closure: bool) -> None:
     assert 10_000 < cost < 32_000
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_filling_new_memory_costs_no_more_than_to_write_it_again(on_device: bool) -> None:
+    b = TraceBuilder(A100, (8, 0))
+    with b.op("aten::empty", [[]]), b.op("aten::fill_", [[4096, 4096], []]):
+        b.launch("fill", 50) if on_device else None
+        b.advance(25_000)
+    (cost,) = costs(recorded(b), "debug-left-on")
+    assert cost == 50 if on_device else 800 < cost < 4_000
+
+
 TIMES = st.lists(st.integers(0, 200), min_size=2, max_size=12)
 
 

@@ -201,8 +201,8 @@ def _gradients_filled_with_zeros() -> Pair:
     return training(to_none=False), training(to_none=True)
 
 
-@slip("sync-dataloader")
-def _images_decoded_in_the_loop() -> Pair:
+def _on_images() -> Callable[..., Body]:
+    """A function that makes epochs of training on images; the DataLoader takes its options."""
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -220,17 +220,29 @@ def _images_decoded_in_the_loop() -> Pair:
 
     model = _model(64, 12)
 
-    def epoch(**options: Any) -> Body:
-        loader = DataLoader(Files(), batch_size=8, **options)
-
+    def training(epochs: int, **options: Any) -> Body:
         def body() -> None:
-            for batch in loader:
-                for _ in range(8):
-                    _step(model, batch)
+            loader = DataLoader(Files(), batch_size=8, **options)
+            for _ in range(epochs):
+                for batch in loader:
+                    for _ in range(8):
+                        _step(model, batch)
 
         return body
 
-    return epoch(), epoch(num_workers=1, persistent_workers=True)
+    return training
+
+
+@slip("sync-dataloader")
+def _images_decoded_in_the_loop() -> Pair:
+    training = _on_images()
+    return training(1), training(1, num_workers=2)
+
+
+@slip("sync-dataloader")
+def _images_decoded_in_each_epoch() -> Pair:
+    training = _on_images()
+    return training(3), training(3, num_workers=2, persistent_workers=True)
 
 
 # ------------------------------------------------------------------------------------ graphs

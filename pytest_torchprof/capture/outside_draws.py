@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from pytest_torchprof.capture.seeding import seed_for, seed_generators
@@ -50,6 +50,8 @@ class _Block:
         self.numpy: _Words | None = None
         self.before: dict[str, Now] = {}
         self.drawn: set[str] = set()
+        #: The generators that it has drawn from, or seeded as somebody had before.
+        self.drawn_or_seeded: set[str] = set()
 
 
 class OutsideDraws:
@@ -65,6 +67,8 @@ class OutsideDraws:
         self._whole = whole
         self._notes = True
         self._blocks: list[_Block] = []
+        #: Each generator when a block first saw it.
+        self._first: dict[str, Now] = {}
         #: NumPy's words when it was first seen, where nobody has seeded it.
         self._numpy: _Words | None = None
         self._numpy_is_users = False
@@ -90,8 +94,12 @@ class OutsideDraws:
             self._seed(block, _ALL if self._whole else self._unseeded())
         self._resume()
 
-    def end(self) -> list[str]:
-        """The innermost block ends; the generators from which it drew as it found them."""
+    def end(self, mentions_seed: Callable[[], bool] = lambda: False) -> list[str]:
+        """The innermost block ends; the generators from which it drew as it found them.
+
+        ``mentions_seed``: whether its code does. One seed used again, and drawing on from it, leave
+        the same states, so such code is taken to have seeded what was seeded before.
+        """
         block = self._blocks[-1]
         try:
             self._pause()
@@ -101,7 +109,8 @@ class OutsideDraws:
             block.state.restore(but=self._left_alone(block))
         self.loaded()
         self._resume()
-        return sorted(block.drawn)
+        unsure = block.drawn_or_seeded - block.drawn
+        return sorted(block.drawn | (set() if unsure and mentions_seed() else unsure))
 
     def loaded(self) -> None:
         """A module with a generator may have been imported, which the innermost block may use."""
@@ -165,11 +174,20 @@ class OutsideDraws:
         if self._notes and self._blocks:
             block = self._blocks[-1]
             ours = {name for name, one in zip(_NAMES, block.seeded, strict=True) if one}
-            block.drawn |= set(drawn_between(block.before, generators())) - ours
+            drawn = set(drawn_between(block.before, generators())) - ours
+            block.drawn_or_seeded |= drawn
+            block.drawn |= {name for name in drawn if not self._was_seeded(name, block.before)}
 
     def _resume(self) -> None:
         if self._notes and self._blocks:
-            self._blocks[-1].before = generators()
+            self._blocks[-1].before = now = generators()
+            self._first = {**now, **self._first}
+
+    def _was_seeded(self, name: str, before: dict[str, Now]) -> bool:
+        words = before[name].words
+        if name == "torch":
+            return bool(words < _REMEMBERED)
+        return not continues(self._first[name].words, words, _FEW_TURNS)
 
 
 def generators() -> dict[str, Now]:

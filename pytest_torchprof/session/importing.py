@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +72,19 @@ class Outside:
 
     def _end(self, key: str) -> None:
         with suppress(Exception), PATCH_GUARD:
-            if drawn := self.draws.end():
+            if drawn := self.draws.end(partial(_mentions_seed, key)):
                 self.found[key] = drawn
 
     def _loaded(self) -> None:
         with suppress(Exception), PATCH_GUARD:
             self.draws.loaded()
+
+
+def _mentions_seed(key: str) -> bool:
+    """Whether the file of a block mentions a seed, if it can be read."""
+    with suppress(OSError):
+        return b"seed" in Path(key.partition("::")[0]).read_bytes().lower()
+    return False
 
 
 def early_imports(config: pytest.Config) -> AbstractContextManager[None]:

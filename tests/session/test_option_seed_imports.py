@@ -208,6 +208,36 @@ def test_accepting_names_who_draws_in_spite_of_it(
     assert "differ in another" not in accept(pytester, *args, "--torchprof-seed-imports").out
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "torch.manual_seed",
+        *(pytest.param(f"{r}.seed", marks=THOROUGH) for r in ("random", "numpy.random")),
+    ],
+)
+def test_files_that_all_start_from_the_same_seed_draw_nothing_by_chance(
+    how: str, pytester: pytest.Pytester
+) -> None:
+    module = how.rpartition(".")[0]
+    name, draw = {
+        "torch": ("torch", "torch.rand({})"),
+        "random": ("random", "[random.random() for _ in range({})]"),
+        "numpy.random": ("numpy.random", "numpy.random.rand({})"),
+    }[module]
+    files = {
+        f"test_{number}": f"""
+            import {module}
+            {how}(42)
+            X = {draw.format(number)}
+            def test_it(): pass
+        """
+        for number in (50, 700, 9000)
+    }
+    helper = f"import {module}\nX = {draw.format(20)}"
+    pytester.makepyfile(**files, helper=helper, test_last="import helper\ndef test_it(): pass")
+    assert NAMED + f"helper.py ({name})\n" in accept(pytester).out
+
+
 def test_a_file_that_draws_before_it_imports_what_seeds_is_named(
     pytester: pytest.Pytester,
 ) -> None:

@@ -24,11 +24,13 @@ from benchmarks.slips import SLIPS, Body, Pair
 #: A cost within this factor of the savings is right.
 FACTOR = 2.0
 _SECONDS = 1.0
+#: How often the slip is profiled, if that takes no longer than five times as many seconds.
 _PROFILED = 20
 #: Rules whose fix moves work to other processes.
 _BESIDE_WORKERS = ("sync-dataloader",)
 #: A peak below this share of the old one is smaller.
 _SMALLER = 0.9
+_GOOD = ("right", "smaller", "silent, as it gains nothing")
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Measured:
     def verdict(self) -> str:
         """Whether the fix helps, and whether the cost matches the savings."""
         smaller = (self.peak or 1) < _SMALLER
+        gains = self.gained >= 1 or smaller
         if self.named_ms is None:
-            return "silent"
-        if self.gained < 1 and not smaller:
+            return "silent" if gains else "silent, as it gains nothing"
+        if not gains:
             return "no gain"
         if self.saved_ms > 0 and self.named_ms > 0:
             share = self.named_ms / self.saved_ms
@@ -92,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     headers = ("rule", "example", "ms", "fixed", "gained", "peak", "saved", "named", "")
     print(tabulate(rows, headers, missingval="–", disable_numparse=True))
-    return int(any(m.verdict not in ("right", "smaller") for m in found))
+    return int(any(m.verdict not in _GOOD for m in found))
 
 
 def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
@@ -111,8 +114,9 @@ def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
             samples.append((_ms(slip, clock), _ms(fixed, clock)))
     slip_ms = median(before for before, _ in samples)
     # The shortest run was disturbed least.
+    runs = min(_PROFILED, max(3, int(seconds * 5000 / slip_ms)))
     _, named, slip_bytes = min(
-        (_profiled(slip, rule, slip_ms) for _ in range(_PROFILED)), key=itemgetter(0)
+        (_profiled(slip, rule, slip_ms) for _ in range(runs)), key=itemgetter(0)
     )
     _, _, fixed_bytes = _profiled(fixed, rule, slip_ms)
     return Measured(
@@ -137,13 +141,14 @@ def _ms(body: Body, clock: Callable[[], float]) -> float:
 
 def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float, float | None, float | None]:
     """(ns; cost of the rule's findings in ms, or None if there are none; peak bytes) of one run."""
+    from pytest_torchprof.capture.busy import processors
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.rules.engine.check import check
     from pytest_torchprof.rules.engine.registry import RULES
     from pytest_torchprof.trace.facts import Facts, Quantity
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
-    facts = Facts(torch="2", wall_ms=Quantity(median=wall_ms))
+    facts = Facts(torch="2", wall_ms=Quantity(median=wall_ms), processors=processors())
     with TemporaryDirectory() as folder:
         capture = Capture(threads=1, tensors=True)
         capture.start()

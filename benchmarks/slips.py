@@ -201,8 +201,14 @@ def _gradients_filled_with_zeros() -> Pair:
     return training(to_none=False), training(to_none=True)
 
 
-def _on_images() -> Callable[..., Body]:
-    """A function that makes epochs of training on images; the DataLoader takes its options."""
+def _workers() -> int:
+    from pytest_torchprof.capture.busy import processors
+
+    return min(2, (processors() or 3) - 1)
+
+
+def _on_images(steps: int) -> Callable[..., Body]:
+    """A function that makes epochs of so many steps a batch; the DataLoader takes its options."""
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -225,7 +231,7 @@ def _on_images() -> Callable[..., Body]:
             loader = DataLoader(Files(), batch_size=8, **options)
             for _ in range(epochs):
                 for batch in loader:
-                    for _ in range(8):
+                    for _ in range(steps):
                         _step(model, batch)
 
         return body
@@ -235,14 +241,14 @@ def _on_images() -> Callable[..., Body]:
 
 @slip("sync-dataloader")
 def _images_decoded_in_the_loop() -> Pair:
-    training = _on_images()
-    return training(1), training(1, num_workers=2)
+    training = _on_images(steps=16)
+    return training(1), training(1, num_workers=_workers())
 
 
 @slip("sync-dataloader")
 def _images_decoded_in_each_epoch() -> Pair:
-    training = _on_images()
-    return training(3), training(3, num_workers=2, persistent_workers=True)
+    training = _on_images(steps=8)
+    return training(3), training(3, num_workers=_workers(), persistent_workers=True)
 
 
 # ------------------------------------------------------------------------------------ graphs

@@ -29,6 +29,8 @@ _OTHERS, _STOLEN = 0.25, 0.05
 
 #: Bound here, since tests may replace it; Windows has none.
 _LOAD: Callable[[], tuple[float, float, float]] | None = getattr(os, "getloadavg", None)
+#: Linux only.
+_ALLOWED: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
 
 
 def load_per_processor() -> float | None:
@@ -39,6 +41,11 @@ def load_per_processor() -> float | None:
         return _LOAD()[0] / (os.cpu_count() or 1)
     except OSError:
         return None
+
+
+def processors() -> int | None:
+    """How many processors this process may use, as a DataLoader counts them; None if unknown."""
+    return len(_ALLOWED(0)) if _ALLOWED is not None else os.cpu_count()
 
 
 class Window(NamedTuple):

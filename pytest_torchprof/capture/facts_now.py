@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from pytest_torchprof.capture.busy import load_per_processor
+from pytest_torchprof.capture.busy import load_per_processor, processors
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import allows_tf32, unseen_allocator
 from pytest_torchprof.capture.priming import device_fault
@@ -34,5 +34,6 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         no_device_memory=unseen_allocator(),
         allow_tf32=allows_tf32(),
         load_per_processor=load_per_processor(),
+        processors=processors(),
     )
     return of_process | graph_facts()

@@ -64,9 +64,9 @@ _BUSY: Final = 2
 
 
 def _has_free_processors(trace: Events) -> Reason | None:
-    """Free processors for workers: a load average of less than 2 per processor, in a live test."""
-    load = trace.facts.load_per_processor
-    return because(Why.NO_FREE_PROCESSORS) if load is not None and load >= _BUSY else None
+    """More than one processor, and a load average of less than 2 for each, in a live test."""
+    busy = (trace.facts.load_per_processor or 0) >= _BUSY or trace.facts.processors == 1
+    return because(Why.NO_FREE_PROCESSORS) if busy else None
 
 
 @rule(
@@ -86,21 +86,21 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
 
     Counts the fetches of a `DataLoader` without workers, including the one that finds the
     loader exhausted, if workers would pay off: there are three fetches or more, the median one
-    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it and a
-    step: what they load during the steps and in parallel, less a millisecond per batch and
-    `start` (50 ms) once. The first batch of each iterator is waited for in any case, so workers
-    save nothing if each iterator is asked for only one, as in `next(iter(loader))`. With
-    several iterators, as for epochs, workers start only once if they persist, which the fix
-    then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
-    loader of its own, which a trace does not tell. With data in memory, workers made an epoch
-    14 to 85 times slower. Iterators with which workers would save nothing do not count. In a
-    live test, `start` is multiplied by the load average per processor, if that is above 1:
-    workers then wait for a processor; from 2 on, the rule is not checked. A loader that reads
-    from another one counts as one loader; fetches that end in the same operator belong to one
-    loader. Not counted are fetches in a thread that does nothing else while another one
-    computes. The rule cannot tell whether a dataset uses the model that is trained, as for
-    rollouts of a policy, which no worker could load: allow it there. The place is the line that
-    constructs the loader, where a live test runs it.
+    takes `fetch` (5 ms) or more, and two workers, or one in a live test that may use only two
+    processors, would save at least `share` (0.1) of it and a step: what they load during the
+    steps and in parallel, less a millisecond per batch and `start` (50 ms) once. The first
+    batch of each iterator is waited for in any case, so workers save nothing if each iterator
+    is asked for only one, as in `next(iter(loader))`. With several iterators, as for epochs,
+    workers start only once if they persist, which the fix then says; otherwise they cost
+    `start` in every epoch. So they do if each epoch makes a loader of its own, which a trace
+    does not tell. Iterators with which workers would save nothing do not count. In a live test,
+    `start` is multiplied by the load average per processor, if that is above 1: workers then
+    wait for a processor; from 2 on, the rule is not checked. A loader that reads from another
+    one counts as one loader; fetches that end in the same operator belong to one loader. Not
+    counted are fetches in a thread that does nothing else while another one computes. The rule
+    cannot tell whether a dataset uses the model that is trained, as for rollouts of a policy,
+    which no worker could load: allow it there. The place is the line that constructs the
+    loader, where a live test runs it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here. Therefore
     a test never fails because of it, unless a marker asks (`no_antipatterns("sync-dataloader")`).
@@ -108,7 +108,8 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     ## Why it is slow
 
     Reading, decoding and collating a batch takes place between two steps, and nothing else runs
-    at that time. The cost is what two workers would save, less their start and the hand-over.
+    at that time. The cost is what workers would save, less their start and the hand-over. With
+    data in memory, which is not counted, workers made an epoch 14 to 85 times slower.
 
     ## Example
 
@@ -137,12 +138,12 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     if len(rows) < _FEW:
         return NO_MATCHES
     start *= max(trace.facts.load_per_processor or 1, 1)
+    workers = min(_WORKERS, (trace.facts.processors or _WORKERS + 1) - 1)
     found, fixes, costs, begins, ends = [], list[str](), [], [], []
     loader, own, calls = _loaders(trace, rows)
     first, _ = _begin_iterators(trace, rows)
     for one in range(int(loader.max()) + 1):
-        mine = rows[loader == one]
-        took = own[loader == one]
+        mine, took = rows[loader == one], own[loader == one]
         begin, end = int(trace.ts[mine[0]]), int(trace.ts[mine[-1]] + trace.dur[mine[-1]])
         usual, step = np.median(took), (end - begin - int(trace.dur[mine].sum())) / len(mine)
         if len(mine) < _FEW or usual < fetch * 1e6 or _is_beside(trace, mine, end):
@@ -151,9 +152,9 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
         batches = _batches(iterator, calls[loader == one])
         # By the median: what delayed a single fetch delays a worker, too.
         start_ns = start * 1e6 / len(mine)
-        if _saved(usual, step, start_ns, batches).mean() < max(share * (usual + step), 1):
+        if _saved(usual, step, start_ns, batches, workers).mean() < max(share * (usual + step), 1):
             continue
-        saved = _saved(took, step, start_ns, batches)
+        saved = _saved(took, step, start_ns, batches, workers)
         # Of another loader that ends in the same operator, with less to load.
         pays = (np.bincount(iterator, saved) > 0)[iterator]
         mine, iterator, saved = mine[pays], iterator[pays], np.maximum(saved[pays], 0)
@@ -389,12 +390,11 @@ def _is_beside(trace: Events, fetches: Ints, end: int) -> bool:
     return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 
-def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints) -> Any:
-    """What workers save of each fetch: what they load during a step and in parallel, less its share
-    of their start.
+def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints, workers: int) -> Any:
+    """What workers save of each fetch: what they load beside, less its share of their start.
 
     The first of an iterator's batches is waited for, and so are those loaded in parallel with it.
     """
     later = (batches - 1) / batches
-    beside = batches // _WORKERS / batches * took
+    beside = batches // workers / batches * took if workers > 1 else 0
     return np.minimum(later * took, later * step_ns + beside) - _HAND_OVER_NS - start_ns

@@ -154,3 +154,11 @@ def test_the_load_by_processor(
     monkeypatch.setattr(busy, "_LOAD", load)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert expected == busy.load_per_processor()
+
+
+def test_the_processors_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(busy, "_ALLOWED", lambda _: {1, 3})
+    assert busy.processors() == 2
+    monkeypatch.setattr(busy, "_ALLOWED", None)
+    assert busy.processors() == 4

@@ -332,15 +332,27 @@ def test_without_free_processors_it_is_unknown_whether_workers_pay(load: float, 
     assert (load >= 2) == ("sync-dataloader" in found.unchecked)
 
 
-def loading(load: float | None, *, fetch_us: int) -> Checked:
+@pytest.mark.parametrize(("processors", "count"), [(None, 8), (4, 8), (2, 0), (1, 0)])
+def test_where_one_processor_is_free_a_single_worker_must_pay(
+    processors: int | None, count: int
+) -> None:
+    found = loading(None, fetch_us=40_000, step_us=6_000, processors=processors)
+    assert count == found.counts.get("sync-dataloader", 0)
+    assert (processors == 1) == ("sync-dataloader" in found.unchecked)
+
+
+def loading(
+    load: float | None, *, fetch_us: int, step_us: int = 20_000, processors: int | None = None
+) -> Checked:
     """Eight batches, on a machine with this load per processor."""
+    facts = {"version": 1, "load_per_processor": load, "processors": processors}
     b = TraceBuilder()
-    b.metadata(FACTS_KEY, {"version": 1, "load_per_processor": load})
+    b.metadata(FACTS_KEY, facts)
     with b.annotation(REGION):
         for _ in range(8):
             with b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
                 b.op("aten::stack", [[[4], [4]], []], dur_us=fetch_us)
-            b.op("aten::relu", [[8, 4]], dur_us=20_000)
+            b.op("aten::relu", [[8, 4]], dur_us=step_us)
     return check(recorded(b), [RULES["sync-dataloader"]])
 
 

@@ -80,6 +80,7 @@ FACTS = Facts(
     chip="H100 SXM",
     estimated_cuda_bytes=512,
     load_per_processor=0.5,
+    processors=4,
 )
 
 #: As it was written before facts had a version.

@@ -6,6 +6,7 @@ A maker sets up an example and returns the slip and its fix: two functions that 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -201,16 +202,12 @@ def _gradients_filled_with_zeros() -> Pair:
     return training(to_none=False), training(to_none=True)
 
 
-def _workers() -> int:
-    from pytest_torchprof.capture.busy import processors
-
-    return min(2, (processors() or 3) - 1)
-
-
-def _on_images(steps: int) -> Callable[..., Body]:
-    """A function that makes epochs of so many steps a batch; the DataLoader takes its options."""
+@slip("sync-dataloader")
+def _images_decoded_in_each_epoch() -> Pair:
     import torch
     from torch.utils.data import DataLoader, Dataset
+
+    from pytest_torchprof.capture.busy import processors
 
     class Files(Dataset[torch.Tensor]):
         """Each item takes as long as decoding and cropping a small JPEG."""
@@ -226,29 +223,46 @@ def _on_images(steps: int) -> Callable[..., Body]:
 
     model = _model(64, 12)
 
-    def training(epochs: int, **options: Any) -> Body:
+    def training(**options: Any) -> Body:
         def body() -> None:
             loader = DataLoader(Files(), batch_size=8, **options)
-            for _ in range(epochs):
+            for _ in range(3):
                 for batch in loader:
-                    for _ in range(steps):
+                    for _ in range(8):
                         _step(model, batch)
 
         return body
 
-    return training
+    workers = min(2, (processors() or 3) - 1)
+    return training(), training(num_workers=workers, persistent_workers=True)
 
 
-@slip("sync-dataloader")
-def _images_decoded_in_the_loop() -> Pair:
-    training = _on_images(steps=16)
-    return training(1), training(1, num_workers=_workers())
+@slip("starved-loader")
+def _one_worker_that_reads() -> Pair:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
 
+    class Remote(Dataset[torch.Tensor]):
+        """Each item is waited for, as if it came over the network."""
 
-@slip("sync-dataloader")
-def _images_decoded_in_each_epoch() -> Pair:
-    training = _on_images(steps=8)
-    return training(3), training(3, num_workers=_workers(), persistent_workers=True)
+        def __len__(self) -> int:
+            return 192
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            time.sleep(0.01)
+            return torch.full((64, 64), float(index))
+
+    model = _model(64, 12)
+
+    def epoch(workers: int) -> Body:
+        def body() -> None:
+            for batch in DataLoader(Remote(), batch_size=8, num_workers=workers):
+                for _ in range(8):
+                    _step(model, batch)
+
+        return body
+
+    return epoch(1), epoch(4)
 
 
 # ------------------------------------------------------------------------------------ graphs
@@ -269,6 +283,26 @@ def _validation_with_graphs() -> Pair:
             return validate()
 
     return validate, without_graph
+
+
+@slip("accumulated-graph")
+def _validation_loss_with_its_graphs() -> Pair:
+    import torch
+
+    model = _model(128, 12)
+    batches = [torch.randn(64, 128) for _ in range(8)]
+
+    def validation(detached: bool) -> Body:
+        def body() -> Any:
+            total: Any = 0.0
+            for batch in batches:
+                loss = model(batch).square().mean()
+                total += loss.detach() if detached else loss
+            return total
+
+        return body
+
+    return validation(False), validation(True)
 
 
 @slip("backward-twice")
@@ -567,6 +601,40 @@ def _new_tensors_filled() -> Pair:
 
 
 # ------------------------------------------------------------------------------------ language
+
+
+@slip("manual-attention")
+def _attention_with_a_causal_mask() -> Pair:
+    import torch
+
+    query, key, value = torch.randn(3, 2, 8, 256, 64).unbind()
+    mask = torch.full((256, 256), -math.inf).triu(1)
+
+    def by_hand() -> Any:
+        scores = query @ key.transpose(-2, -1) / math.sqrt(64)
+        return torch.softmax(scores + mask, dim=-1) @ value
+
+    def fused() -> Any:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(query, key, value, is_causal=True)
+
+    return by_hand, fused
+
+
+@slip("manual-attention")
+def _attention_of_a_batch() -> Pair:
+    import torch
+
+    query, key, value = torch.randn(3, 8, 4, 128, 32).unbind()
+
+    def by_hand() -> Any:
+        weights = torch.softmax(query @ key.transpose(-2, -1) * 32**-0.5, dim=-1)
+        return weights @ value
+
+    def fused() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return by_hand, fused
 
 
 @slip("all-logits")

@@ -91,12 +91,12 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     exist at the next attention. Without these events, or of a single layer, they count. A trace
     without shapes, kernels in CUDA graphs and devices that the trace does not name are not checked.
 
-    The cost is the time of the operators over the scores, forward and backward, and the time
-    in which the products write and read the scores: their bytes at the bandwidth of the device's
-    memory, but only as far as a product takes longer than its FLOPs at half the peak, which fused
-    kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that the fused
-    backward pass computes again is subtracted. On a CPU it is half of the time of the operators
-    over the scores.
+    The cost is the time of the operators over the scores, forward and backward, and the time in
+    which the products write and read the scores: their bytes at the bandwidth of the device's
+    memory, but only as far as a product takes longer than its FLOPs at half the peak, which
+    fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
+    the fused backward pass computes again is subtracted. On a CPU it is 0.6 of the time of the
+    operators over the scores, from 4 MiB of scores on all of it.
 
     ## Why it is slow
 
@@ -157,9 +157,10 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 _CPU: Final = -1
 #: Types of the CPU's fused kernel. Source: aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
 _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
-#: The share of the operators over the scores that the CPU's fused form saves. Measured: 0.5 to 0.6
-#: for float32, 8 heads of 64 and 192 or 512 positions, torch 2.13, one thread.
-_SAVED_ON_CPU: Final = 0.5
+#: What the CPU's fused form saves of the operators over the scores if a processor's cache holds
+#: them, and from so many bytes on, where products get faster, too. Measured alternately for float32
+#: and 64 to 1,024 positions, torch 2.13, one thread: 0.4 to 0.8, and 0.6 to 1.8.
+_SAVED_ON_CPU, _SAVED_OF_LARGE, _LARGE = 0.6, 1.0, 2**22
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
 _ALIGNED: Final = 8
@@ -277,7 +278,8 @@ def _saved_ns(
     for number, (one, own) in enumerate(zip(found, steps, strict=True)):
         device = devices[one.softmax]
         if device == _CPU or device is None:
-            out[0, number] = trace.dur[[*one.over]].sum() * _SAVED_ON_CPU
+            share = _SAVED_ON_CPU if one.score_bytes < _LARGE else _SAVED_OF_LARGE
+            out[0, number] = trace.dur[[*one.over]].sum() * share
         else:
             out[:, number] = _saved_on_device(trace, device, one, own, launched)
     return out[0], out[1]

@@ -17,7 +17,6 @@ from pytest_torchprof.rules.evidence.nodes import (
     node_steps,
     numbers,
     recorded,
-    recording_ns,
 )
 from pytest_torchprof.rules.evidence.weights import running_again
 from pytest_torchprof.rules.graphs import LAYER
@@ -67,8 +66,7 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
 
     As long as the sum exists, no node of any step's graph is freed, nor what a node keeps:
     memory grows with each step. After a backward pass that is little of each, without one it is
-    all activations. The cost is that of the sum's own nodes; the cost of memory cannot be
-    told from a trace.
+    all activations. What that costs cannot be told from a trace, so the cost is unknown.
 
     ## Example
 
@@ -99,7 +97,7 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     if not sums or len(forward_calls(trace)) > _MANY:
         return NO_MATCHES
     made_by = makers(trace)
-    found, cost = list[_Sum](), list[int]()
+    found = list[_Sum]()
     for one in sums:
         # A statistic that is updated through `.data` looks the same, and keeps no graph.
         in_place = trace.names[trace.name[one.last]].endswith("_")
@@ -113,11 +111,10 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
             most = _in_evaluation(trace, rows, one, made_by, steps)
         if most >= steps:
             found.append(one)
-            cost.append(recording_ns(trace, len(one.rows)))
     return Matches(
         np.array([one.last for one in found], np.int64),
         "a sum of losses keeps the graph of each step",
-        cost_ns=np.array(cost, np.int64),
+        cost_ns=np.full(len(found), -1, np.int64),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.facts_now import facts_now
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 prime()
 
+#: As on a large machine without other work.
+_ANYWHERE: Mapping[str, Any] = {"load_per_processor": None, "processors": None}
+
 
 def captured_file(
     block: Callable[[], Any],
@@ -32,7 +36,8 @@ def captured_file(
 ) -> tuple[Events, Path]:
     """The trace of a block that is run once, and its file. What it returns is not kept.
 
-    ``facts``: to be noted instead of those that every capture in a session notes.
+    ``facts``: to be noted instead of those that every capture in a session notes, except what other
+    processes decide, and the size of the machine.
     """
     before = CompileCount.now()
     capture = Capture(tensors=tensors)
@@ -41,6 +46,7 @@ def captured_file(
         block()
         if facts is None:
             facts = facts_now(probe_machine(1), CompileCount.now().since(before))
+            facts = replace(facts, **_ANYWHERE)
         return capture.stop(folder, facts)
     finally:
         capture.abandon()

@@ -90,8 +90,10 @@ class Located:
         at = at.astype(np.int64)
         for position, stretch in parts.items():
             own = found[at[position]]
-            if stretch.kind == "stretch":
+            if stretch.kind in ("stretch", "steps"):
                 around = self._around(trace, stretch)
+                if around is not None and stretch.kind == "steps":
+                    around = self._called(trace, stretch, around)
             else:
                 find = self._repeated if stretch.kind == "loop" else self._constructed
                 line = find(trace, stretch)
@@ -119,6 +121,16 @@ class Located:
         modules = {module for _, module in known}
         module = self._modules[modules.pop()] if len(modules) == 1 and min(modules) >= 0 else None
         return Place(self._lines[self._chain[way][1]], None, module)
+
+    def _called(self, trace: Events, steps: PlacedEvents, around: Place) -> Place:
+        """The same, or the line that a loop repeats where that calls what has this place."""
+        # The first step may be called elsewhere.
+        middle, last = len(steps.events) // 2, len(steps.events) - 1
+        marks = trace.once(self._marks_of)[steps.events[[middle, last]]].tolist()
+        one, other = (self._marks.around(mark) for mark in marks)
+        both = sum(a == b for a, b in zip(one, other, strict=False))
+        lines = [self._lines[self._marks.line[mark]] for mark in one[both:]]
+        return replace(around, location=lines[0]) if around.location in lines[1:] else around
 
     def _repeated(self, trace: Events, stretch: PlacedEvents) -> str | None:
         """The line that a loop repeats; None where no line is known."""

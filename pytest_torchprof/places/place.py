@@ -41,17 +41,21 @@ class Place(Frozen, frozen=True):
     module: str | None = None
 
 
+Kinds: TypeAlias = Literal["stretch", "steps", "loop", "constructed"]
+
+
 class PlacedEvents(NamedTuple):
     """Events that share one place, and events that the place must not enclose.
 
-    ``kind``: of a ``"loop"`` they are the first and the last, and its place is the line that it
-    repeats; ``"constructed"`` is a step of an optimizer or a fetch of a loader, and the place is
+    ``kind``: ``"steps"`` are a loop's, and the place is outside of what each of them calls; of a
+    ``"loop"`` they are the first and the last, and its place is the line that it repeats;
+    ``"constructed"`` is a step of an optimizer or a fetch of a loader, and the place is
     the line that constructed that.
     """
 
     events: Ints
     apart: Ints
-    kind: Literal["stretch", "loop", "constructed"] = "stretch"
+    kind: Kinds = "stretch"
 
 
 #: By position among the requested events: the stretch whose place that event is to have.

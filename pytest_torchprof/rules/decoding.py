@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 #: Layers with weights, and the positions of these; attention has none.
 _LAYER: Final = Names(
     r"aten::(linear|embedding|conv1d|matmul|addmm|mm|lstm|gru|rnn_\w+"
-    r"|scaled_dot_product_attention)$"
+    r"|scaled_dot_product_attention|_transformer_encoder_layer_fwd|_native_multi_head_attention)$"
 )
 #: Operators that combine several positions.
-_MIXES: Final = Names(r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum)$")
+_MIXES: Final = Names(
+    r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum"
+    r"|_transformer_encoder_layer_fwd|_native_multi_head_attention)$"
+)
 #: Layers that keep a state from position to position, so that none needs the earlier ones again.
 _RECURRENT: Final = Names(r"aten::(lstm|gru|rnn_\w+)$")
 #: Layers without products: they take little time, and are also used for things other than words.
@@ -143,6 +146,7 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
         cost_ns=np.array([_saved(trace, run) for run in found], np.int64),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
         parts=[run.computing for run in found],
+        in_steps=True,
         apart=np.array([row for run in found for row in run.extended]),
     )
 

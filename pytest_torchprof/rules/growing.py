@@ -21,7 +21,7 @@ from pytest_torchprof.trace.tensors import listed
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pytest_torchprof.rules.evidence.chains import Chain, Link
     from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
@@ -122,14 +122,16 @@ def growing_cat(
     """
     kept: list[tuple[Chain, bool, int]] = []
     on_cpu = not trace.has(*DEVICE_KINDS)
-    for chain in chains(trace, int(repeats)):
+    every = chains(trace, int(repeats))
+    joins = frozenset(row for chain in every for row in chain.rows)
+    for chain in every:
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
             continue
         copied = again * _item_bytes(trace, chain)
         if copied < bytes and _every(trace, chain) > operators:
             continue
-        kind = _collects(trace, chain)
+        kind = _collects(trace, chain, joins)
         if not kind and on_cpu and _saved_by_writing_ns(chain, copied) <= 0:
             continue
         if kind is not None and (kind or copied >= bytes):
@@ -202,9 +204,10 @@ def _message(trace: Events, chain: Chain) -> str:
     return f"{name} grows a tensor by copying it, from {list(begin)} to {least}{list(end)}"
 
 
-def _collects(trace: Events, chain: Chain) -> bool | None:
+def _collects(trace: Events, chain: Chain, joins: Collection[int]) -> bool | None:
     """Whether almost nothing takes the tensor before it is extended again.
 
+    ``joins``: of all tensors that grow. Those of others of the same size do not take this one.
     None if growing is necessary, because each layer has parameters for all that was joined; and if
     only shapes fit, but new tensors of them are made each time.
     """
@@ -218,6 +221,7 @@ def _collects(trace: Events, chain: Chain) -> bool | None:
         made_of = [
             call_of(trace.names[trace.name[row]], args)
             for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
+            if row not in joins
         ]
         takers = [call for call in _no_writes(made_of) if any(one.out in s for s in call.shapes)]
         taken += bool(takers)

@@ -103,8 +103,8 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     something else takes the result too, as in `norm(y) + y`, nor if the layer is also called
     without a norm after it. In old traces that do not say whether the norm trains, a match
     requires that its module counted the batch.
-    It does not matter if the norm has no bias of its own (`affine=False`): the layer's still
-    has no effect.
+    It does not matter if the norm has no bias of its own (`affine=False`): the layer's still has no
+    effect. The place is the line that calls the layer, and the module is the layer.
 
     On a CPU, biases count only if adding them, and their gradients, takes at least `cpu_share`
     (0.01) of everything that the test does, which whole models rarely reach. That is decided by

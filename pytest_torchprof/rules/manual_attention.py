@@ -70,9 +70,9 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     Counts a softmax along the last dimension of scores that a batched product made (`matmul`,
     `bmm`, `baddbmm`, `einsum`), if the next batched product sums over these weights, and if all
     that happens to the scores in between is what `scaled_dot_product_attention` does as well:
-    scaling by a number, or by one for each query; a mask or a bias that is added; casts, dropout.
-    The shapes of the products tell that they belong together; each attention is one match, with its
-    backward pass.
+    scaling by a number, or by one for each query; a mask or a bias that is added, or a mask
+    that is filled in (`masked_fill`); casts, dropout. The shapes of the products tell that they
+    belong together; each attention is one match, with its backward pass.
 
     The device must have a fused form for the dtype (see `math-attention`), the scores must take at
     least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more than

@@ -96,12 +96,12 @@ def per_parameter_loop(
     place or assigned to `p.data`; in `[m / 2 for m in moments]` it does not. Consecutive
     loops are separate matches.
 
-    Tensors are a model's if a layer takes them, if they are gradients, or if there are as many
-    of each shape as parameters of layers that ran here; also others of several shapes, with one
-    dimension and with more, that the loop writes to. A live test knows whether they are
-    different tensors; in a stored trace, their shapes must be those of layers in it, or four
-    different ones that are written to. Steps of optimizers other than torch's count too, if
-    they do the same to this many parameters, and no products.
+    Tensors are a model's if a layer takes them as its weights, if they are gradients, or if there
+    are as many of each shape as parameters of layers that ran here; also others of several
+    shapes, with one dimension and with more, that the loop writes to. A live test knows whether
+    they are different tensors; in a stored trace, their shapes must be those of layers in it,
+    or four different ones that are written to. Steps of optimizers other than torch's count
+    too, if they do the same to this many parameters, and no matrix products.
 
     Not counted: torch's optimizers (see `single-tensor-optimizer`); layers; random numbers and
     fills, as in the initialization of weights, nor scaling them before the model has run;

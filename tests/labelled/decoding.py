@@ -541,3 +541,66 @@ def words_that_are_only_averaged():
         return ids
 
     return write
+
+
+class _Composer(nn.Module):
+    """Its encoder layers are single operators where nothing records a graph."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, batch_first=True)
+        self.notes, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, notes, *, causal=True):
+        mask = nn.Transformer.generate_square_subsequent_mask(notes.size(1)) if causal else None
+        return self.head(self.encoder(self.notes(notes), mask=mask, is_causal=causal)[:, -1])
+
+    def odds(self, notes, **options):
+        return self.head(self.encoder(self.notes(notes), **options)[:, -1]).softmax(-1)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def music_in_a_buffer_by_layers_that_are_one_operator():
+    model = _Composer().eval()
+
+    @torch.inference_mode()
+    def compose():
+        piece = torch.zeros(2, 30, dtype=torch.long)
+        for at in range(4, 30):
+            odds = model(piece[:, :at]).softmax(-1)  # <- here
+            piece[:, at] = torch.multinomial(odds, 1)[:, 0]
+        return piece
+
+    return compose
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def music_by_layers_that_see_all_of_it():
+    model = _Composer().eval()
+
+    @torch.inference_mode()
+    def compose():
+        piece = torch.zeros(2, 30, dtype=torch.long)
+        for at in range(4, 30):
+            odds = model(piece[:, :at], causal=False).softmax(-1)
+            piece[:, at] = torch.multinomial(odds, 1)[:, 0]
+        return piece
+
+    return compose
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_method_of_the_model_with_a_single_line():
+    model = _Composer().eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(30)
+
+    @torch.inference_mode()
+    def compose():
+        notes = _ids(2)
+        for at in range(4, 30):
+            odds = model.odds(notes, mask=mask[:at, :at])  # <- here
+            notes = torch.cat([notes, torch.multinomial(odds, 1)], 1)
+        return notes
+
+    return compose

@@ -669,3 +669,40 @@ def a_signal_that_is_padded_and_filtered_as_a_whole():
         return audio
 
     return filter_all
+
+
+class _Predictions:
+    """Keeps predictions, targets and what is wrong of each, of one size."""
+
+    def __init__(self):
+        self.predicted = self.wanted = torch.zeros(0, dtype=torch.long)
+        self.wrong = torch.zeros(0, dtype=torch.bool)
+
+    def update(self, predicted, wanted):
+        self.predicted = torch.cat([self.predicted, predicted])  # <- here
+        self.wanted = torch.cat([self.wanted, wanted])  # <- here
+        self.wrong = torch.cat([self.wrong, predicted != wanted])  # <- here
+
+
+@EXAMPLES.positive("growing-cat", 3)
+def three_tensors_of_one_size_side_by_side():
+    def run():
+        metric = _Predictions()
+        for _ in range(20):
+            metric.update(torch.randint(5, (4,)), torch.randint(5, (4,)))
+        return (metric.predicted == metric.wanted).sum(), metric.wrong.sum()
+
+    return run
+
+
+@EXAMPLES.near_miss("growing-cat")
+def two_small_tensors_side_by_side_of_which_each_step_uses_one():
+    def run():
+        seen, times = torch.zeros(0), torch.zeros(0)
+        for at in range(20):
+            seen = torch.cat([seen, torch.rand(1)])
+            times = torch.cat([times, torch.full((1,), float(at))])
+            weights = torch.softmax(times - at, 0)
+            assert (seen * weights).sum() >= 0
+
+    return run

@@ -16,7 +16,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
-from pytest_torchprof.places.place import PlacedEvents
+from pytest_torchprof.places.place import Kinds, PlacedEvents
 from pytest_torchprof.rules.engine.answers import fault_of, is_own, matches_of, reason_of
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
@@ -110,7 +110,8 @@ def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]
     start = 0
     for one in matches:
         apart = np.zeros(0, np.int64) if one.apart is None else one.apart
-        stretches = (PlacedEvents(events, apart) for events in one.parts or ())
+        kind: Kinds = "steps" if one.in_steps else "stretch"
+        stretches = (PlacedEvents(events, apart, kind) for events in one.parts or ())
         parts.update(enumerate(stretches, start))
         if one.last is not None:
             ends = np.stack([one.event, one.last], axis=1)

@@ -79,6 +79,8 @@ class Matches(Frozen, frozen=True):
         parts: the events of each row, if it stands for a stretch of events instead of only
             ``event``. Its place is then the innermost line around all of them outside of any
             module's forward, and its module the outermost one; None: each row has one event.
+        in_steps: ``parts`` are what a loop does, from its first step to its last. Where a function
+            that each step calls has a line around all of them, the place is the line that calls it.
         apart: events that the place of a stretch must not enclose, such as what must not be wrapped
             with it; the place is then the line around most of the stretch, which encloses none.
         last: the last event of each row, if a row is a loop that begins with ``event``. Its place
@@ -101,6 +103,7 @@ class Matches(Frozen, frozen=True):
     apart: Ints | None = None
     last: Ints | None = None
     by_constructor: bool = False
+    in_steps: bool = False
 
     def __len__(self) -> int:
         return len(self.event)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES,
+    NO_MATCHES_OF_CALLS,
+    Matches,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
@@ -100,6 +106,8 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
         optimizer.step()
     ```
     """
+    if not len(selected_operators(trace, _NAN)) and not len(once_selected(trace, _of_empty)):
+        return NO_MATCHES_OF_CALLS
     found = [one for one in (_anomalies(trace, passes), _fills(trace, filled)) if one is not None]
     if not found:
         return NO_MATCHES

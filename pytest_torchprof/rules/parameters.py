@@ -11,7 +11,14 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES,
+    NO_MATCHES_OF_CALLS,
+    NONE_SO_FAR,
+    Matches,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.rules.evidence.by_tensor import (
     ALL,
     BESIDE,
@@ -138,6 +145,10 @@ def per_parameter_loop(
     penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()
     ```
     """
+    if once_selected(trace, _free_calls) < parameters and not any(
+        step.own for step in optimizer_steps(trace)
+    ):
+        return NO_MATCHES_OF_CALLS
     loops = [*_loops(trace, int(parameters)), *_custom_steps(trace, int(parameters))]
     if not loops:
         return NO_MATCHES

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES,
+    NO_MATCHES_OF_CALLS,
+    NONE_SO_FAR,
+    Matches,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.rules.evidence.flow import flat, makers
 from pytest_torchprof.rules.evidence.nodes import (
     all_used,
@@ -84,7 +91,9 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
         total += loss.detach()
     ```
     """
-    if not _may_repeat(trace, steps) or not len(joins := _unused_joins(trace)):
+    if not _may_repeat(trace, steps):
+        return NO_MATCHES_OF_CALLS
+    if not len(joins := _unused_joins(trace)):
         return NO_MATCHES
     bounds = _bounds(trace)
     trained = len(bounds) >= steps

@@ -10,7 +10,14 @@ import numpy as np
 
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES,
+    NO_MATCHES_OF_CALLS,
+    NONE_SO_FAR,
+    Matches,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
 from pytest_torchprof.trace.arguments import decode_part
@@ -106,7 +113,7 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
     """
     fills = selected_operators(trace, *_ZEROES)
     if not len(fills) and not len(free_named(trace, *_SETS, *_MAKES)):
-        return NO_MATCHES
+        return NO_MATCHES_OF_CALLS
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
     found = list[_Call]()

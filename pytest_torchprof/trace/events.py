@@ -212,11 +212,11 @@ class Events:
 
     def once(self, compute: Callable[..., _Shared], *options: Any) -> _Shared:
         """``compute(self, *options)``, called once for each trace and options."""
-        key = (compute, *options)
-        computed = self._computed
-        if key not in computed:
-            computed[key] = compute(self, *options)
-        return computed[key]  # type: ignore[no-any-return]
+        key, computed = (compute, *options) if options else compute, self._computed
+        found = computed.get(key, computed)
+        if found is computed:
+            found = computed[key] = compute(self, *options)
+        return found  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- nesting
 

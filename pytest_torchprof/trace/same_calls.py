@@ -21,12 +21,12 @@ def once_nested(trace: Events, compute: Callable[..., _Shared], *options: Any) -
     What it computes depends on nothing else, and nobody changes it.
     """
     known = trace.whole.once(_nested)
-    key = (compute, *options)
-    if key not in known:
-        known[key] = compute(trace, *options)
-        if isinstance(known[key], np.ndarray):
-            known[key].flags.writeable = False
-    found: _Shared = known[key]
+    key = (compute, *options) if options else compute
+    found: _Shared = known.get(key, known)
+    if found is known:
+        found = known[key] = compute(trace, *options)
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False
     return found
 
 

@@ -14,7 +14,13 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES_OF_CALLS,
+    Matches,
+    Rule,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.name_index import selected_operators
 from pytest_torchprof.trace.read import read_trace
@@ -299,3 +305,30 @@ def test_own_rules_whose_answers_are_not_checked_in_use_answer_rightly(
         assert not checked.errors, path.name
         found |= checked.counts.keys()
     assert len(found) > 10
+
+
+def test_a_rule_that_needs_only_calls_is_asked_once_for_all_traces_of_them(tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    @rule("by-calls", fix="", triggers="aten::add", times=Threshold(2, "1", "once is fine"))
+    def by_calls(_: Events, *, times: float) -> Matches:
+        """No match."""
+        asked.append(times)
+        return NO_MATCHES_OF_CALLS
+
+    def recorded(*names: str) -> Events:
+        b = TraceBuilder()
+        for name in names:
+            b.op(name, [[len(asked)]])
+        return read_trace(b.save(tmp_path / f"{len(asked)}.json"))
+
+    every = [by_calls, always("other", "aten::add")]
+    for _ in range(3):
+        assert check(recorded("aten::add", "aten::mm"), every).counts == {"other": 1}
+    assert asked == [2]
+    check(recorded("aten::add", "aten::bmm"), every)
+    assert asked == [2, 2]
+    check(recorded("aten::add", "aten::mm").within(op="aten::mm"), every)
+    assert asked == [2, 2, 2]
+    check(recorded("aten::add", "aten::mm"), every, thresholds={"by-calls": {"times": 1}})
+    assert asked == [2, 2, 2, 1]

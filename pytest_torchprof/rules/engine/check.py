@@ -21,9 +21,10 @@ from pytest_torchprof.rules.engine.answers import fault_of, is_own, matches_of, 
 from pytest_torchprof.rules.engine.costs import costs_ms
 from pytest_torchprof.rules.engine.grouping import grouped
 from pytest_torchprof.rules.engine.of_part import of_part
-from pytest_torchprof.rules.engine.rule import NEEDS, NO_MATCHES
+from pytest_torchprof.rules.engine.rule import NEEDS, NO_MATCHES, NO_MATCHES_OF_CALLS
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 from pytest_torchprof.trace.name_index import count, kept_by_names, names_of, present
+from pytest_torchprof.trace.same_calls import once_selected
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
@@ -142,9 +143,9 @@ def check(
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
-    wants_tensors = wants_module_calls = False
     missing = trace.once(_missing)
     candidates = _candidates(trace, every, thresholds or {}, on_request, missing)
+    ruled_out = set() if thresholds else once_selected(trace, _ruled_out)
     if any(not one.own for one in candidates):
         _protect(trace)
     for rule, values, triggered, lacks, blind, own in candidates:
@@ -156,7 +157,7 @@ def check(
                 continue
             if blind is not None and (unseen := blind(trace)) is not None:
                 partly[rule.code] = reason_of(unseen, blind)
-            if not triggered:
+            if not triggered or rule in ruled_out:
                 continue
             found = matches_of(trace, rule, values, own=own)
         except (KeyboardInterrupt, SystemExit):
@@ -164,17 +165,24 @@ def check(
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             errors[rule.code] = fault_of(error)
             continue
-        if found is not NO_MATCHES:
-            wants_tensors |= found.wants_tensors
-            wants_module_calls |= found.wants_module_calls
-            if len(found):
-                matches[rule] = found
+        if found is NO_MATCHES_OF_CALLS:
+            ruled_out.add(rule)
+        elif found is not NO_MATCHES:
+            matches[rule] = found
+    wants_tensors = any(found.wants_tensors for found in matches.values())
+    wants_module_calls = any(found.wants_module_calls for found in matches.values())
+    matches = {rule: found for rule, found in matches.items() if len(found)}
     unsettled = _unsettled(trace, candidates, unchecked)
     wants_tensors &= trace.could_know_tensors
     wants_module_calls &= trace.module_calls is None and trace.region is not None
     return Checked(
         trace, matches, unchecked, errors, unsettled, partly, wants_tensors, wants_module_calls
     )
+
+
+def _ruled_out(_: Events) -> set[Rule]:
+    """To hold the rules whose answer is `NO_MATCHES_OF_CALLS`."""
+    return set()
 
 
 def _protect(trace: Events) -> None:

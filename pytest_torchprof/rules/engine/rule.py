@@ -132,6 +132,9 @@ class Matches(Frozen, frozen=True):
 
 
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
+#: The same of each small trace with these names, kinds, nesting and selected events, whatever else
+#: it says: the rule is not asked about the next one.
+NO_MATCHES_OF_CALLS = Matches(np.zeros(0, np.int64), "")
 #: No matches by what is known, but a capture that identifies tensors may have some.
 NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
 

@@ -233,7 +233,7 @@ def _images_decoded_in_each_epoch() -> Pair:
 
         return body
 
-    workers = min(2, (processors() or 3) - 1)
+    workers = max(1, min(2, (processors() or 3) - 1))
     return training(), training(num_workers=workers, persistent_workers=True)
 
 

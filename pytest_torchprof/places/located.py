@@ -124,12 +124,15 @@ class Located:
 
     def _called(self, trace: Events, steps: PlacedEvents, around: Place) -> Place:
         """The same, or the line that a loop repeats where that calls what has this place."""
-        # The first step may be called elsewhere.
-        middle, last = len(steps.events) // 2, len(steps.events) - 1
-        marks = trace.once(self._marks_of)[steps.events[[middle, last]]].tolist()
-        one, other = (self._marks.around(mark) for mark in marks)
-        both = sum(a == b for a, b in zip(one, other, strict=False))
-        lines = [self._lines[self._marks.line[mark]] for mark in one[both:]]
+        marks = trace.once(self._marks_of)[steps.events].tolist()
+        inner, most = list[int](), -1
+        # A loop may run several times: the steps before and after a join share the most lines.
+        for at in np.searchsorted(steps.events, steps.apart).tolist():
+            if 0 < at < len(marks):
+                one, other = (self._marks.around(mark) for mark in marks[at - 1 : at + 1])
+                both = sum(a == b for a, b in zip(one, other, strict=False))
+                inner, most = (one[both:], both) if both > most else (inner, most)
+        lines = [self._lines[self._marks.line[mark]] for mark in inner]
         return replace(around, location=lines[0]) if around.location in lines[1:] else around
 
     def _repeated(self, trace: Events, stretch: PlacedEvents) -> str | None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
@@ -21,7 +22,7 @@ from pytest_torchprof.trace.tensors import listed
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.rules.evidence.chains import Chain, Link
     from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
@@ -123,7 +124,7 @@ def growing_cat(
     kept: list[tuple[Chain, bool, int]] = []
     on_cpu = not trace.has(*DEVICE_KINDS)
     every = chains(trace, int(repeats))
-    joins = frozenset(row for chain in every for row in chain.rows)
+    own = {new.row: old.out for chain in every for old, new in pairwise(chain.links)}
     for chain in every:
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
@@ -131,7 +132,7 @@ def growing_cat(
         copied = again * _item_bytes(trace, chain)
         if copied < bytes and _every(trace, chain) > operators:
             continue
-        kind = _collects(trace, chain, joins)
+        kind = _collects(trace, chain, own)
         if not kind and on_cpu and _saved_by_writing_ns(chain, copied) <= 0:
             continue
         if kind is not None and (kind or copied >= bytes):
@@ -204,10 +205,10 @@ def _message(trace: Events, chain: Chain) -> str:
     return f"{name} grows a tensor by copying it, from {list(begin)} to {least}{list(end)}"
 
 
-def _collects(trace: Events, chain: Chain, joins: Collection[int]) -> bool | None:
+def _collects(trace: Events, chain: Chain, own: Mapping[int, Shape]) -> bool | None:
     """Whether almost nothing takes the tensor before it is extended again.
 
-    ``joins``: of all tensors that grow. Those of others of the same size do not take this one.
+    ``own``: the size of the tensor that each join extends, which is not this one in others' joins.
     None if growing is necessary, because each layer has parameters for all that was joined; and if
     only shapes fit, but new tensors of them are made each time.
     """
@@ -219,9 +220,8 @@ def _collects(trace: Events, chain: Chain, joins: Collection[int]) -> bool | Non
     for one, other in links:
         rows = between(trace, one.row, other.row)[:_LOOKED]
         made_of = [
-            call_of(trace.names[trace.name[row]], args)
+            _without(call_of(trace.names[trace.name[row]], args), own.get(row))
             for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
-            if row not in joins
         ]
         takers = [call for call in _no_writes(made_of) if any(one.out in s for s in call.shapes)]
         taken += bool(takers)
@@ -231,6 +231,14 @@ def _collects(trace: Events, chain: Chain, joins: Collection[int]) -> bool | Non
     if 2 * max(with_parameters, anew) >= len(links):
         return None
     return 2 * taken < len(links) and not chain.listed
+
+
+def _without(join: BodyCall, own: Shape | None) -> BodyCall:
+    """The same call without the tensor of this size that it extends."""
+    if own is None or not join.shapes or own not in join.shapes[0]:
+        return join
+    at = join.shapes[0].index(own)
+    return replace(join, shapes=(join.shapes[0][:at] + join.shapes[0][at + 1 :], *join.shapes[1:]))
 
 
 def _no_writes(some: Sequence[BodyCall]) -> list[BodyCall]:

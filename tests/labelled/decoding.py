@@ -604,3 +604,49 @@ def a_method_of_the_model_with_a_single_line():
         return notes
 
     return compose
+
+
+class _Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.notes, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layers = nn.ModuleList(
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, notes, mask=None):
+        x = self.notes(notes)
+        for layer in self.layers:
+            x = x + layer(x, x, x, attn_mask=mask)[0]
+        return self.head(x[:, -1])
+
+
+def _attending(*, causal):
+    model = _Attending().eval()
+    mask = torch.ones(40, 40, dtype=torch.bool).triu(1)
+
+    @torch.no_grad()
+    def extend(notes, count):
+        for _ in range(count):
+            length = notes.size(1)
+            odds = model(notes, mask[:length, :length] if causal else None)  # <- here
+            notes = torch.cat([notes, odds.argmax(-1, keepdim=True)], 1)
+        return notes
+
+    def write():
+        notes = _ids(2)
+        for _ in range(6):
+            notes = extend(notes, 5)
+        return notes
+
+    return write
+
+
+@EXAMPLES.positive("decode-without-cache")
+def several_phrases_by_attention_with_a_mask():
+    return _attending(causal=True)
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def several_phrases_by_attention_that_sees_all():
+    return _attending(causal=False)

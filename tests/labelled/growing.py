@@ -706,3 +706,15 @@ def two_small_tensors_side_by_side_of_which_each_step_uses_one():
             assert (seen * weights).sum() >= 0
 
     return run
+
+
+@EXAMPLES.positive("growing-cat")
+def each_prefix_is_joined_to_all_of_them():
+    def run():
+        seen, every = torch.zeros(1), torch.zeros(0)
+        for _ in range(20):
+            seen = torch.cat([seen, torch.rand(1)])
+            every = torch.cat([every, seen])  # <- here
+        return every
+
+    return run

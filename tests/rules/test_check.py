@@ -310,17 +310,25 @@ def test_own_rules_whose_answers_are_not_checked_in_use_answer_rightly(
 def test_a_rule_that_needs_only_calls_is_asked_once_for_all_traces_of_them(tmp_path: Path) -> None:
     asked: list[float] = []
 
-    @rule("by-calls", fix="", triggers="aten::add", times=Threshold(2, "1", "once is fine"))
-    def by_calls(_: Events, *, times: float) -> Matches:
-        """No match."""
-        asked.append(times)
-        return NO_MATCHES_OF_CALLS
-
     def recorded(*names: str) -> Events:
         b = TraceBuilder()
         for name in names:
             b.op(name, [[len(asked)]])
         return read_trace(b.save(tmp_path / f"{len(asked)}.json"))
+
+    def find(_: Events, *, times: float) -> Matches:
+        """No match."""
+        asked.append(times)
+        return NO_MATCHES_OF_CALLS
+
+    make = rule("by-calls", fix="", triggers="aten::add", times=Threshold(2, "1", "once is fine"))
+    users = make(find)
+    check(recorded("aten::add"), [users])
+    check(recorded("aten::add"), [users])
+    assert asked == [2, 2]  # a rule of a user's may look at more before it returns what ours found
+    asked.clear()
+    find.__module__ = RULES["float64"].find.__module__
+    by_calls = make(find)
 
     every = [by_calls, always("other", "aten::add")]
     for _ in range(3):

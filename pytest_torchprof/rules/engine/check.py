@@ -165,7 +165,7 @@ def check(
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             errors[rule.code] = fault_of(error)
             continue
-        if found is NO_MATCHES_OF_CALLS:
+        if found is NO_MATCHES_OF_CALLS and own:  # another's may look at more before it asks ours
             ruled_out.add(rule)
         elif found is not NO_MATCHES:
             matches[rule] = found

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 _FUSED: Final = "aten::scaled_dot_product_attention"
-_LAYER: Final = "aten::_transformer_encoder_layer_fwd"
+#: Of layers that are one operator without gradients, the position of the mask.
+_MASK_OF: Final = {
+    "aten::_transformer_encoder_layer_fwd": 18,
+    "aten::_native_multi_head_attention": 9,
+}
 _SOFTMAX: Final = "aten::softmax"
-_ATTENDS: Final = Names(rf"({_FUSED}|{_LAYER}|{_SOFTMAX})$")
+_ATTENDS: Final = Names(rf"({_FUSED}|{_SOFTMAX}|{'|'.join(_MASK_OF)})$")
 #: The positions of the mask among the arguments, and of ``is_causal``.
 #: Source: native_functions.yaml, torch 2.6 to 2.13.
-_MASK_OF_FUSED, _CAUSAL, _MASK_OF_LAYER = 3, 5, 18
+_MASK_OF_FUSED, _CAUSAL = 3, 5
 #: The product of queries and keys; and what may be between it and a softmax without a mask: views
 #: and casts, and a scale of one number.
 _PRODUCT: Final = late(r"aten::(matmul|bmm|einsum)$")
@@ -55,7 +59,7 @@ def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) ->
         elif name == _FUSED:
             masked = _is_given(args, _MASK_OF_FUSED) or _said(args, _CAUSAL) != "False"
         else:
-            masked = _is_given(args, _MASK_OF_LAYER)
+            masked = _is_given(args, _MASK_OF[name])
         if masked:
             return False
         seen = True
@@ -84,7 +88,7 @@ def _attends(name: str, args: OpArgs, lengths: Collection[int]) -> bool:
     shapes = [sizes(one) or () for one in dims] if isinstance(dims, list) else []
     if not shapes:
         return False
-    if name == _LAYER:
+    if name in _MASK_OF:
         return not set(lengths).isdisjoint(shapes[0])
     if name == _SOFTMAX:
         both = shapes[0][-2:]

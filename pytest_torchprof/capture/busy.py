@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 STAT = Path("/proc/stat")
 THROTTLES = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup/cpu.stat")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 #: Shorter windows are too coarse: the system counts CPU time in ticks of 10 ms.
 LEAST_S = 0.2
@@ -44,8 +46,17 @@ def load_per_processor() -> float | None:
 
 
 def processors() -> int | None:
-    """How many processors this process may use, as a DataLoader counts them; None if unknown."""
-    return len(_ALLOWED(0)) if _ALLOWED is not None else os.cpu_count()
+    """How many processors this process may use; None if unknown.
+
+    As a DataLoader counts them, but no more than a container's quota.
+    """
+    allowed = os.cpu_count()
+    with suppress(OSError):
+        allowed = len(_ALLOWED(0)) if _ALLOWED is not None else allowed
+    with suppress(OSError, ValueError):  # "max" if there is none
+        quota, period = map(int, QUOTA.read_text("ascii").split())
+        allowed = min(allowed or quota, -(-quota // period))
+    return allowed
 
 
 class Window(NamedTuple):

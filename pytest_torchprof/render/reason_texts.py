@@ -208,7 +208,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",
     Why.OF_RULES: "{rules:, }: {why}",
     Why.WITHOUT_OPERATORS: "recorded without operators",
-    Why.NO_FREE_PROCESSORS: "the machine had no free processors, so whether workers pay is unknown",
+    Why.NO_FREE_PROCESSORS: "no processor was free for workers, so whether they pay is unknown",
     Why.TRIFLES_GUESSED: (
         "recorded without memory events (profile_memory=True records them), so the size below "
         "which matches are ignored is a guess"

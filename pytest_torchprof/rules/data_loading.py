@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.host_causes import Cause
-from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
+from pytest_torchprof.rules.evidence.workers import lacks_processors, workers
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
@@ -31,10 +31,10 @@ _WORKER_FETCH: Final = Names(r"enumerate\(DataLoader\)#_MultiProcessingDataLoade
 _FEW: Final = 3
 #: The least overhead of the profiler per operator in a fetch: selecting an item takes no longer.
 _PROFILED_NS: Final = 1_500
-#: The time for workers to hand over a batch, and the assumed number of workers. Measured with torch
+#: The time for workers to hand over a batch. Measured with torch
 #: 2.13 on two cores: two workers take 49 ms to start, and 0.9 ms per batch where a fetch without
 #: workers takes 0.1 ms. With a load of 8 there, they took 230 to 340 ms to start and to end.
-_HAND_OVER_NS, _WORKERS = 1_000_000, 2
+_HAND_OVER_NS: Final = 1_000_000
 #: An iterator over a DataLoader begins with these, outside of its fetches: it draws a seed.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter.__init__``.
 _SEED: Final = ("aten::empty", "aten::random_", "aten::item")
@@ -59,21 +59,11 @@ _RESTARTED: Final = "the workers of a DataLoader start anew for each epoch"
 _KEEP: Final = "give the DataLoader persistent_workers=True: its workers then start once"
 
 
-#: From this load average per processor on, workers do not load beside the step.
-_BUSY: Final = 2
-
-
-def _has_free_processors(trace: Events) -> Reason | None:
-    """More than one processor, and a load average of less than 2 for each, in a live test."""
-    busy = (trace.facts.load_per_processor or 0) >= _BUSY or trace.facts.processors == 1
-    return because(Why.NO_FREE_PROCESSORS) if busy else None
-
-
 @rule(
     "sync-dataloader",
     fix="give the DataLoader num_workers=N, and persistent_workers=True for several epochs",
     triggers={_FETCH.pattern: _FEW},
-    ready=_has_free_processors,
+    ready=lacks_processors,
     timed=True,
     fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
     start=Threshold(50, "ms", "the time to start workers: once, if they persist"),
@@ -86,21 +76,22 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
 
     Counts the fetches of a `DataLoader` without workers, including the one that finds the
     loader exhausted, if workers would pay off: there are three fetches or more, the median one
-    takes `fetch` (5 ms) or more, and two workers, or one in a live test that may use only two
-    processors, would save at least `share` (0.1) of it and a step: what they load during the
-    steps and in parallel, less a millisecond per batch and `start` (50 ms) once. The first
-    batch of each iterator is waited for in any case, so workers save nothing if each iterator
-    is asked for only one, as in `next(iter(loader))`. With several iterators, as for epochs,
-    workers start only once if they persist, which the fix then says; otherwise they cost
-    `start` in every epoch. So they do if each epoch makes a loader of its own, which a trace
-    does not tell. Iterators with which workers would save nothing do not count. In a live test,
-    `start` is multiplied by the load average per processor, if that is above 1: workers then
-    wait for a processor; from 2 on, the rule is not checked. A loader that reads from another
-    one counts as one loader; fetches that end in the same operator belong to one loader. Not
-    counted are fetches in a thread that does nothing else while another one computes. The rule
-    cannot tell whether a dataset uses the model that is trained, as for rollouts of a policy,
-    which no worker could load: allow it there. The place is the line that constructs the
-    loader, where a live test runs it.
+    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it and a
+    step: what they load during the steps and in parallel, less a millisecond per batch and
+    `start` (50 ms) once. The first batch of each iterator is waited for in any case, so workers
+    save nothing if each iterator is asked for only one, as in `next(iter(loader))`. With
+    several iterators, as for epochs, workers start only once if they persist, which the fix
+    then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
+    loader of its own, which a trace does not tell. Iterators with which workers would save
+    nothing do not count. In a live test, there are no more workers than processors besides the
+    one of the test, unless the test mostly waits (as for a disk), and `start` is multiplied by
+    the load average per processor, if that is above 1: workers then wait for a processor; from
+    2 on, the rule is not checked. A loader that reads from another one counts as one loader;
+    fetches that end in the same operator belong to one loader. Not counted are fetches in a
+    thread that does nothing else while another one computes. The rule cannot tell whether a
+    dataset uses the model that is trained, as for rollouts of a policy, which no worker could
+    load: allow it there. The place is the line that constructs the loader, where a live test
+    runs it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here. Therefore
     a test never fails because of it, unless a marker asks (`no_antipatterns("sync-dataloader")`).
@@ -138,7 +129,7 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     if len(rows) < _FEW:
         return NO_MATCHES
     start *= max(trace.facts.load_per_processor or 1, 1)
-    workers = min(_WORKERS, (trace.facts.processors or _WORKERS + 1) - 1)
+    many = workers(trace)
     found, fixes, costs, begins, ends = [], list[str](), [], [], []
     loader, own, calls = _loaders(trace, rows)
     first, _ = _begin_iterators(trace, rows)
@@ -152,9 +143,9 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
         batches = _batches(iterator, calls[loader == one])
         # By the median: what delayed a single fetch delays a worker, too.
         start_ns = start * 1e6 / len(mine)
-        if _saved(usual, step, start_ns, batches, workers).mean() < max(share * (usual + step), 1):
+        if _saved(usual, step, start_ns, batches, many).mean() < max(share * (usual + step), 1):
             continue
-        saved = _saved(took, step, start_ns, batches, workers)
+        saved = _saved(took, step, start_ns, batches, many)
         # Of another loader that ends in the same operator, with less to load.
         pays = (np.bincount(iterator, saved) > 0)[iterator]
         mine, iterator, saved = mine[pays], iterator[pays], np.maximum(saved[pays], 0)
@@ -390,11 +381,11 @@ def _is_beside(trace: Events, fetches: Ints, end: int) -> bool:
     return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 
-def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints, workers: int) -> Any:
+def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints, many: int) -> Any:
     """What workers save of each fetch: what they load beside, less its share of their start.
 
     The first of an iterator's batches is waited for, and so are those loaded in parallel with it.
     """
     later = (batches - 1) / batches
-    beside = batches // workers / batches * took if workers > 1 else 0
+    beside = batches // many / batches * took if many > 1 else 0
     return np.minimum(later * took, later * step_ns + beside) - _HAND_OVER_NS - start_ns

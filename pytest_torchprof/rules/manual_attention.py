@@ -75,10 +75,11 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     belong together; each attention is one match, with its backward pass.
 
     The device must have a fused form for the dtype (see `math-attention`), the scores must take at
-    least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more than
-    one query. On a CPU, only attention without a backward pass and without dropout counts: the
-    CPU's fused form has no dropout, and its backward pass took 1.4 times as long as the separate
-    operators' for float32 (torch 2.13, one thread), whereas inference took 0.8 times as long.
+    least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more
+    than one query. On a CPU, only attention without a backward pass and without dropout counts,
+    and none in bf16: the CPU's fused form has no dropout, for bf16 it may be slower, and its
+    backward pass took 1.4 times as long as the separate operators' for float32 (torch 2.13, one
+    thread), whereas inference took 0.8 times as long.
 
     Not counted: weights that something takes after the product and before the next attention, such
     as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
@@ -155,8 +156,9 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
 #: Stands for the CPU among devices.
 _CPU: Final = -1
-#: Types of the CPU's fused kernel. Source: aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
-_CPU_TYPES: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
+#: Types of the CPU's fused kernel (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp), but bf16:
+#: where the processor has products of it, the fused form took 0.25 to 1.6 times as long.
+_CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
 #: What the CPU's fused form saves of the operators over the scores if a processor's cache holds
 #: them, and from so many bytes on, where products get faster, too. Measured alternately for float32
 #: and 64 to 1,024 positions, torch 2.13, one thread: 0.4 to 0.8, and 0.6 to 1.8.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 OUTSIDE = pytest.StashKey["Outside"]()
 #: Fixtures that pytest makes of ``setup_module``, ``setUpClass`` and the like.
 _MADE_OF = re.compile(r"_(?:xunit|unittest)_(\w+?)_fixture_")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Outside:
@@ -72,7 +74,7 @@ class Outside:
 
     def _end(self, key: str) -> None:
         with suppress(Exception), PATCH_GUARD:
-            if drawn := self.draws.end(partial(_mentions_seed, key)):
+            if drawn := self.draws.end(partial(mentions_seed, key)):
                 self.found[key] = drawn
 
     def _loaded(self) -> None:
@@ -80,10 +82,29 @@ class Outside:
             self.draws.loaded()
 
 
-def _mentions_seed(key: str) -> bool:
-    """Whether the file of a block mentions a seed, if it can be read."""
-    with suppress(OSError):
-        return b"seed" in Path(key.partition("::")[0]).read_bytes().lower()
+def mentions_seed(key: str) -> bool:
+    """Whether a block's code mentions a seed: a fixture's function, or what a file runs at once.
+
+    A function that the file calls runs at once, too.
+    """
+    path, _, function = key.partition("::")
+    try:
+        todo: list[ast.AST] = [ast.parse(Path(path).read_bytes())]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    defined = {one.name: one for one in ast.walk(todo[0]) if isinstance(one, _FUNCTIONS)}
+    if function in defined:
+        todo = [*ast.iter_child_nodes(defined[function])]
+    while todo:
+        one = todo.pop()
+        names = [getattr(one, field, None) for field in ("id", "attr", "name", "arg", "module")]
+        if not isinstance(one, _FUNCTIONS):
+            if any("seed" in name.lower() for name in names if isinstance(name, str)):
+                return True
+            todo += ast.iter_child_nodes(one)
+            called = one.func if isinstance(one, ast.Call) else None
+            if isinstance(called, ast.Name) and called.id in defined:
+                todo += ast.iter_child_nodes(defined.pop(called.id))
     return False
 
 

@@ -156,9 +156,21 @@ def test_the_load_by_processor(
     assert expected == busy.load_per_processor()
 
 
-def test_the_processors_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def _refused(_: int) -> NoReturn:
+    raise PermissionError("not here")
+
+
+def test_the_processors_are_those_that_the_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(busy, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(busy, "_ALLOWED", lambda _: {1, 3})
     assert busy.processors() == 2
+    monkeypatch.setattr(busy, "_ALLOWED", _refused)
+    assert busy.processors() == 4
     monkeypatch.setattr(busy, "_ALLOWED", None)
     assert busy.processors() == 4
+    for quota, allowed in (("150000 100000", 2), ("max 100000", 4), ("900000 100000", 4)):
+        (tmp_path / "cpu.max").write_text(quota)
+        assert busy.processors() == allowed

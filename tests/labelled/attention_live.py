@@ -111,12 +111,11 @@ def windows_with_a_bias_of_positions():
     return block
 
 
-@EXAMPLES.positive("manual-attention")
-def softmax_in_float32_of_half_precision():
+def _llamas(dtype):
     """As in Llama's eager form: keys repeated for groups of queries, a softmax in float32."""
-    q, k, v = rand(1, 8, 288, 32, dtype=torch.bfloat16)
+    q, k, v = rand(1, 8, 288, 32, dtype=dtype)
     k, v = k[:, :2], v[:, :2]
-    mask = torch.full((288, 288), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16).triu(1)
+    mask = torch.full((288, 288), torch.finfo(dtype).min, dtype=dtype).triu(1)
 
     def repeated(one: Tensor) -> Tensor:
         b, h, t, d = one.shape
@@ -130,6 +129,16 @@ def softmax_in_float32_of_half_precision():
         torch.matmul(weights, repeated(v))
 
     return block
+
+
+@EXAMPLES.positive("manual-attention")
+def softmax_in_float32_of_half_precision():
+    return _llamas(torch.float16)
+
+
+@EXAMPLES.near_miss("manual-attention")
+def products_that_a_cpu_has_in_bfloat16():
+    return _llamas(torch.bfloat16)
 
 
 @EXAMPLES.positive("manual-attention")

@@ -332,6 +332,13 @@ def test_without_free_processors_it_is_unknown_whether_workers_pay(load: float, 
     assert (load >= 2) == ("sync-dataloader" in found.unchecked)
 
 
+@pytest.mark.parametrize(("cpu_ms", "count"), [(400.0, 0), (50.0, 8)])
+def test_a_test_that_waits_needs_no_processor_for_each_worker(cpu_ms: float, count: int) -> None:
+    times = {"wall_ms": {"median": 400.0}, "cpu_ms": {"median": cpu_ms}}
+    found = loading(None, fetch_us=40_000, step_us=6_000, processors=2, **times)
+    assert count == found.counts.get("sync-dataloader", 0)
+
+
 @pytest.mark.parametrize(("processors", "count"), [(None, 8), (4, 8), (2, 0), (1, 0)])
 def test_where_one_processor_is_free_a_single_worker_must_pay(
     processors: int | None, count: int
@@ -342,10 +349,10 @@ def test_where_one_processor_is_free_a_single_worker_must_pay(
 
 
 def loading(
-    load: float | None, *, fetch_us: int, step_us: int = 20_000, processors: int | None = None
+    load: float | None, *, fetch_us: int, step_us: int = 20_000, **known: object
 ) -> Checked:
     """Eight batches, on a machine with this load per processor."""
-    facts = {"version": 1, "load_per_processor": load, "processors": processors}
+    facts = {"version": 1, "load_per_processor": load, **known}
     b = TraceBuilder()
     b.metadata(FACTS_KEY, facts)
     with b.annotation(REGION):

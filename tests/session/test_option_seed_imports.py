@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from support.sessions import accept, run
 
 from pytest_torchprof.capture.outside_draws import OutsideDraws, drawn_between, generators
+from pytest_torchprof.session.importing import mentions_seed
 
 #: Draws a number of calls while it is imported.
 DRAWS = """
@@ -358,3 +360,34 @@ def test_a_block_in_which_the_generators_cannot_be_read_ends_and_its_outer_one_g
     draws.begin("outer")
     assert random.random() == first
     draws.end()
+
+
+@pytest.mark.parametrize(
+    ("code", "mentions"),
+    [
+        ("import torch\ntorch.manual_seed(1)", True),
+        ("from helpers import seed_everything as fix\nfix()", True),
+        ("import torch\ndef set_up(): torch.manual_seed(1)\nset_up()", True),
+        ("import torch\nclass Data:\n    X = torch.manual_seed(1)", True),
+        ("import torch\ndef test_it(): torch.manual_seed(1)\nX = torch.rand(1)", False),
+        ("# no seed\nX = 'seed'", False),
+        ("def broken(:", False),
+    ],
+)
+def test_what_a_file_runs_at_once_tells_whether_it_seeds(
+    code: str, mentions: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(code)
+    assert mentions_seed(str(path)) is mentions
+    assert mentions_seed(str(tmp_path / "missing.py")) is False
+
+
+def test_a_fixture_seeds_if_its_own_function_does(tmp_path: Path) -> None:
+    path = tmp_path / "conftest.py"
+    path.write_text(
+        "import torch\ntorch.manual_seed(0)\ndef a(): return torch.rand(1)\n"
+        "def b(): torch.manual_seed(1)\n"
+    )
+    assert mentions_seed(f"{path}::a") is False
+    assert mentions_seed(f"{path}::b") is True

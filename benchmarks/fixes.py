@@ -26,8 +26,8 @@ FACTOR = 2.0
 _SECONDS = 1.0
 #: How often the slip is profiled, if that takes no longer than five times as many seconds.
 _PROFILED = 20
-#: Rules whose fix moves work to other processes.
-_BESIDE_WORKERS = ("sync-dataloader",)
+#: Rules whose fix moves work to other processes, or to more of them.
+_BESIDE_WORKERS = ("sync-dataloader", "starved-loader")
 #: A peak below this share of the old one is smaller.
 _SMALLER = 0.9
 

@@ -96,7 +96,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     which the products write and read the scores: their bytes at the bandwidth of the device's
     memory, but only as far as a product takes longer than its FLOPs at half the peak, which
     fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
-    the fused backward pass computes again is subtracted. On a CPU it is 0.6 of the time of the
+    the fused backward pass computes again is subtracted. On a CPU it is half of the time of the
     operators over the scores, from 4 MiB of scores on all of it.
 
     ## Why it is slow
@@ -162,7 +162,7 @@ _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
 #: What the CPU's fused form saves of the operators over the scores if a processor's cache holds
 #: them, and from so many bytes on, where products get faster, too. Measured alternately for float32
 #: and 64 to 1,024 positions, torch 2.13, one thread: 0.4 to 0.8, and 0.6 to 1.8.
-_SAVED_ON_CPU, _SAVED_OF_LARGE, _LARGE = 0.6, 1.0, 2**22
+_SAVED_ON_CPU, _SAVED_OF_LARGE, _LARGE = 0.5, 1.0, 2**22
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
 _ALIGNED: Final = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -89,7 +90,9 @@ def mentions_seed(key: str) -> bool:
     """
     path, _, function = key.partition("::")
     try:
-        todo: list[ast.AST] = [ast.parse(Path(path).read_bytes())]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as of an invalid escape, which the import has told
+            todo: list[ast.AST] = [ast.parse(Path(path).read_bytes())]
     except (OSError, SyntaxError, ValueError):
         return False
     defined = {one.name: one for one in ast.walk(todo[0]) if isinstance(one, _FUNCTIONS)}

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,7 @@ def test_a_block_in_which_the_generators_cannot_be_read_ends_and_its_outer_one_g
         ("import torch\ndef test_it(): torch.manual_seed(1)\nX = torch.rand(1)", False),
         ("# no seed\nX = 'seed'", False),
         ("def broken(:", False),
+        ("import torch\nX = '\\d'\ntorch.manual_seed(1)", True),
     ],
 )
 def test_what_a_file_runs_at_once_tells_whether_it_seeds(
@@ -379,7 +381,10 @@ def test_what_a_file_runs_at_once_tells_whether_it_seeds(
 ) -> None:
     path = tmp_path / "x.py"
     path.write_text(code)
-    assert mentions_seed(str(path)) is mentions
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert mentions_seed(str(path)) is mentions
+    assert told == []
     assert mentions_seed(str(tmp_path / "missing.py")) is False
 
 

@@ -10,22 +10,28 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from benchmarks.slips import SLIPS, Body, Pair
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.facts import Facts
 
 #: A cost within this factor of the savings is right.
 FACTOR = 2.0
 _SECONDS = 1.0
 #: How often the slip is profiled, if that takes no longer than five times as many seconds.
 _PROFILED = 20
+#: Wall and CPU time in ms.
+Times = tuple[float, float]
 #: Rules whose fix moves work to other processes, or to more of them.
 _BESIDE_WORKERS = ("sync-dataloader", "starved-loader")
 #: A peak below this share of the old one is smaller.
@@ -98,55 +104,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
     """Slip and fix in turn for this many seconds, at least three pairs, each profiled once."""
+    from pytest_torchprof.capture.busy import processors
+    from pytest_torchprof.trace.facts import Facts, Quantity
+
     slip, fixed = pair
     for body in (slip, fixed, slip, fixed):
         body()
-    clock = time.perf_counter if rule in _BESIDE_WORKERS else time.process_time
-    samples: list[tuple[float, float]] = []
+    clock = 0 if rule in _BESIDE_WORKERS else 1
+    samples: list[tuple[Times, Times]] = []
     start = time.perf_counter()
     while len(samples) < 3 or time.perf_counter() - start < seconds:
         if len(samples) % 2:
-            after = _ms(fixed, clock)
-            samples.append((_ms(slip, clock), after))
+            after = _times_ms(fixed)
+            samples.append((_times_ms(slip), after))
         else:
-            samples.append((_ms(slip, clock), _ms(fixed, clock)))
-    slip_ms = median(before for before, _ in samples)
+            samples.append((_times_ms(slip), _times_ms(fixed)))
+    pairs = [(before[clock], after[clock]) for before, after in samples]
+    slip_ms = median(before for before, _ in pairs)
+    facts = Facts(
+        torch="2",
+        wall_ms=Quantity(median=slip_ms),
+        cpu_ms=Quantity(median=median(before[1] for before, _ in samples)),
+        processors=processors(),
+    )
     # The shortest run was disturbed least.
     runs = min(_PROFILED, max(3, int(seconds * 5000 / slip_ms)))
     _, named, slip_bytes = min(
-        (_profiled(slip, rule, slip_ms) for _ in range(runs)), key=itemgetter(0)
+        (_profiled(slip, rule, facts) for _ in range(runs)), key=itemgetter(0)
     )
-    _, _, fixed_bytes = _profiled(fixed, rule, slip_ms)
+    _, _, fixed_bytes = _profiled(fixed, rule, facts)
     return Measured(
         rule,
         name,
         slip_ms,
-        median(after for _, after in samples),
-        median(before / after for before, after in samples),
-        median(before - after for before, after in samples),
+        median(after for _, after in pairs),
+        median(before / after for before, after in pairs),
+        median(before - after for before, after in pairs),
         slip_bytes,
         fixed_bytes,
         named,
     )
 
 
-def _ms(body: Body, clock: Callable[[], float]) -> float:
+def _times_ms(body: Body) -> Times:
+    """Wall and CPU time of one run."""
     gc.collect(1)
-    start = clock()
+    wall, cpu = time.perf_counter(), time.process_time()
     body()
-    return (clock() - start) * 1000
+    return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
 
 
-def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float, float | None, float | None]:
+def _profiled(body: Body, rule: str, facts: Facts) -> tuple[float, float | None, float | None]:
     """(ns; cost of the rule's findings in ms, or None if there are none; peak bytes) of one run."""
-    from pytest_torchprof.capture.busy import processors
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.rules.engine.check import check
     from pytest_torchprof.rules.engine.registry import RULES
-    from pytest_torchprof.trace.facts import Facts, Quantity
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
-    facts = Facts(torch="2", wall_ms=Quantity(median=wall_ms), processors=processors())
     with TemporaryDirectory() as folder:
         capture = Capture(threads=1, tensors=True)
         capture.start()

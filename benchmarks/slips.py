@@ -514,14 +514,25 @@ def _text_after_a_short_prompt() -> Pair:
 
 @slip("conv-bias-batchnorm")
 def _bias_before_a_norm() -> Pair:
+    return _with_and_without_bias(64, (8, 64, 8, 8), kernel_size=1)
+
+
+@slip("conv-bias-batchnorm")
+def _bias_of_a_wider_kernel_before_a_norm() -> Pair:
+    return _with_and_without_bias(8, (4, 8, 8, 8), kernel_size=3)
+
+
+def _with_and_without_bias(channels: int, shape: tuple[int, ...], *, kernel_size: int) -> Pair:
+    """Of small results: beside the time for large ones, a bias is lost in noise."""
     import torch
     from torch import nn
 
     def training(*, bias: bool) -> Body:
-        layers = [
-            nn.Sequential(nn.Conv2d(16, 16, 1, bias=bias), nn.BatchNorm2d(16)) for _ in range(6)
-        ]
-        model, batch = nn.Sequential(*layers), torch.randn(8, 16, 32, 32)
+        model = nn.Sequential()
+        for _ in range(6):
+            model.append(nn.Conv2d(channels, channels, kernel_size, padding="same", bias=bias))
+            model.append(nn.BatchNorm2d(channels))
+        batch = torch.randn(shape)
         return lambda: _step(model, batch)
 
     return training(bias=True), training(bias=False)

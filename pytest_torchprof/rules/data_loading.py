@@ -8,7 +8,12 @@ import numpy as np
 
 from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
+from pytest_torchprof.rules.evidence.pauses import (
+    knows_pauses,
+    measured_ns,
+    paused_ns,
+    unprofiled_waits_ns,
+)
 from pytest_torchprof.rules.evidence.workers import lacks_processors, workers
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps
@@ -208,7 +213,8 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
 
     Workers load in parallel with the step, so a batch is ready when it is asked for, if all workers
     together load at least as fast as the device computes. If not, the device waits for them in each
-    step. The cost is that idle time. Workers are no help beyond the number of free processors.
+    step. The cost is that idle time; on a CPU, what a live test's rounds wait without the profiler,
+    whose slower steps hide part of it. Workers are no help beyond the number of free processors.
 
     ## Example
 
@@ -258,9 +264,8 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     if not found:
         return NO_MATCHES
     late_ = np.concatenate(found)
-    begin = trace.ts[rows[late_]]
-    end = begin + trace.dur[rows[late_]]
-    return Matches(rows[late_], messages, fix=fixes, cost_ns=waited[late_], span_ns=(begin, end))
+    cost, begin, end = unprofiled_waits_ns(trace, rows, late_)
+    return Matches(rows[late_], messages, fix=fixes, cost_ns=cost, span_ns=(begin, end))
 
 
 def _fetches(trace: Events, names: Names) -> Ints:

@@ -62,9 +62,9 @@ _COUNTER: Final = Names(r"aten::add_?$")
 _READ: Final = Names(r"aten::item$")
 #: The cost of a bias: to add it, and with a backward pass, to sum and keep its gradient; and for
 #: each element of the result. Measured with torch 2.13 on one CPU thread, alternating with and
-#: without: 15 to 60 us for linear layers, 30 to 150 us for convolutions of 1,000 to 130,000
-#: elements.
-_FORWARD_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 22_000, 0.22
+#: without: 8 to 10 us for linear layers, 9 to 17 us for convolutions of 1 x 1, and 19 to 30 us for
+#: 3 x 3, of 128 to 260,000 elements.
+_FORWARD_NS, _LINEAR_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 9_500, 16_000, 0.03
 #: On a device, this fraction of the convolution's own time.
 _PART: Final = 20
 
@@ -172,7 +172,7 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     rows, after = np.array(events, np.int64), np.array(following, np.int64)
     first, kernel_ns = launched_in(trace, rows)
     on_cpu = first < 0
-    estimated_ns = _estimated_ns(trace, after, shapes)
+    estimated_ns = _estimated_ns(trace, rows, after, shapes)
     least_ns = cpu_share * estimated_cpu_ns(trace) if on_cpu.all() else 0.0
     if estimated_ns.sum() < least_ns:
         return NO_MATCHES
@@ -195,13 +195,13 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
 
 
 def _estimated_ns(
-    trace: Events, norms: Ints, results: Sequence[list[int]]
+    trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]
 ) -> npt.NDArray[np.float64]:
     """What the bias of each layer before these norms takes on a CPU without the profiler."""
     elements = np.array([math.prod(shape) for shape in results], np.int64)
-    backward = _backward_of(trace, norms) >= 0
-    ns: npt.NDArray[np.float64] = np.where(backward, _BACKWARD_NS, _FORWARD_NS)
-    return ns + _ELEMENT_NS * elements
+    backward_ns = np.where(are_named(trace, layers, _LINEAR), _LINEAR_NS, _BACKWARD_NS)
+    ns = np.where(_backward_of(trace, norms) >= 0, backward_ns, _FORWARD_NS)
+    return np.asarray(ns + _ELEMENT_NS * elements)
 
 
 def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:

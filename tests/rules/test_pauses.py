@@ -16,7 +16,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.facts import Facts
+from pytest_torchprof.trace.facts import Facts, Quantity
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
@@ -180,6 +180,34 @@ def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, mat
             starving.fetch(b, 20)
             b.op("aten::linear", [[4, 4], [4, 4]], dur_us=20_000)
     assert len(check(recorded(b), [RULES["starved-loader"]]).findings()) == matches
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "cpu_ms", "computes_ms", "cost_ms"),
+    [
+        (None, None, 20, 60),
+        (160, None, 20, 60),
+        (160, 80, 20, 60),
+        (160, 50, 20, 90),
+        (160, 50, 5, 76),
+        (200, 10, 20, 120),
+    ],
+)
+def test_waits_that_the_profiler_hides_count(
+    wall_ms: float | None, cpu_ms: float | None, computes_ms: float, cost_ms: float
+) -> None:
+    """Four steps of 20 ms, each after a fetch of 20 ms, of which the first does not count."""
+    b = TraceBuilder()
+    wall, cpu = (None if ms is None else Quantity(median=ms) for ms in (wall_ms, cpu_ms))
+    b.facts(Facts(wall_ms=wall, cpu_ms=cpu))
+    with b.annotation("torchprof::call"):
+        starving.seed(b)
+        for _ in range(4):
+            starving.fetch(b, 20)
+            b.op("aten::linear", [[4, 4], [4, 4]], dur_us=computes_ms * 1000)
+            b.advance((20 - computes_ms) * 1000)
+    finding = found(recorded(b), "starved-loader")
+    assert finding.cost_ms == pytest.approx(cost_ms, rel=0.02)
 
 
 # ----------------------------------------------------------------------------------------- copies

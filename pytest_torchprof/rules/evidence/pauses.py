@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_gap
+from pytest_torchprof.analysis.host_causes import Cause
 from pytest_torchprof.analysis.idle import spans_of
 from pytest_torchprof.analysis.idle_causes import idle_parts
+from pytest_torchprof.analysis.unprofiled_time import SLOWDOWN, cpu_ns, wall_ns
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.host_causes import Cause
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -38,6 +40,31 @@ def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
     kept = np.zeros(len(trace), np.int64)
     np.add.at(kept, parts.event[chosen], parts.ns[chosen])
     return np.minimum(kept[events] // max(len(spans_of(trace)), 1), trace.dur[events])
+
+
+def unprofiled_waits_ns(trace: Events, waits: Ints, late: Ints) -> tuple[Ints, Ints, Ints]:
+    """For the late ones of these waits, by their index: how long they take without the profiler;
+    the begin and end of the stretch that this is part of; all in ns.
+
+    On a CPU, the profiler slows down what computes in between, which hides part of the waiting:
+    the stretch includes it. Without the profiler, a live test waits for as long as its process
+    uses no processor: the wall time of its rounds less their CPU time. Subtracted are the waits
+    that are not late; and no more is added than the profiler makes of the operators' time.
+    """
+    waited_ns = paused_ns(trace, waits, Cause.LOADING)
+    begin, end = trace.ts[waits], trace.ts[waits] + trace.dur[waits]
+    profiled_ns = int(waited_ns[late].sum())
+    wall, cpu = wall_ns(trace), cpu_ns(trace)
+    if wall is not None and cpu is not None and profiled_ns and not trace.has(*DEVICE_KINDS):
+        outer = outermost(trace)
+        outer = outer[among(trace.thread[outer], trace.thread[waits])]
+        hidden_ns = (1 - 1 / SLOWDOWN) * int(trace.dur[outer].sum())
+        others_ns = int(trace.dur[waits].sum()) - profiled_ns
+        total_ns = min(wall - cpu - others_ns, profiled_ns + hidden_ns)
+        if total_ns > profiled_ns:
+            waited_ns = (waited_ns * (total_ns / profiled_ns)).astype(np.int64)
+            begin = np.append(begin[:1], np.minimum(begin[1:], end[:-1]))
+    return waited_ns[late], begin[late], end[late]
 
 
 def measured_ns(trace: Events) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.analysis.unprofiled_time import cpu_ns, wall_ns
 from pytest_torchprof.core.reasons import Reason, Why, because
 
 if TYPE_CHECKING:
@@ -32,7 +33,5 @@ def workers(trace: Events) -> int:
 
 
 def _waits(trace: Events) -> bool:
-    wall, cpu = trace.facts.wall_ms, trace.facts.cpu_ms
-    if wall is None or wall.median is None or cpu is None or cpu.median is None:
-        return False
-    return cpu.median < _COMPUTES * wall.median
+    wall, cpu = wall_ns(trace), cpu_ns(trace)
+    return wall is not None and cpu is not None and cpu < _COMPUTES * wall

@@ -739,3 +739,64 @@ def _features_cast_at_the_end() -> Pair:
             return model((torch.from_numpy(data).float() - 0.5).tanh() * 2)
 
     return slip, fixed
+
+
+# ------------------------------------------------------------------------------------ compilation
+
+
+@slip("graph-break")
+def _scale_that_is_read() -> Pair:
+    import torch
+    from torch import nn
+
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+
+    class Scaled(nn.Module):
+        def __init__(self, *, reads: bool) -> None:
+            super().__init__()
+            self.reads, self.encoder, self.decoder = reads, layers(), layers()
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.encoder(x)
+            largest = hidden.abs().max()
+            scaled = hidden / (largest.item() if self.reads else largest)
+            return self.decoder(scaled).sin()
+
+    batch = torch.randn(8, 32)
+
+    def training(*, reads: bool) -> Body:
+        model = Scaled(reads=reads)
+        return _compiling(lambda: torch.compile(model)(batch).sum().backward())
+
+    return training(reads=True), training(reads=False)
+
+
+@slip("recompile")
+def _factor_as_a_number() -> Pair:
+    import torch
+
+    batch = torch.randn(64, 32, requires_grad=True)
+
+    def training(factors: Any) -> Body:
+        def body() -> None:
+            scaled = torch.compile(lambda x, factor: (x * factor).sin())
+            for factor in factors:
+                scaled(batch, factor).sum().backward()
+
+        return _compiling(body)
+
+    factors = (0.1, 0.2, 0.3)
+    return training(factors), training(torch.tensor(factors))
+
+
+def _compiling(body: Body) -> Body:
+    """Compiles anew at each call."""
+    import torch
+
+    def compiling() -> None:
+        torch.compiler.reset()
+        torch.compiler.config.force_disable_caches = True
+        body()
+
+    return compiling

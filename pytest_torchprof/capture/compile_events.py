@@ -226,7 +226,7 @@ class CompileCount(Frozen, frozen=True):
                 earlier_breaks=self._earlier(before),
             )
         made = _LOG.compilations[before.compilations : self.compilations]
-        breaks = [_row(b, one) for one in made for b in one.breaks]
+        breaks = _rows(made)
         breaks += [_row(b) for b in self._unplaced(before, made)]
         own = {one.id for one in made}
         again = [
@@ -234,7 +234,7 @@ class CompileCount(Frozen, frozen=True):
                 recompiled(one),
                 one.location,
                 one.id,
-                one.ms,
+                _whole_ms(one, made),
                 frame_before=f"{one.id.rpartition('/')[0]}/0" not in own,
                 users=one.users,
                 cause=cause(one),
@@ -289,9 +289,52 @@ class CompileCount(Frozen, frozen=True):
         if not _LOG.complete:
             return None
         earlier = _LOG.compilations[_LOG.numbered_from : before.compilations]
-        return {one.id: tuple(_row(b, one) for b in one.breaks) for one in earlier if one.breaks}
+        rows = dict[str, tuple[CompileNote, ...]]()
+        for row in _rows(earlier):
+            if row.id is not None:
+                rows[row.id] = (*rows.get(row.id, ()), row)
+        return rows
 
 
-def _row(broken: Break, of: Compilation | None = None) -> CompileNote:
-    id_, ms = (of.id, of.ms) if of else (None, 0.0)
+def _rows(made: Sequence[Compilation]) -> list[CompileNote]:
+    """The graph breaks of these compilations."""
+    return [
+        _row(broken, one.id, _extra_ms(number, made))
+        for number, one in enumerate(made)
+        for broken in one.breaks
+    ]
+
+
+def _row(broken: Break, id_: str | None = None, ms: float | None = None) -> CompileNote:
     return CompileNote(broke(broken.text), broken.location, id_, ms)
+
+
+def _extra_ms(number: int, made: Sequence[Compilation]) -> float | None:
+    """How much longer two graphs take to compile than one; None if the rest is not compiled.
+
+    That is about the time for the smaller one, and half of that for the smaller backward graph.
+    Measured with inductor of torch 2.13 on models of 4 and 8 linear layers and of 4 transformer
+    layers, with and without gradients: 0.8 to 1.6 times what mending the break saves. The larger
+    graph's time may include inductor's start.
+    """
+    broken = made[number]
+    rest = next((one for one in made[number + 1 :] if one.line and _are_one(broken, one)), None)
+    if rest is None or rest.ms is None or broken.ms is None:
+        return None
+    backward_ms = min(_backward_ms(broken, made), _backward_ms(rest, made))
+    return round((min(broken.ms, rest.ms) + backward_ms / 2) / len(broken.breaks), 3)
+
+
+def _are_one(function: Compilation, rest: Compilation) -> bool:
+    """Whether these are of one function, which may begin on other lines."""
+    files = {(one.location or "").rpartition(":")[0] for one in (function, rest)}
+    return function.name == rest.name and len(files) == 1
+
+
+def _whole_ms(one: Compilation, made: Sequence[Compilation]) -> float | None:
+    return None if one.ms is None else round(one.ms + _backward_ms(one, made), 3)
+
+
+def _backward_ms(forward: Compilation, made: Sequence[Compilation]) -> float:
+    """What backends compile later for the same graph."""
+    return sum(one.whole_ms or 0 for one in made if one.id == forward.id and not one.forward)

@@ -66,14 +66,14 @@ class Compilation(NamedTuple):
     that resumes after a graph break. ``gave_up``: dynamo has compiled nothing, because it had
     compiled too often. ``wrapper``: torch's wrapper around a module of its own. ``left``: dynamo
     has left the frame to Python, in a version that does not record why. ``whole_ms``: like ``ms``,
-    but also of backends' later work; None if unknown.
+    but also of backends' later work. Both are None if unknown.
     """
 
     id: str
     name: str
     location: str | None
     reason: str | None
-    ms: float
+    ms: float | None
     forward: bool
     users: bool
     breaks: tuple[Break, ...]
@@ -123,7 +123,7 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
     name = str(_field(record, "compile_id"))
     forward = _field(record, "is_forward") is not False
     forward = forward and not _field(record, "is_runtime")
-    seconds = _field(record, "entire_frame_compile_time_s") or 0
+    seconds = _field(record, "entire_frame_compile_time_s")
     reason: str | None = None
     if not forward:
         pass
@@ -139,7 +139,7 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         name=_bare(whole) or "",
         location=_place_of(record),
         reason=reason,
-        ms=round(float(seconds) * 1e3, 3),
+        ms=None if seconds is None else round(float(seconds) * 1e3, 3),
         forward=forward,
         users=bool(_field(record, "co_filename")) and is_users(_field(record, "co_filename")),
         breaks=breaks if forward else (),

@@ -90,7 +90,9 @@ def graph_break(trace: Events) -> Matches:
     A break that raised because of `fullgraph=True` counts too, in a test that expects it:
     dynamo reports both alike. In a stored trace
     of another tool, it is recognized by the functions with which Python resumes, if stacks were
-    recorded. The cost is the time to compile the broken frame.
+    recorded. The cost is the time to compile one graph more: that of the smaller one of the two
+    before and after the break. It is unknown if the rest is not compiled. What the call itself
+    loses is not estimated.
 
     ## Why it is slow
 
@@ -149,7 +151,7 @@ def recompile(trace: Events) -> Matches:
     belongs to the test. The metric `recompiles` includes both.
 
     In a stored trace of another tool, these are the compiled regions whose number
-    is not their function's first. The cost is the time to compile.
+    is not their function's first. The cost is the time to compile, with the backward graph.
 
     ## Why it is slow
 

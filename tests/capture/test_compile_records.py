@@ -133,6 +133,56 @@ def test_the_time_of_compiling_is_the_sum_over_records(
     assert ms == work.ms
 
 
+@pytest.mark.parametrize(
+    ("first_s", "rest_s", "ms"),
+    [(9.0, 1.0, 1000.0), (0.5, 1.0, 500.0), (None, 1.0, None), (1.0, None, None)],
+)
+def test_a_break_costs_the_smaller_graph(
+    dynamo: Dynamo, first_s: float | None, rest_s: float | None, ms: float | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.broke("print", ("/projects/net.py", 5))
+    dynamo.compiled("0/0", entire_frame_compile_time_s=first_s)
+    dynamo.compiled("1/0", entire_frame_compile_time_s=0.1, co_name="other")
+    rest = "torch_dynamo_resume_in_step_at_5"
+    at = {"co_name": rest, "co_firstlineno": 5}
+    dynamo.compiled("2/0", entire_frame_compile_time_s=rest_s, **at)
+    dynamo.compiled("2/0", duration_us=200_000, is_forward=False)
+    (row,) = CompileCount.now().since(before).breaks or ()
+    assert ms == row.ms
+
+
+def test_of_a_smaller_backward_graph_half_counts(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.broke("print", ("/projects/net.py", 5))
+    dynamo.compiled("0/0", entire_frame_compile_time_s=1.0)
+    rest = "torch_dynamo_resume_in_step_at_5"
+    dynamo.compiled("1/0", entire_frame_compile_time_s=2.0, co_name=rest, co_firstlineno=5)
+    dynamo.compiled("1/0", duration_us=400_000, is_forward=False)
+    dynamo.compiled("0/0", duration_us=600_000, is_forward=False)
+    (row,) = CompileCount.now().since(before).breaks or ()
+    assert row.ms == 1200.0
+
+
+def test_a_break_whose_rest_is_not_compiled_has_an_unknown_cost(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.broke("print", ("/projects/net.py", 5))
+    dynamo.compiled("0/0", entire_frame_compile_time_s=1.0)
+    dynamo.broke("a lost one")
+    rows = CompileCount.now().since(before).breaks or ()
+    assert [None, None] == [row.ms for row in rows]
+
+
+def test_a_recompilation_costs_the_backward_graph_too(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/1", entire_frame_compile_time_s=1.0, recompile_reason="x == 1")
+    dynamo.compiled("0/0", duration_us=7_000_000, is_forward=False)
+    dynamo.compiled("0/1", duration_us=500_000, is_forward=False)
+    dynamo.compiled("0/2", recompile_reason="x == 1")
+    rows = CompileCount.now().since(before).recompilations or ()
+    assert [1500.0, None] == [row.ms for row in rows]
+
+
 def test_the_time_of_lost_records_is_unknown(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for number in range(70):

@@ -14,11 +14,11 @@ SLOWDOWN: Final = 5
 
 def wall_ns(trace: Events) -> float | None:
     """The median of the rounds; None if none were timed, and for traces of other tools."""
-    return _median_ns(trace.facts.wall_ms)
+    return _median_ns(trace.facts.wall_ms) or None
 
 
 def cpu_ns(trace: Events) -> float | None:
-    """The CPU time of the test's process, likewise."""
+    """The CPU time of the test's process, likewise. A test that only waits may have 0."""
     return _median_ns(trace.facts.cpu_ms)
 
 
@@ -31,6 +31,6 @@ def slowdown_share(trace: Events) -> float:
 
 
 def _median_ns(quantity: Quantity | None) -> float | None:
-    if quantity is None or quantity.median is None or quantity.median <= 0:
+    if quantity is None or quantity.median is None or quantity.median < 0:
         return None
     return quantity.median * 1e6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.user_frames import is_users
@@ -50,11 +50,15 @@ _LONGEST = 160
 
 
 class Break(NamedTuple):
-    """One graph break. ``text`` is dynamo's own, and ``root`` the frame that was being compiled."""
+    """One graph break. ``text`` is dynamo's own, and ``root`` the frame that was being compiled.
+
+    ``line``: where in that frame, by which the rest of it is known.
+    """
 
     text: str
     location: str | None
     root: tuple[str, str] | None = None
+    line: int | None = None
 
 
 class Compilation(NamedTuple):
@@ -83,6 +87,7 @@ class Compilation(NamedTuple):
     gave_up: bool = False
     wrapper: bool = False
     whole_ms: float | None = None
+    file: str = ""
 
 
 def break_of(reason: Any) -> Break:
@@ -90,7 +95,8 @@ def break_of(reason: Any) -> Break:
     stack = list(getattr(reason, "user_stack", None) or ())
     root = (stack[0].filename, stack[0].name) if stack else None
     frames = [(frame.filename, frame.lineno) for frame in stack]
-    return Break(str(reason.reason), _innermost(frames), root)
+    line = stack[0].lineno if stack else None
+    return Break(str(reason.reason), _innermost(frames), root, line)
 
 
 def _field(record: Any, name: str) -> Any:
@@ -98,19 +104,46 @@ def _field(record: Any, name: str) -> Any:
     return getattr(record, name, None)
 
 
-def own_breaks(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
-    """The graph break that ended this compilation, taken from those waiting; else its failure."""
+def own_breaks(records: Sequence[Any], waiting: list[Break]) -> list[tuple[Break, ...]]:
+    """The graph break that ended each compilation, taken from those waiting; else its failure.
+
+    Functions of one name are told apart by the reasons in their records, where these have any. A
+    failure has none, so it comes last.
+    """
+    told = list[tuple[Break, ...]]()
+    for record in records:
+        restarts = _field(record, "restart_reasons")
+        told.append(() if restarts is None else _taken(record, waiting, restarts))
+    return [
+        own or _ended(record, waiting) or _failure(record)
+        for own, record in zip(told, records, strict=True)
+    ]
+
+
+def _ended(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
+    """Any break in its function, of a record that has failed or is too old for reasons."""
+    tells = _field(record, "restart_reasons") is not None
     failed = _field(record, "fail_type") in _SOFT_FAILURES
-    text = str(_field(record, "fail_reason"))
-    restarts = _field(record, "restart_reasons")
+    return () if tells and not failed else _taken(record, waiting)
+
+
+def _taken(
+    record: Any, waiting: list[Break], reasons: Container[str] | None = None
+) -> tuple[Break, ...]:
+    """The first waiting break in this function, of these reasons or of any."""
     root = (_field(record, "co_filename"), _bare(_field(record, "co_name")))
     for one in waiting:
         if one.root is None or (one.root[0], _bare(one.root[1])) != root:
             continue
-        known = restarts is None or one.text in restarts or one.text.startswith(_CONTINUING)
-        if failed or known:
+        if reasons is None or one.text in reasons or one.text.startswith(_CONTINUING):
             waiting.remove(one)
             return (one._replace(location=one.location or _place_of(record)),)
+    return ()
+
+
+def _failure(record: Any) -> tuple[Break, ...]:
+    failed = _field(record, "fail_type") in _SOFT_FAILURES
+    text = str(_field(record, "fail_reason"))
     if failed and not _NO_BREAK.match(text):
         file, line = (_field(record, f"fail_user_frame_{what}") for what in ("filename", "lineno"))
         place = _innermost([(file, line)]) if file else None
@@ -149,6 +182,7 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         gave_up=bool(_TOO_OFTEN.search(failed)),
         wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
         whole_ms=_whole_ms(record),
+        file=file,
     )
 
 

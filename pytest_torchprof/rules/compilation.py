@@ -216,7 +216,8 @@ def _matches(trace: Events, rows: Sequence[CompileNote]) -> Matches:
     events = {row.id: -1 for row in rows}
     for name in events:
         events[name] = _first(trace, trace.named(f"{_REGION}: {name}"))
-    cost = np.array([-1 if row.ms is None else int(row.ms * 1e6) for row in rows], np.int64)
+    # Older traces say 0 for what is unknown.
+    cost = np.array([int(row.ms * 1e6) if row.ms else -1 for row in rows], np.int64)
     return Matches(
         np.array([events[row.id] for row in rows], np.int64),
         [row.reason for row in rows],

@@ -95,7 +95,10 @@ class RegionTimes(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CompileNote(Frozen, frozen=True):
-    """A graph break: dynamo's reason, the line, and the compilation's id and time in ms."""
+    """A graph break: dynamo's reason, the line, and the compilation's id.
+
+    ``ms``: the time spent compiling because of it, in ms; None if unknown.
+    """
 
     reason: str
     location: str | None = None

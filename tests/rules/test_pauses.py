@@ -183,23 +183,26 @@ def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, mat
 
 
 @pytest.mark.parametrize(
-    ("wall_ms", "cpu_ms", "computes_ms", "cost_ms"),
+    ("wall_ms", "cpu_ms", "computes_ms", "load", "cost_ms"),
     [
-        (None, None, 20, 60),
-        (160, None, 20, 60),
-        (160, 80, 20, 60),
-        (160, 50, 20, 90),
-        (160, 50, 5, 76),
-        (200, 10, 20, 120),
+        (None, None, 20, 0, 60),
+        (160, None, 20, 0, 60),
+        (160, 80, 20, 0, 60),
+        (160, 50, 20, 0, 90),
+        (120, 10, 20, 0, 90),  # with shorter steps
+        (160, 50, 20, 1.5, 60),  # others use the processors
+        (160, 20, 10, 0, 80),  # 40 ms of sleep in the steps
+        (160, 0, 5, 0, 76),  # more than 5 ms of operators may be due to the profiler
+        (200, 10, 20, 0, 120),  # no more than the whole stretch
     ],
 )
 def test_waits_that_the_profiler_hides_count(
-    wall_ms: float | None, cpu_ms: float | None, computes_ms: float, cost_ms: float
+    wall_ms: float | None, cpu_ms: float | None, computes_ms: float, load: float, cost_ms: float
 ) -> None:
     """Four steps of 20 ms, each after a fetch of 20 ms, of which the first does not count."""
     b = TraceBuilder()
     wall, cpu = (None if ms is None else Quantity(median=ms) for ms in (wall_ms, cpu_ms))
-    b.facts(Facts(wall_ms=wall, cpu_ms=cpu))
+    b.facts(Facts(wall_ms=wall, cpu_ms=cpu, load_per_processor=load))
     with b.annotation("torchprof::call"):
         starving.seed(b)
         for _ in range(4):

@@ -461,3 +461,18 @@ def test_a_bias_costs_a_share_of_the_kernels_and_not_of_their_loading() -> None:
         b.launch("bn_fw_tr_1C11_kernel_NCHW", 20)
     (cost,) = costs(recorded(b), "conv-bias-batchnorm")
     assert 0 < cost <= 10
+
+
+@pytest.mark.parametrize(("side", "cost_us"), [(16, 2.06), (256, 17.7), (1024, 3399)])
+def test_a_bias_of_a_large_result_costs_a_pass_over_memory(side: int, cost_us: float) -> None:
+    """Of 8 * side * side elements: 0.03 ns each, and 0.4 ns more beyond 2**19 of them."""
+    b = TraceBuilder()
+    size = [2, 4, side, side]
+    conv = [[2, 3, side, side], [4, 3, 1, 1], [4], [], [], [], []]
+    b.op("aten::conv2d", args={"Input Dims": conv}, dur_us=9_000)
+    types = ["long int", "long int", "Scalar"]
+    b.op("aten::add_", args={"Input Dims": [[], [], []], "Input type": types})
+    b.op("aten::batch_norm", args={"Input Dims": [size, [4], [4], [4], [4], [], [], [], []]})
+    rule = "conv-bias-batchnorm"
+    found = check(recorded(b), [RULES[rule]], thresholds={rule: {"cpu_share": 0}}).findings()
+    assert [pytest.approx(cost_us / 1e3, rel=0.01)] == [one.cost_ms for one in found]

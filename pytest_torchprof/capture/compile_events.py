@@ -210,7 +210,8 @@ class CompileCount(Frozen, frozen=True):
 
     def compiled_since(self, before: CompileCount) -> bool:
         """Whether anything was compiled between two readings."""
-        return self.compilations > before.compilations
+        made = _LOG.compilations[before.compilations : self.compilations]
+        return any(not one.at_run_time for one in made)
 
     def since(self, before: CompileCount) -> Facts:
         """The facts about compilation between two readings; see `analysis.compile_counts`."""
@@ -229,7 +230,7 @@ class CompileCount(Frozen, frozen=True):
         made = _LOG.compilations[before.compilations : self.compilations]
         breaks = _rows(made)
         breaks += [_row(b) for b in self._unplaced(before, made)]
-        own = {one.id for one in made}
+        own = {one.id for one in made if not one.at_run_time}
         again = [
             RecompileNote(
                 recompiled(one),
@@ -345,7 +346,7 @@ def _backward_ms(number: int, made: Sequence[Compilation]) -> float | None:
     """What backends compile later for the same graph; None if one of the times is unknown."""
     ms: float | None = 0.0
     for one in made[number + 1 :]:
-        if one.id == made[number].id != "None":
+        if one.id == made[number].id != "None" and not one.at_run_time:
             if one.forward:  # torch.compiler.reset began to number anew
                 break
             ms = None if ms is None or one.whole_ms is None else ms + one.whole_ms

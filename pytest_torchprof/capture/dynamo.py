@@ -70,7 +70,8 @@ class Compilation(NamedTuple):
     that resumes after a graph break. ``gave_up``: dynamo has compiled nothing, because it had
     compiled too often. ``wrapper``: torch's wrapper around a module of its own. ``left``: dynamo
     has left the frame to Python, in a version that does not record why. ``whole_ms``: like ``ms``,
-    but also of backends' later work. Both are None if unknown.
+    but also of backends' later work. Both are None if unknown. ``at_run_time``: compiled code has recorded a
+    CUDA graph or tuned a kernel, which dynamo notes like a compilation.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Compilation(NamedTuple):
     wrapper: bool = False
     whole_ms: float | None = None
     file: str = ""
+    at_run_time: bool = False
 
 
 def break_of(reason: Any) -> Break:
@@ -155,7 +157,8 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
     """From dynamo's ``CompilationMetrics``, of any version."""
     name = str(_field(record, "compile_id"))
     forward = _field(record, "is_forward") is not False
-    forward = forward and not _field(record, "is_runtime")
+    at_run_time = bool(_field(record, "is_runtime"))
+    forward = forward and not at_run_time
     seconds = _field(record, "entire_frame_compile_time_s")
     reason: str | None = None
     if not forward:
@@ -183,6 +186,7 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
         whole_ms=_whole_ms(record),
         file=file,
+        at_run_time=at_run_time,
     )
 
 

@@ -176,6 +176,18 @@ class Others:
         thread, in_backward = self.ours_began
         return in_backward or thread != REAL.current_thread()
 
+    @property
+    def ours_records_here(self) -> bool:
+        """Whether our session records the operators around this line of a backward pass.
+
+        A device's thread works in the state of the one that has begun the pass.
+        """
+        if self.ours_began is None:
+            return False
+        thread, in_backward = self.ours_began
+        here = thread == REAL.current_thread() or real_torch().active()
+        return here and not in_backward
+
     def ended(self) -> None:
         """Note that the backend has ended what it ran."""
         self.left = self.may_be_left = self.replacement_runs = False

@@ -135,7 +135,7 @@ def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
 
     ``sound``: nothing is known to have interfered with it; torch may warn otherwise.
     """
-    if real_torch().in_backward() and OTHERS.ours_began == (REAL.current_thread(), False):
+    if real_torch().in_backward() and OTHERS.ours_records_here:
         OTHERS.ours_ended_in = real_torch().backward_pass()
     known = everywhere or profiler_active()
     sound = sound and known and not OTHERS.taken_over

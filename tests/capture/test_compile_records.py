@@ -255,6 +255,27 @@ def test_a_recompilation_costs_the_backward_graph_too(dynamo: Dynamo) -> None:
     assert [1500.0, None, 2500.0, None] == [row.ms for row in rows]
 
 
+def test_what_compiled_code_does_at_run_time_is_no_compilation(dynamo: Dynamo) -> None:
+    """Inductor records a CUDA graph in the second call of what an earlier run has compiled."""
+    before = CompileCount.now()
+    dynamo.compiled("0/1", duration_us=1_500, is_forward=True, is_runtime=True, co_name=None)
+    recorded = CompileCount.now()
+    assert not recorded.compiled_since(before)
+    assert () == recorded.since(before).compiled
+    dynamo.compiled("0/2")
+    dynamo.compiled("0/2", duration_us=1_500, is_forward=True, is_runtime=True, co_name=None)
+    assert CompileCount.now().compiled_since(recorded)
+    assert ("0/2",) == CompileCount.now().since(recorded).compiled
+
+
+def test_a_recompilation_does_not_cost_what_its_code_does_at_run_time(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/1", entire_frame_compile_time_s=1.0, recompile_reason="x == 1")
+    dynamo.compiled("0/1", duration_us=1_500, is_forward=True, is_runtime=True, co_name=None)
+    (row,) = CompileCount.now().since(before).recompilations or ()
+    assert 1000 == row.ms
+
+
 def test_the_time_of_lost_records_is_unknown(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for number in range(70):

@@ -6,6 +6,8 @@ A maker sets up an example and returns the slip and its fix: two functions that 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -800,3 +802,82 @@ def _compiling(body: Body) -> Body:
         body()
 
     return compiling
+
+
+# ---------------------------------------------------------------------------------- communication
+
+
+@slip("small-collectives")
+def _gradients_reduced_one_by_one() -> Pair:
+    import torch
+    import torch.distributed as dist
+
+    shapes = ((64, 64), (64,), (256,)) * 8
+    gradients = [torch.ones(shape) for shape in shapes]
+
+    def slip() -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+
+    def fixed() -> None:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    return _on_two_ranks(slip, fixed)
+
+
+@slip("blocking-collective")
+def _reduced_before_other_work() -> Pair:
+    import torch
+    import torch.distributed as dist
+
+    bucket, weight = torch.ones(1 << 20), torch.randn(512, 512)
+
+    def other_work() -> None:
+        x = weight
+        for _ in range(6):
+            x = torch.relu(x @ weight) * 0.01
+
+    def slip() -> None:
+        dist.all_reduce(bucket, async_op=True).wait()
+        other_work()
+
+    def fixed() -> None:
+        work = dist.all_reduce(bucket, async_op=True)
+        other_work()
+        work.wait()
+
+    return _on_two_ranks(slip, fixed)
+
+
+def _on_two_ranks(slip: Body, fixed: Body) -> Pair:
+    """Both, in this process and in a forked one at once, which are the ranks of a gloo group."""
+    import torch
+    import torch.distributed as dist
+
+    works = {True: slip, False: fixed}
+    here, there = multiprocessing.Pipe()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = f"file://{tempfile.mkdtemp()}/store"
+
+    def other() -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=store, rank=1, world_size=2)
+        while True:
+            works[there.recv()]()
+
+    multiprocessing.get_context("fork").Process(target=other, daemon=True).start()
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=2)
+
+    def body(slips: bool) -> Body:
+        def run() -> None:
+            here.send(slips)
+            works[slips]()
+
+        return run
+
+    return body(True), body(False)

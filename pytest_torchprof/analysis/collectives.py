@@ -15,12 +15,12 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import SYNC_CALL
+from pytest_torchprof.trace.ranks import world_size_of
 from pytest_torchprof.trace.tree import operators_around
 from pytest_torchprof.work.categories import CATEGORIES
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
@@ -107,7 +107,7 @@ def _collectives(trace: Events) -> Collectives:
     number = _kinds(trace, event, operator, [one.collective for one in args])
     names: list[CollectiveKind] = [*(name for name, _ in KINDS), "collective"]
     exposed, gain = _exposed(trace, event, computing)
-    world = _world_size(trace.metadata)
+    world = world_size_of(trace.metadata) or 0
     return Collectives(
         event,
         operator,
@@ -155,13 +155,6 @@ def kind_number(name: str) -> int:
         if pattern.search(name):
             return number
     return _OTHER
-
-
-def _world_size(metadata: Mapping[str, object]) -> int:
-    """The number of ranks of the job, 0 if unknown."""
-    info = metadata.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
-    return size if type(size) is int and size > 0 else 0
 
 
 def _exposed(trace: Events, event: Ints, computing: Ints) -> tuple[Ints, Ints]:

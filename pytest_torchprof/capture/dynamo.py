@@ -70,8 +70,8 @@ class Compilation(NamedTuple):
     that resumes after a graph break. ``gave_up``: dynamo has compiled nothing, because it had
     compiled too often. ``wrapper``: torch's wrapper around a module of its own. ``left``: dynamo
     has left the frame to Python, in a version that does not record why. ``whole_ms``: like ``ms``,
-    but also of backends' later work. Both are None if unknown. ``at_run_time``: compiled code has recorded a
-    CUDA graph or tuned a kernel, which dynamo notes like a compilation.
+    but also of backends' later work. Both are None if unknown. ``at_run_time``: compiled code has
+    recorded a CUDA graph or tuned a kernel, which dynamo notes like a compilation.
     """
 
     id: str

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.unprofiled_time import idle_ns
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
@@ -16,6 +17,7 @@ from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.known_names import STEP
 from pytest_torchprof.trace.name_index import OPERATOR, Names, communicates, events_named
+from pytest_torchprof.trace.ranks import world_size_of
 from pytest_torchprof.trace.tree import within_named
 from pytest_torchprof.work.categories import operator_category
 
@@ -200,7 +202,10 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
     Looks at collectives with `async_op=True` of `size` (64 KiB) or more. It matches if the wait
     follows the start with no operator between them: NCCL records the wait; of gloo's, it shows in
     that the thread calls nothing until the work is done, and then goes on. All of them together
-    must take `share` (0.01) or more of the time. The cost is the duration of the work.
+    must take `share` (0.01) or more of the time. The cost is the duration of the work. gloo's needs
+    the CPU, as other work does: of that, a live test can save no more than the time for which its
+    process uses no processor. The cost is unknown where that is never the case, and where a rank
+    has no second processor for gloo's threads.
 
     Not counted: what torch itself starts and waits for, such as DDP, FSDP and functional
     collectives of tensor parallel layers, whose result the next layer needs; hooks of a backward
@@ -252,7 +257,18 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
         for i in at.tolist()
     ]
     until = np.maximum(trace.ts[event] + trace.dur[event], found.end[at])
-    return Matches(event, messages, cost_ns=duration, span_ns=(trace.ts[event], until))
+    cost_ns = duration if trace.has(*DEVICE_KINDS) else _hidden_at_most_ns(trace, duration)
+    return Matches(event, messages, cost_ns=cost_ns, span_ns=(trace.ts[event], until))
+
+
+def _hidden_at_most_ns(trace: Events, duration: Ints) -> Ints:
+    """What other work on the CPU can hide of work that gloo does there; -1 if unknown."""
+    idle, processors = idle_ns(trace), trace.facts.processors
+    ranks = world_size_of(trace.metadata) or 1
+    if (idle is not None and idle <= 0) or (processors is not None and processors < 2 * ranks):
+        return np.full(len(duration), -1)
+    most = float(duration.sum()) if idle is None else min(idle, float(duration.sum()))
+    return np.asarray(duration * (most / duration.sum()), np.int64)
 
 
 def _asynchronous(trace: Events, events: Ints) -> Bools:

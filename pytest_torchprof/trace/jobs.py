@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.ranks import rank_in_name, rank_of, short_texts
+from pytest_torchprof.trace.ranks import rank_in_name, rank_of, short_texts, world_size_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -38,13 +38,12 @@ _Named: TypeAlias = tuple[str, JobFacts]
 def job_facts(trace: Events) -> JobFacts:
     """What this trace says about its job."""
     info = trace.metadata.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
     own = rank_of(trace.metadata)
     start, end = _span(trace) if len(trace) else (None, None)
     return JobFacts(
         trace.source,
         rank_in_name(Path(trace.source)) if own is None else own,
-        size if type(size) is int and size > 0 else None,
+        world_size_of(trace.metadata),
         isinstance(info, dict) and bool(info),
         start,
         end,

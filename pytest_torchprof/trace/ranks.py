@@ -157,6 +157,13 @@ def rank_of(metadata: Mapping[str, Any]) -> int | None:
     return rank if type(rank) is int and rank >= 0 else None
 
 
+def world_size_of(metadata: Mapping[str, Any]) -> int | None:
+    """The number of ranks of the job, from a trace's metadata; None if unknown."""
+    info = metadata.get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    return size if type(size) is int and size > 0 else None
+
+
 def _files(paths: Sequence[Path]) -> list[_File]:
     """Each file once, however it is named, with folders replaced by their contents."""
     files: dict[Path, _File] = {}

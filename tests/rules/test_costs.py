@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from labelled import corpus
+from labelled import collective_calls, corpus
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
@@ -404,6 +404,32 @@ def test_costs_are_from_the_timed_rounds_if_there_are_any(
     (profiled,), (cost,) = (costs(one, "grad-not-none") for one in (filling(None), trace))
     assert profiled > 400
     assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "cpu_ms", "processors", "expected_ms"),
+    [
+        (10.0, 8.5, 4, 1.5),  # idle for less than the collective takes
+        (10.0, 2.0, None, 5.0),  # all of it, as the rounds took half of the profiled run
+        (10.0, 30.0, 8, None),  # several threads compute, so nobody knows
+        (10.0, 8.5, 3, None),  # two ranks, each with a thread of gloo's
+        (10.0, None, 4, 5.0),
+        (None, 8.5, None, 10.0),
+    ],
+)
+def test_work_can_hide_what_gloo_does_if_there_is_a_processor_for_it(
+    wall_ms: float | None, cpu_ms: float | None, processors: int | None, expected_ms: float | None
+) -> None:
+    b = collective_calls.job()
+    rounds = {"wall_ms": {"median": wall_ms}, "cpu_ms": {"median": cpu_ms}}
+    facts = {"torch": "2.13.0", "processors": processors}
+    b.metadata(FACTS_KEY, facts | {k: v for k, v in rounds.items() if v["median"]})
+    with b.annotation(REGION):
+        collective_calls.called(b, 2**18, later=True, ms=10)
+        b.advance(10_010)
+        collective_calls.computed(b, 10_000)
+    (found,) = check(recorded(b), [RULES["blocking-collective"]]).findings()
+    assert found.cost_ms == (expected_ms and pytest.approx(expected_ms, rel=0.01))
 
 
 def test_on_a_device_a_graph_costs_its_nodes_and_not_the_memory_that_it_keeps() -> None:

@@ -84,7 +84,8 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     carries: no product, convolution, attention, normalization or sum, no new tensor, no step's end,
     and no other collective. Two of them at least have different sizes, as parameters have; a loop
     over one tensor, such as a benchmark, cannot be joined. A row is one match. The cost is the time
-    of all but the longest, if the trace has times.
+    of all but a typical one, if the trace has times; on the CPU, with what starting each and
+    returning from it takes.
 
     Not counted: barriers, sends and receives; those in hooks of a backward pass, which hides them.
 
@@ -121,14 +122,12 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
             continue
         at = np.array(row, np.int64)
         event = found.event[at]
-        known = (found.end[at] >= 0).all()
-        duration = found.end[at] - found.begin[at]
         largest = format_quantity(int(sizes.size[at].max()), "B")
         total = format_quantity(int(sizes.size[at].sum()), "B")
         kind = found.operation[row[0]]
         messages.append(f"{len(row)} {kind} in a row, of at most {largest}, carry {total} in all")
         events.append(int(event[0]))
-        costs.append(int(duration.sum() - duration.max()) if known else -1)
+        costs.append(_all_but_one_ns(trace, found, at))
         begins.append(int(trace.ts[event[0]]))
         ends.append(int(max(trace.ts[event[-1]] + trace.dur[event[-1]], found.end[at].max())))
         parts.append(event)
@@ -141,6 +140,23 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         span_ns=(np.array(begins, np.int64), np.array(ends, np.int64)),
         parts=parts,
     )
+
+
+def _all_but_one_ns(trace: Events, found: CommCalls, row: Ints) -> int:
+    """What one collective saves that stands for a row of them; -1 if unknown.
+
+    The longest one may have been interrupted, so the joined one is expected to take the median.
+    """
+    begin, end = found.begin[row], found.end[row]
+    if (end < 0).any():
+        return -1
+    total, one = int((end - begin).sum()), int(np.median(end - begin))
+    if not trace.has(*DEVICE_KINDS):
+        between = np.maximum(begin[1:] - np.maximum.accumulate(end)[:-1], 0)
+        # A longer pause is not the call's.
+        total += int(between[between <= one].sum())
+        total = min(total, int(end.max() - begin.min()))
+    return max(total - one, 0)
 
 
 def _rows(

@@ -406,6 +406,40 @@ def test_costs_are_from_the_timed_rounds_if_there_are_any(
     assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)
 
 
+def in_a_row(gaps_us: list[float], longest_ms: float = 1) -> Events:
+    """Collectives of 1 ms, which the thread waits for, with such pauses, and a last one."""
+    b = collective_calls.job()
+    for number, gap_us in enumerate(gaps_us):
+        collective_calls.called(b, 64 + number, ms=1)
+        b.advance(gap_us)
+    collective_calls.called(b, 64, ms=longest_ms)
+    return recorded(b)
+
+
+@pytest.mark.parametrize(
+    ("gaps_us", "longest_ms", "expected_ms"),
+    [
+        ([0] * 9, 1, 9 + 9 * 0.02),  # each starts with an operator of 20 us
+        ([100] * 9, 1, 9 + 9 * 0.12),
+        ([0] * 8 + [50_000], 1, 9 + 8 * 0.02),  # something else happens
+        ([0] * 9, 5, 13 + 9 * 0.02),  # interrupted
+    ],
+)
+def test_small_collectives_cost_all_but_one_with_their_starts(
+    gaps_us: list[float], longest_ms: float, expected_ms: float
+) -> None:
+    (cost_us,) = costs(in_a_row(gaps_us, longest_ms), "small-collectives")
+    assert cost_us == pytest.approx(expected_ms * 1e3, rel=0.01)
+
+
+def test_collectives_that_run_at_once_cost_no_more_than_the_time_from_first_to_last() -> None:
+    b = collective_calls.job()
+    for number in range(10):
+        collective_calls.called(b, 64 + number, ms=1, later=True)
+    (cost_us,) = costs(recorded(b), "small-collectives")
+    assert cost_us == pytest.approx(1000 + 9 * 20 - 1000, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("wall_ms", "cpu_ms", "processors", "expected_ms"),
     [

@@ -315,9 +315,9 @@ def _extra_ms(
 
     That is about the time for the smaller one, and half of that for the smaller backward graph.
     Measured with inductor of torch 2.13 on models of 4 and 8 linear layers and of 4 transformer
-    layers, with and without gradients: mostly 0.6 to 1.6 times what mending the break saves, and
-    0.8 to 0.9 in `benchmarks.fixes`; once each, 4.5 and 25 times, where mending saved next to
-    nothing. The larger graph's time may include inductor's start.
+    layers, with and without gradients: 0.6 to 1.6 times what mending the break saves, but in the
+    first two of six measurements of one case 4.5 and 25 times. The larger graph's time may include
+    inductor's start.
 
     Args:
         number: of the broken compilation in ``made``.

@@ -81,7 +81,7 @@ class Measured:
         if self.named_ms is None:
             return "smaller" if smaller else "unknown"
         if self.saved_ms <= 0:
-            return "no gain"
+            return "smaller" if smaller else "no gain"
         share = self.named_ms / self.saved_ms
         return "right" if 1 / FACTOR <= share <= FACTOR else f"{share:.2g} × what it saves"
 

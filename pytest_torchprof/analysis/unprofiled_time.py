@@ -22,14 +22,6 @@ def cpu_ns(trace: Events) -> float | None:
     return _median_ns(trace.facts.cpu_ms)
 
 
-def idle_ns(trace: Events) -> float | None:
-    """For how long the test's process uses no processor, in this run's time, which includes the
-    profiler; None if unknown. If several threads compute at once, it is too low, even negative.
-    """
-    wall, cpu = wall_ns(trace), cpu_ns(trace)
-    return None if wall is None or cpu is None else (wall - cpu) / slowdown_share(trace)
-
-
 def slowdown_share(trace: Events) -> float:
     """The region's time without the profiler, as a share of its profiled time, at most 1."""
     wall, region = wall_ns(trace), trace.region

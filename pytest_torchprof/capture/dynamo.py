@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_torchprof.capture.user_frames import is_users
 from pytest_torchprof.core.lazy_regex import late
@@ -61,6 +61,10 @@ class Break(NamedTuple):
     line: int | None = None
 
 
+#: The first lines of functions, by file and name.
+_Begins: TypeAlias = Mapping[tuple[Any, Any], set[int]]
+
+
 class Compilation(NamedTuple):
     """One attempt to compile a frame; ``reason``: the guard that failed, for a recompilation.
 
@@ -109,38 +113,54 @@ def _field(record: Any, name: str) -> Any:
 def own_breaks(records: Sequence[Any], waiting: list[Break]) -> list[tuple[Break, ...]]:
     """The graph break that ended each compilation, taken from those waiting; else its failure.
 
-    Functions of one name are told apart by the reasons in their records, where these have any. A
-    failure has none, so it comes last.
+    Functions of one name are told apart by where they begin, and by the reasons in their records,
+    where these have any. A failure has none, so it comes last.
     """
+    begins: dict[tuple[Any, Any], set[int]] = {}
+    for record in records:
+        if not _RESUMED.fullmatch(_field(record, "co_name") or ""):
+            begins.setdefault(_root_of(record), set()).add(_field(record, "co_firstlineno") or 0)
     told = list[tuple[Break, ...]]()
     for record in records:
         restarts = _field(record, "restart_reasons")
-        told.append(() if restarts is None else _taken(record, waiting, restarts))
+        told.append(() if restarts is None else _taken(record, begins, waiting, restarts))
     return [
-        own or _ended(record, waiting) or _failure(record)
+        own or _ended(record, begins, waiting) or _failure(record)
         for own, record in zip(told, records, strict=True)
     ]
 
 
-def _ended(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
+def _root_of(record: Any) -> tuple[Any, Any]:
+    return _field(record, "co_filename"), _bare(_field(record, "co_name"))
+
+
+def _ended(record: Any, begins: _Begins, waiting: list[Break]) -> tuple[Break, ...]:
     """Any break in its function, of a record that has failed or is too old for reasons."""
     tells = _field(record, "restart_reasons") is not None
     failed = _field(record, "fail_type") in _SOFT_FAILURES
-    return () if tells and not failed else _taken(record, waiting)
+    return () if tells and not failed else _taken(record, begins, waiting)
 
 
 def _taken(
-    record: Any, waiting: list[Break], reasons: Container[str] | None = None
+    record: Any, begins: _Begins, waiting: list[Break], reasons: Container[str] | None = None
 ) -> tuple[Break, ...]:
     """The first waiting break in this function, of these reasons or of any."""
-    root = (_field(record, "co_filename"), _bare(_field(record, "co_name")))
+    root = _root_of(record)
+    begin = _begin(begins.get(root, ()), _field(record, "co_firstlineno"))
     for one in waiting:
         if one.root is None or (one.root[0], _bare(one.root[1])) != root:
+            continue
+        if _begin(begins.get(root, ()), one.line) != begin:
             continue
         if reasons is None or one.text in reasons or one.text.startswith(_CONTINUING):
             waiting.remove(one)
             return (one._replace(location=one.location or _place_of(record)),)
     return ()
+
+
+def _begin(begins: Iterable[int], line: int | None) -> int | None:
+    """Where the function begins that this line is in, among those of its name."""
+    return max((begin for begin in begins if begin <= (line or 0)), default=None)
 
 
 def _failure(record: Any) -> tuple[Break, ...]:

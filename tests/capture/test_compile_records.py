@@ -186,6 +186,19 @@ def test_a_backward_graph_is_not_the_rest_of_another_break(dynamo: Dynamo) -> No
     assert costs_of_breaks(before) == [1000.0]
 
 
+@pytest.mark.parametrize("reasons", [None, set()])
+def test_functions_of_one_name_are_told_apart_by_where_they_begin(
+    dynamo: Dynamo, reasons: set[str] | None
+) -> None:
+    """What dynamo continues after, such as a jump, is in no record's reasons."""
+    before = CompileCount.now()
+    for number, line in enumerate((3, 10, 20)):
+        dynamo.compiled(f"{number}/0", co_firstlineno=line, restart_reasons=reasons)
+    dynamo.broke("generic_jump TensorVariable()", ("/projects/net.py", 12))
+    (row,) = CompileCount.now().since(before).breaks or ()
+    assert "1/0" == row.id
+
+
 def test_each_break_has_its_own_rest(dynamo: Dynamo) -> None:
     """Both functions have one name; the inner one breaks, and with it the outer one."""
     before = CompileCount.now()

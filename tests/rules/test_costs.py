@@ -379,6 +379,17 @@ def test_an_unknown_cost_is_none_and_comes_last() -> None:
     assert [(one.rule, one.cost_ms) for one in found] == [("c", 0.005), ("b", 0.0), ("a", None)]
 
 
+@pytest.mark.parametrize("costs_ns", [[-1, 5_000], [5_000, -1, -1], [-1]])
+def test_a_finding_costs_an_unknown_time_if_one_of_its_matches_does(costs_ns: list[int]) -> None:
+    b = TraceBuilder()
+    for _ in costs_ns:
+        b.op("aten::mul", [[2]], dur_us=60)
+    rows = np.arange(len(costs_ns))
+    rule = Rule("a", lambda _: Matches(rows, "x", cost_ns=np.array(costs_ns)), "")
+    (found,) = check(recorded(b), [rule]).findings()
+    assert (len(costs_ns), None) == (found.count, found.cost_ms)
+
+
 # --------------------------------------------------------------------------- without the profiler
 
 
@@ -406,30 +417,31 @@ def test_costs_are_from_the_timed_rounds_if_there_are_any(
     assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)
 
 
-def in_a_row(gaps_us: list[float], longest_ms: float = 1) -> Events:
-    """Collectives of 1 ms, which the thread waits for, with such pauses, and a last one."""
+def in_a_row(gaps_us: list[float], first_ms: float = 1, ms: float = 1) -> Events:
+    """Collectives that the thread waits for, with such pauses, and a last one."""
     b = collective_calls.job()
     for number, gap_us in enumerate(gaps_us):
-        collective_calls.called(b, 64 + number, ms=1)
+        collective_calls.called(b, 64 + number, ms=ms if number else first_ms)
         b.advance(gap_us)
-    collective_calls.called(b, 64, ms=longest_ms)
+    collective_calls.called(b, 64, ms=ms)
     return recorded(b)
 
 
 @pytest.mark.parametrize(
-    ("gaps_us", "longest_ms", "expected_ms"),
+    ("gaps_us", "first_ms", "ms", "expected_ms"),
     [
-        ([0] * 9, 1, 9 + 9 * 0.02),  # each starts with an operator of 20 us
-        ([100] * 9, 1, 9 + 9 * 0.12),
-        ([0] * 8 + [50_000], 1, 9 + 8 * 0.02),  # something else happens
-        ([0] * 9, 5, 13 + 9 * 0.02),  # interrupted
+        ([0] * 9, 1, 1, 9 + 9 * 0.02),  # each starts with an operator of 20 us
+        ([200] * 9, 1, 1, 9 + 9 * 0.22),
+        ([0] * 8 + [50_000], 1, 1, 9 + 8 * 0.02),  # something else happens
+        ([0] * 9, 500, 1, 9 + 9 * 0.02),  # the other rank is late, for one collective, too
+        ([0] * 9, 0.01, 0.01, 9 * 0.031),
     ],
 )
 def test_small_collectives_cost_all_but_one_with_their_starts(
-    gaps_us: list[float], longest_ms: float, expected_ms: float
+    gaps_us: list[float], first_ms: float, ms: float, expected_ms: float
 ) -> None:
-    (cost_us,) = costs(in_a_row(gaps_us, longest_ms), "small-collectives")
-    assert cost_us == pytest.approx(expected_ms * 1e3, rel=0.01)
+    (cost_us,) = costs(in_a_row(gaps_us, first_ms, ms), "small-collectives")
+    assert cost_us == pytest.approx(expected_ms * 1e3, rel=0.02)
 
 
 def test_collectives_that_run_at_once_cost_no_more_than_the_time_from_first_to_last() -> None:
@@ -440,24 +452,12 @@ def test_collectives_that_run_at_once_cost_no_more_than_the_time_from_first_to_l
     assert cost_us == pytest.approx(1000 + 9 * 20 - 1000, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("wall_ms", "cpu_ms", "processors", "expected_ms"),
-    [
-        (10.0, 8.5, 4, 1.5),  # idle for less than the collective takes
-        (10.0, 2.0, None, 5.0),  # all of it, as the rounds took half of the profiled run
-        (10.0, 30.0, 8, None),  # several threads compute, so nobody knows
-        (10.0, 8.5, 3, None),  # two ranks, each with a thread of gloo's
-        (10.0, None, 4, 5.0),
-        (None, 8.5, None, 10.0),
-    ],
-)
-def test_work_can_hide_what_gloo_does_if_there_is_a_processor_for_it(
-    wall_ms: float | None, cpu_ms: float | None, processors: int | None, expected_ms: float | None
+@pytest.mark.parametrize(("processors", "expected_ms"), [(None, 10), (4, 10), (3, None)])
+def test_what_gloo_does_can_be_hidden_if_there_is_a_processor_for_it(
+    processors: int | None, expected_ms: float | None
 ) -> None:
     b = collective_calls.job()
-    rounds = {"wall_ms": {"median": wall_ms}, "cpu_ms": {"median": cpu_ms}}
-    facts = {"torch": "2.13.0", "processors": processors}
-    b.metadata(FACTS_KEY, facts | {k: v for k, v in rounds.items() if v["median"]})
+    b.metadata(FACTS_KEY, {"torch": "2.13.0", "processors": processors})
     with b.annotation(REGION):
         collective_calls.called(b, 2**18, later=True, ms=10)
         b.advance(10_010)

@@ -64,9 +64,10 @@ def costs_ms(
     if other:
         noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
         own += np.bincount(noted.finding, noted.ns, count)
-    known = np.bincount(claims.finding, claims.ns >= 0, count) > 0
+    matched = np.bincount(claims.finding, minlength=count) > 0
+    known = matched & (np.bincount(claims.finding, claims.ns < 0, count) == 0)
     return [
-        ns / 1e6 if some else None for ns, some in zip(own.tolist(), known.tolist(), strict=True)
+        ns / 1e6 if all_ else None for ns, all_ in zip(own.tolist(), known.tolist(), strict=True)
     ]
 
 

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from labelled import blocked, communication, pauses, starving
@@ -16,6 +17,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.facts import Facts, Quantity
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
@@ -199,6 +201,13 @@ def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, mat
 def test_waits_that_the_profiler_hides_count(
     wall_ms: float | None, cpu_ms: float | None, computes_ms: float, load: float, cost_ms: float
 ) -> None:
+    finding = found(with_rounds(wall_ms, cpu_ms, computes_ms, load), "starved-loader")
+    assert finding.cost_ms == pytest.approx(cost_ms, rel=0.02)
+
+
+def with_rounds(
+    wall_ms: float | None, cpu_ms: float | None, computes_ms: float = 20, load: float = 0
+) -> Events:
     """Four steps of 20 ms, each after a fetch of 20 ms, of which the first does not count."""
     b = TraceBuilder()
     wall, cpu = (None if ms is None else Quantity(median=ms) for ms in (wall_ms, cpu_ms))
@@ -209,8 +218,25 @@ def test_waits_that_the_profiler_hides_count(
             starving.fetch(b, 20)
             b.op("aten::linear", [[4, 4], [4, 4]], dur_us=computes_ms * 1000)
             b.advance((20 - computes_ms) * 1000)
-    finding = found(recorded(b), "starved-loader")
-    assert finding.cost_ms == pytest.approx(cost_ms, rel=0.02)
+    return recorded(b)
+
+
+def all_of_the_steps(trace: Events) -> Matches:
+    rows = np.flatnonzero(trace.named("aten::linear"))
+    ends = trace.ts[rows] + trace.dur[rows]
+    return Matches(rows, "x", cost_ns=trace.dur[rows], span_ns=(trace.ts[rows], ends))
+
+
+@pytest.mark.parametrize("hidden_ms", [0, 1, 10, 30])
+def test_only_what_the_profiler_hides_is_shared_with_findings_in_the_steps(hidden_ms: int) -> None:
+    trace = with_rounds(160, 80 - hidden_ms)
+    rules = [RULES["starved-loader"], Rule("other", all_of_the_steps, "")]
+    cost_ms = {one.rule: one.cost_ms for one in check(trace, rules).findings()}
+    shared = pytest.approx(60 + hidden_ms / 2, abs=0.1)
+    assert {
+        "starved-loader": shared,
+        "other": pytest.approx(80 - hidden_ms / 2, abs=0.1),
+    } == cost_ms
 
 
 # ----------------------------------------------------------------------------------------- copies

@@ -50,11 +50,11 @@ def unprofiled_waits_ns(trace: Events, waits: Ints, late: Ints) -> tuple[Ints, I
     in this run's time; the begin and end of the stretch that this is part of; all in ns.
 
     On a CPU, the profiler slows down what computes in between, which hides part of the waiting:
-    the stretch includes it. Without the profiler, a live test waits for as long as its process
-    uses no processor: the wall time of its rounds less their CPU time. Subtracted are the waits
-    that are not late, and other pauses of this run; and no more is added than the profiler makes of
-    the operators' time. On a busy machine, the process also waits for a processor, so nothing is
-    added.
+    the stretch includes as much of it. Without the profiler, a live test waits for as long as its
+    process uses no processor: the wall time of its rounds less their CPU time. Subtracted are the
+    waits that are not late, and other pauses of this run of 1 ms or more; and no more is added than
+    the profiler makes of the operators' time. On a busy machine, the process also waits for a
+    processor, so nothing is added.
     """
     waited_ns = paused_ns(trace, waits, Cause.LOADING)
     begin, end = trace.ts[waits], trace.ts[waits] + trace.dur[waits]
@@ -71,8 +71,11 @@ def unprofiled_waits_ns(trace: Events, waits: Ints, late: Ints) -> tuple[Ints, I
         most_ns = profiled_ns + (1 - 1 / SLOWDOWN) * computed_ns
         total_ns = min(wall - cpu - others_ns, most_ns) / slowdown_share(trace)
         if total_ns > profiled_ns:
-            waited_ns = (waited_ns * (total_ns / profiled_ns)).astype(np.int64)
-            begin = np.append(begin[:1], np.minimum(begin[1:], end[:-1]))
+            hidden_ns = (waited_ns * (total_ns / profiled_ns - 1)).astype(np.int64)
+            waited_ns += hidden_ns
+            # As much of the step before, but not of the wait before that.
+            earliest = np.append(begin[:1], np.minimum(begin[1:], end[:-1]))
+            begin = np.maximum(begin - hidden_ns, earliest)
     return waited_ns[late], begin[late], end[late]
 
 

@@ -106,7 +106,7 @@ def test_a_pageable_copy_does_not_cost_the_work_before_it() -> None:
 @pytest.mark.parametrize(
     ("kind", "operators", "share"),
     [
-        ("SGD", ("mul_", "add_", "add_"), 0.25),
+        ("SGD", ("add", "mul_", "add_", "add_"), 0.44),
         ("Adam", ("add_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"), 0.72),
     ],
 )
@@ -117,7 +117,7 @@ def test_the_more_operators_a_loop_runs_the_more_fused_saves_of_each_element(
     with b.annotation(f"Optimizer.step#{kind}.step"):
         for _ in range(8):
             for name in operators:
-                b.op(f"aten::{name}", [[4096, 4096], [4096, 4096]], dur_us=10_000)
+                b.op(f"aten::{name}", [[1024, 1024], [1024, 1024]], dur_us=10_000)
     (cost_us,) = costs(recorded(b), "single-tensor-optimizer")
     assert cost_us == pytest.approx(share * 8 * len(operators) * 10_000, rel=0.02)
 
@@ -191,7 +191,7 @@ def test_waits_never_cost_more_than_the_device_was_idle(device: list[int], host:
 def test_kernels_side_by_side_cost_no_more_than_their_span() -> None:
     b = TraceBuilder(A100, (8, 0))
     for stream in range(8):
-        with b.op("aten::mm", [[512, 512], [512, 512]], ["float", "float"]):
+        with b.op("aten::mm", [[1024, 1024], [1024, 1024]], ["float", "float"]):
             b.launch(SGEMM, 1000, stream=stream)
     (cost,) = costs(recorded(b), "fp32-matmul")
     assert cost < 1100  # and not 8 halves of 1000
@@ -361,7 +361,7 @@ def test_what_is_one_match_in_all_has_its_share_in_each_region() -> None:
 def test_an_event_without_duration_leaves_the_costs_of_others() -> None:
     b = TraceBuilder(A100, (8, 0))
     for _ in range(3):
-        with b.op("aten::mm", [[512, 512], [512, 512]], ["float", "float"]):
+        with b.op("aten::mm", [[1024, 1024], [1024, 1024]], ["float", "float"]):
             b.launch(SGEMM, 1000)
     b.launch("other", 3)
 

@@ -187,21 +187,34 @@ def _optimizer_of_ones_own() -> Pair:
 
 @slip("grad-not-none")
 def _gradients_filled_with_zeros() -> Pair:
+    return _training(350, 2, to_none=False), _training(350, 2, to_none=True)
+
+
+@slip("grad-not-none")
+def _many_gradients_filled_with_zeros() -> Pair:
+    return _training(32, 32, to_none=False), _training(32, 32, to_none=True)
+
+
+@slip("grad-not-none")
+def _gradients_kept_in_a_forward_pass() -> Pair:
+    return _training(512, 4, 512, to_none=False), _training(512, 4, 512, to_none=True)
+
+
+def _training(width: int, depth: int, rows: int = 2, *, to_none: bool) -> Body:
     import torch
 
-    def training(*, to_none: bool) -> Body:
-        model = _model(256, 8)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batch = torch.randn(2, 256)
+    model = _model(width, depth)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(rows, width)
 
-        def body() -> None:
+    def body() -> None:
+        model.zero_grad()  # each run starts without gradients, so its peak has them all
+        for _ in range(3):
             optimizer.zero_grad(set_to_none=to_none)
             model(batch).square().mean().backward()
             optimizer.step()
 
-        return body
-
-    return training(to_none=False), training(to_none=True)
+    return body
 
 
 @slip("sync-dataloader")

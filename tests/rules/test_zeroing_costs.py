@@ -1,0 +1,64 @@
+"""What filling gradients with zeros costs."""
+
+from __future__ import annotations
+
+import pytest
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.read import parse_trace
+
+#: As many float32 numbers as fill 1 MiB.
+MIB = 1 << 18
+ZERO_GRAD = "Optimizer.zero_grad#SGD.zero_grad"
+
+
+def cost_us(b: TraceBuilder) -> float | None:
+    (found,) = check(parse_trace(b.to_bytes()), [RULES["grad-not-none"]]).findings()
+    return None if found.cost_ms is None else found.cost_ms * 1e3
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected_us"),
+    [
+        ([[4]], 52),  # what the operators take
+        ([[4]] * 90, 90),  # a microsecond for each
+        ([[MIB]], 1 + MIB * 0.25e-3),
+        ([[512, 256], [512, 256]], 2 + MIB * 0.25e-3),
+        ([[MIB + 1]], None),
+        ([[512, 256], [512, 256], [1]], None),
+    ],
+)
+def test_the_time_is_known_where_the_allocator_keeps_the_memory(
+    shapes: list[list[int]], expected_us: float | None
+) -> None:
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, {"torch": "2.13.0"})
+    with b.annotation(REGION, 100):
+        with b.annotation(ZERO_GRAD):
+            for shape in shapes:
+                b.op("aten::zero_", [shape], ["float"], dur_us=50 / len(shapes))
+        b.advance(100)
+        for shape in shapes:
+            with b.op("torch::autograd::AccumulateGrad", [shape], ["float"]):
+                b.op("aten::add_", [shape, shape], ["float"] * 2, dur_us=2 / len(shapes))
+    assert cost_us(b) == (expected_us and pytest.approx(expected_us, rel=0.03))
+
+
+def test_the_time_is_known_on_a_device_whatever_the_memory() -> None:
+    b = TraceBuilder("NVIDIA H100 80GB HBM3", (9, 0))
+    with b.annotation(ZERO_GRAD), b.op("aten::zero_", [[2 * MIB]], ["float"]):
+        b.launch("fill", 40)
+    cost = cost_us(b)
+    assert cost is not None
+    assert cost > 0
+
+
+def test_the_time_is_unknown_of_a_list_whose_shapes_torch_omits() -> None:
+    b = TraceBuilder()
+    with b.annotation(ZERO_GRAD):
+        b.op("aten::_foreach_zero_", dur_us=50)
+    assert cost_us(b) is None

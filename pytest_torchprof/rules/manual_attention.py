@@ -76,10 +76,10 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
     The device must have a fused form for the dtype (see `math-attention`), the scores must take at
     least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more
-    than one query. On a CPU, only attention without a backward pass and without dropout counts,
-    and none in bf16: the CPU's fused form has no dropout, for bf16 it may be slower, and its
-    backward pass took 1.4 times as long as the separate operators' for float32 (torch 2.13, one
-    thread), whereas inference took 0.8 times as long.
+    than one query. On a CPU, only attention with 48 or more keys, without a backward pass, and
+    without dropout counts, and none in bf16: the CPU's fused form has no dropout, for bf16 or fewer
+    keys it may be slower, and its backward pass took 1.4 times as long as the separate operators'
+    for float32 (torch 2.13, one thread), whereas inference took 0.8 times as long.
 
     Not counted: weights that something takes after the product and before the next attention, such
     as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
@@ -96,8 +96,8 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     which the products write and read the scores: their bytes at the bandwidth of the device's
     memory, but only as far as a product takes longer than its FLOPs at half the peak, which
     fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
-    the fused backward pass computes again is subtracted. On a CPU it is half of the time of the
-    operators over the scores, from 4 MiB of scores on all of it.
+    the fused backward pass computes again is subtracted. On a CPU it is a share of the time of the
+    operators over the scores, as measured: more for more keys, and from 4 MiB of scores on.
 
     ## Why it is slow
 
@@ -159,10 +159,10 @@ _CPU: Final = -1
 #: Types of the CPU's fused kernel (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp), but bf16:
 #: where the processor has products of it, the fused form took 0.25 to 1.6 times as long.
 _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
-#: What the CPU's fused form saves of the operators over the scores if a processor's cache holds
-#: them, and from so many bytes on, where products get faster, too. Measured alternately for float32
-#: and 64 to 1,024 positions, torch 2.13, one thread: 0.4 to 0.8, and 0.6 to 1.8.
-_SAVED_ON_CPU, _SAVED_OF_LARGE, _LARGE = 0.5, 1.0, 2**22
+#: Scores of so many bytes no longer fit into a processor's cache: products get faster, too.
+_LARGE: Final = 2**22
+#: With fewer keys, the CPU's fused form may take longer than the separate operators.
+_KEYS_ON_CPU: Final = 48
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
 _ALIGNED: Final = 8
@@ -202,7 +202,8 @@ def _is_fused(trace: Events, device: int | None, one: Attention) -> bool:
         return False
     same = one.sizes[0] == one.sizes[1]
     if device == _CPU:
-        return same and one.dtype in _CPU_TYPES and not one.drops
+        has_form = same and one.dtype in _CPU_TYPES and not one.drops
+        return has_form and one.shape[-1] >= _KEYS_ON_CPU
     aligned = not any(size % _ALIGNED for size in one.sizes)
     return (same or aligned) and has_fused(trace, device, one.dtype)
 
@@ -280,11 +281,22 @@ def _saved_ns(
     for number, (one, own) in enumerate(zip(found, steps, strict=True)):
         device = devices[one.softmax]
         if device == _CPU or device is None:
-            share = _SAVED_ON_CPU if one.score_bytes < _LARGE else _SAVED_OF_LARGE
-            out[0, number] = trace.dur[[*one.over]].sum() * share
+            out[0, number] = trace.dur[[*one.over]].sum() * _share_on_cpu(one)
         else:
             out[:, number] = _saved_on_device(trace, device, one, own, launched)
     return out[0], out[1]
+
+
+def _share_on_cpu(one: Attention) -> float:
+    """What the CPU's fused form saves, as a share of the time of the operators over the scores.
+
+    Measured alternately for float32, 49 to 1,024 keys, and 1 to 32 MiB of scores, in processes with
+    new and with used memory, torch 2.13, one thread: 86 of 94 costs are within a factor of two.
+    """
+    keys = one.shape[-1]
+    if one.score_bytes < _LARGE:
+        return min(keys / 256, 1)
+    return min(keys / 64, 1) ** 2 if keys <= 128 else 1.4
 
 
 def _saved_on_device(

@@ -6,6 +6,7 @@ import pytest
 from labelled.attention_cuda import Heads
 from labelled.kineto import BF16, BRAIN
 from support.real_traces import CORPUS
+from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
@@ -26,10 +27,9 @@ def attention(b: Heads, product_us: float = 50) -> list[int]:
     return [first, scaled, softmax, b.matmul(SHAPE, HEADS, BRAIN, BF16, product_us)]
 
 
-def saved_ns(b: Heads) -> list[int]:
+def saved_ns(b: TraceBuilder) -> list[int]:
     """Of each match, and of its backward pass."""
-    trace = parse_trace(b.to_bytes())
-    (found,) = check(trace, [RULE]).matches.values()
+    (found,) = check(parse_trace(b.to_bytes()), [RULE]).matches.values()
     assert found.cost_ns is not None
     return [int(ns) for ns in found.cost_ns]
 
@@ -84,6 +84,44 @@ def test_on_a_chip_without_known_peaks_products_save_nothing() -> None:
     b.softmax(SHAPE, "float", us=30)
     b.matmul(SHAPE, HEADS, "float", "volta_sgemm_128x64_nn")
     assert saved_ns(b) == [50_000]
+
+
+def on_cpu(heads: int, queries: int, keys: int) -> TraceBuilder:
+    """Attention over numbers of 64 whose operators over the scores take 100 us."""
+    b = TraceBuilder()
+    scores = [heads, queries, keys]
+    b.op("aten::bmm", [[heads, queries, 64], [heads, 64, keys]], ["float"] * 2, dur_us=200)
+    b.op("aten::mul", [scores, []], ["float", "Scalar"], dur_us=40)
+    with b.op("aten::softmax", [scores, [], []], ["float", "Scalar", ""], ["", "-1", ""]):
+        b.op("aten::_softmax", [scores, [], []], ["float", "Scalar", ""], ["", "-1", ""], dur_us=59)
+    b.op("aten::bmm", [scores, [heads, keys, 64]], ["float"] * 2, dur_us=200)
+    return b
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys", "share"),
+    [
+        (32, 256, 64, 0.25),  # 2 MiB of scores
+        (128, 48, 48, 0.1875),
+        (32, 64, 256, 1),
+        (32, 128, 128, 0.5),
+        (8, 128, 512, 1),
+        (64, 256, 64, 1),  # 4 MiB
+        (512, 48, 48, 0.5625),
+        (64, 128, 128, 1),
+        (16, 256, 256, 1.4),
+    ],
+)
+def test_on_a_cpu_it_saves_more_of_longer_rows_and_of_large_scores(
+    heads: int, queries: int, keys: int, share: float
+) -> None:
+    (saved,) = saved_ns(on_cpu(heads, queries, keys))
+    assert saved == pytest.approx(share * 100_000, rel=0.03)
+
+
+def test_on_a_cpu_short_rows_are_left_alone_which_a_fused_form_makes_slower() -> None:
+    found = [check(parse_trace(on_cpu(32, 512, n).to_bytes()), [RULE]).counts for n in (47, 48)]
+    assert found == [{}, {"manual-attention": 1}]
 
 
 def test_unaligned_products_of_such_attention_are_not_reported_as_well() -> None:

@@ -76,10 +76,10 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
     The device must have a fused form for the dtype (see `math-attention`), the scores must take at
     least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more
-    than one query. On a CPU, only attention with 48 or more keys, without a backward pass, and
-    without dropout counts, and none in bf16: the CPU's fused form has no dropout, for bf16 or fewer
-    keys it may be slower, and its backward pass took 1.4 times as long as the separate operators'
-    for float32 (torch 2.13, one thread), whereas inference took 0.8 times as long.
+    than one query. On a CPU, only attention without a backward pass and without dropout counts,
+    and none in bf16: the CPU's fused form has no dropout, for bf16 it may be slower, and its
+    backward pass took 1.4 times as long as the separate operators' for float32 (torch 2.13, one
+    thread), whereas inference took 0.8 times as long.
 
     Not counted: weights that something takes after the product and before the next attention, such
     as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
@@ -97,7 +97,8 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     memory, but only as far as a product takes longer than its FLOPs at half the peak, which
     fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
     the fused backward pass computes again is subtracted. On a CPU it is a share of the time of the
-    operators over the scores, as measured: more for more keys, and from 4 MiB of scores on.
+    operators over the scores, as measured: more for more keys, and from 4 MiB of scores on;
+    with fewer than 48 keys it is unknown, since what is surely saved is memory.
 
     ## Why it is slow
 
@@ -161,7 +162,7 @@ _CPU: Final = -1
 _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
 #: Scores of so many bytes no longer fit into a processor's cache: products get faster, too.
 _LARGE: Final = 2**22
-#: With fewer keys, the CPU's fused form may take longer than the separate operators.
+#: With fewer keys, the CPU's fused form takes from 4 % less to 6 % more time in all.
 _KEYS_ON_CPU: Final = 48
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
@@ -202,8 +203,7 @@ def _is_fused(trace: Events, device: int | None, one: Attention) -> bool:
         return False
     same = one.sizes[0] == one.sizes[1]
     if device == _CPU:
-        has_form = same and one.dtype in _CPU_TYPES and not one.drops
-        return has_form and one.shape[-1] >= _KEYS_ON_CPU
+        return same and one.dtype in _CPU_TYPES and not one.drops
     aligned = not any(size % _ALIGNED for size in one.sizes)
     return (same or aligned) and has_fused(trace, device, one.dtype)
 
@@ -268,7 +268,7 @@ def _saved_ns(
     steps: list[_Steps],
     devices: dict[int, int | None],
 ) -> tuple[Ints, Ints]:
-    """What a fused form of each attention would save, forward and backward."""
+    """What a fused form of each attention would save, forward and backward; -1 if unknown."""
     rows = np.concatenate(
         [own.rows for own in steps]
         + [np.array((*one.over, *one.products), np.int64) for one in found]
@@ -281,7 +281,9 @@ def _saved_ns(
     for number, (one, own) in enumerate(zip(found, steps, strict=True)):
         device = devices[one.softmax]
         if device == _CPU or device is None:
-            out[0, number] = trace.dur[[*one.over]].sum() * _share_on_cpu(one)
+            few = one.shape[-1] < _KEYS_ON_CPU
+            over = trace.dur[[*one.over]].sum()
+            out[0, number] = -1 if few else over * _share_on_cpu(one)
         else:
             out[:, number] = _saved_on_device(trace, device, one, own, launched)
     return out[0], out[1]

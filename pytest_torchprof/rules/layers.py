@@ -21,6 +21,7 @@ from pytest_torchprof.rules.engine.rule import (
 )
 from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
+from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
@@ -64,7 +65,8 @@ _READ: Final = Names(r"aten::item$")
 #: each element of the result. Measured with torch 2.13 on one CPU thread, alternating with and
 #: without: 8 to 10 us for linear layers, 9 to 17 us for convolutions of 1 x 1, and 19 to 30 us for
 #: 3 x 3, of 128 to 520,000 elements; beyond caches, 0.2 to 0.5 ns for each element.
-_FORWARD_NS, _LINEAR_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 9_500, 16_000, 0.03
+_FORWARD_NS, _LINEAR_NS, _ELEMENT_NS = 2_000, 9_500, 0.03
+_BACKWARD_NS, _WIDE_BACKWARD_NS = 16_000, 23_000
 _CACHED, _UNCACHED_NS = 2**19, 0.4
 #: On a device, this fraction of the convolution's own time.
 _PART: Final = 20
@@ -156,7 +158,7 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     reads = counts & are_named(trace, norm, _READ)
     norm[reads] = _next_call(trace, norm[reads])
     pairs = np.flatnonzero((norm >= 0) & among(norm, norms))
-    events, messages, following, shapes = [], [], [], []
+    events, messages, following, results = [], [], [], []
     wide, narrow = trace.operands(convolutions[pairs]), trace.operands(norm[pairs])
     for at, conv, bn in zip(pairs.tolist(), wide, narrow, strict=True):
         row, channels = int(convolutions[at]), _bias(conv)
@@ -167,17 +169,17 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
             kind = "an instance" if _is_instance(trace, norm[at]) else "a batch"
             messages.append(f"{name} adds a bias of {channels} channels before {kind} norm")
             following.append(int(norm[at]))
-            shapes.append(_first(decode_part(bn.dims)))
+            results.append(_first(decode_part(bn.dims)))
     if not events:
         return NO_MATCHES
     rows, after = np.array(events, np.int64), np.array(following, np.int64)
     first, kernel_ns = launched_in(trace, rows)
     on_cpu = first < 0
-    estimated_ns = _estimated_ns(trace, rows, after, shapes)
+    estimated_ns = _estimated_ns(trace, rows, after, results)
     least_ns = cpu_share * estimated_cpu_ns(trace) if on_cpu.all() else 0.0
     if estimated_ns.sum() < least_ns:
         return NO_MATCHES
-    own = _alone(trace, rows, after, shapes)
+    own = _alone(trace, rows, after, results)
     own &= ~_needed_elsewhere(trace, rows, np.delete(convolutions, pairs))
     if estimated_ns[own].sum() < least_ns:
         return NONE_SO_FAR
@@ -200,7 +202,10 @@ def _estimated_ns(
 ) -> npt.NDArray[np.float64]:
     """What the bias of each layer before these norms takes on a CPU without the profiler."""
     elements = np.array([math.prod(shape) for shape in results], np.int64)
-    backward_ns = np.where(are_named(trace, layers, _LINEAR), _LINEAR_NS, _BACKWARD_NS)
+    weights = (one[1] for one in shapes(trace, layers))
+    wide = [weight is not None and math.prod(weight[2:]) > 1 for weight in weights]
+    backward_ns = np.where(wide, _WIDE_BACKWARD_NS, _BACKWARD_NS)
+    backward_ns[are_named(trace, layers, _LINEAR)] = _LINEAR_NS
     ns = np.where(_backward_of(trace, norms) >= 0, backward_ns, _FORWARD_NS)
     uncached_ns = _UNCACHED_NS * np.maximum(elements - _CACHED, 0)
     return np.asarray(ns + _ELEMENT_NS * elements + uncached_ns)

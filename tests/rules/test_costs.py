@@ -555,3 +555,19 @@ def test_a_bias_of_a_large_result_costs_a_pass_over_memory(side: int, cost_us: f
     rule = "conv-bias-batchnorm"
     found = check(recorded(b), [RULES[rule]], thresholds={rule: {"cpu_share": 0}}).findings()
     assert [pytest.approx(cost_us / 1e3, rel=0.01)] == [one.cost_ms for one in found]
+
+
+@pytest.mark.parametrize(("kernel", "cost_us"), [([1, 1], 16), ([3, 3], 23), ([1, 5], 23)])
+def test_a_bias_of_a_wider_kernel_costs_more_in_a_backward_pass(
+    kernel: list[int], cost_us: float
+) -> None:
+    b = TraceBuilder()
+    sizes = [[2, 4, 8, 8], [4], [4], [4], [4], [], [], [], []]
+    sequence = {"Sequence number": 7, "Fwd thread id": 0}
+    b.op("aten::conv2d", [[2, 4, 8, 8], [4, 4, *kernel], [4], [], [], [], []], dur_us=9_000)
+    b.op("aten::add_", [[], [], []], ["long int", "long int", "Scalar"])
+    b.op("aten::batch_norm", sizes, args=sequence)
+    norm = "autograd::engine::evaluate_function: NativeBatchNormBackward0"
+    b.op(norm, args={"Sequence number": 7, "Fwd thread id": 1})
+    (cost,) = costs(recorded(b), "conv-bias-batchnorm")
+    assert cost == pytest.approx(cost_us, rel=0.01)

@@ -298,7 +298,7 @@ def _share_on_cpu(one: Attention) -> float:
     keys = one.shape[-1]
     if one.score_bytes < _LARGE:
         return min(keys / 256, 1)
-    return min(keys / 64, 1) ** 2 if keys <= 128 else 1.4
+    return min(keys / 64, 1) ** 2 if keys <= 128 else 1.25
 
 
 def _saved_on_device(

@@ -62,15 +62,18 @@ def launched_ns(trace: Events) -> Ints:
     return below
 
 
-def launched_in(trace: Events, events: Ints, end: Ints | None = None) -> tuple[Ints, Ints]:
+def launched_in(
+    trace: Events, events: Ints, end: Ints | None = None, kinds: tuple[Kind, ...] = (Kind.KERNEL,)
+) -> tuple[Ints, Ints]:
     """For each of these host events: a kernel that it launched, -1 for none; their time.
 
-    ``end``: until when, in ns, if not until the end of each event.
+    ``end``: until when, in ns, if not until the end of each event. ``kinds``: of device events, if
+    not only kernels.
     """
     first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
-    if not trace.has(Kind.KERNEL):
+    if not trace.has(*kinds):
         return first, below
-    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL) & (trace.launch >= 0))
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(*kinds) & (trace.launch >= 0))
     kernels = kernels[np.argsort(trace.launch[kernels], kind="stable")]
     thread, called = trace.thread[trace.launch[kernels]], trace.ts[trace.launch[kernels]]
     start = trace.ts[events]

@@ -220,8 +220,8 @@ def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]
     users = set[int]() if trace.tensors is None else _users(trace, layers, norms, results)
     own = np.array([n in new and n not in users for n, new in zip(inputs, made, strict=True)], bool)
     if unknown.any():
-        shapes = [results[at] for at in np.flatnonzero(unknown).tolist()]
-        others = _may_have_others(trace, norms[unknown], shapes)
+        some = [results[at] for at in np.flatnonzero(unknown).tolist()]
+        others = _may_have_others(trace, norms[unknown], some)
         own[unknown] = ~_takes_another(trace, layers[unknown], norms[unknown]) & ~others
     return own
 

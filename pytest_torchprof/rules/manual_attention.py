@@ -98,7 +98,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
     the fused backward pass computes again is subtracted. On a CPU it is a share of the time of the
     operators over the scores, as measured: more for more keys, and from 4 MiB of scores on;
-    with fewer than 48 keys it is unknown, since what is surely saved is memory.
+    with fewer than 48 keys in all attention it is unknown: what is surely saved is memory.
 
     ## Why it is slow
 
@@ -162,7 +162,8 @@ _CPU: Final = -1
 _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
 #: Scores of so many bytes no longer fit into a processor's cache: products get faster, too.
 _LARGE: Final = 2**22
-#: With fewer keys, the CPU's fused form takes from 4 % less to 6 % more time in all.
+#: With fewer keys, the CPU's fused form takes from 4 % less to 6 % more time in all. Beside longer
+#: rows, which may be at the same line, that does not matter.
 _KEYS_ON_CPU: Final = 48
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
@@ -278,12 +279,11 @@ def _saved_ns(
         dict(zip(rows.tolist(), kernels, strict=True)), dict(zip(rows.tolist(), times, strict=True))
     )
     out = np.zeros((2, len(found)), np.int64)
+    some = any(one.shape[-1] >= _KEYS_ON_CPU for one in found)
     for number, (one, own) in enumerate(zip(found, steps, strict=True)):
         device = devices[one.softmax]
         if device == _CPU or device is None:
-            few = one.shape[-1] < _KEYS_ON_CPU
-            over = trace.dur[[*one.over]].sum()
-            out[0, number] = -1 if few else over * _share_on_cpu(one)
+            out[0, number] = trace.dur[[*one.over]].sum() * _share_on_cpu(one) if some else -1
         else:
             out[:, number] = _saved_on_device(trace, device, one, own, launched)
     return out[0], out[1]

@@ -15,6 +15,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.rules.evidence.calls import are_called, called, may_be_called, sizes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import alike, decode_part
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import among, distinct
@@ -83,6 +84,7 @@ _FLOAT32, _FLOAT64 = "6", "7"
 _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 #: On a CPU, these take as long in float32: of 30 operators, measured for 65,536 and 1,048,576
 #: numbers, torch 2.13, one thread, float32 saves 0 to 0.07 of these, and mostly half of the others.
+#: Their gradients take a fraction of that.
 _SAVES_NOTHING: Final = Names(
     r"aten::(std|var|std_mean|var_mean|sort|msort|argsort|topk|kthvalue|median|nanmedian|quantile"
     r"|nanquantile)$"
@@ -132,7 +134,8 @@ def float64(trace: Events, *, elements: float) -> Matches:
     Not counted, because double precision is intended: layers in float64; float32 tensors that
     are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
     is none); tensors that torch creates in float64, unless they meet float32; a difference of
-    tensors of one shape without a backward pass, as when a test compares with a reference.
+    tensors of one shape without a backward pass, as when a test compares with a reference; on a
+    CPU, operators that take as long in float32, such as `std` and `sort`, if there is nothing else.
     Numbers and tensors without dimensions do not promote others. What a DataLoader's dataset
     computes is ignored.
 
@@ -186,9 +189,8 @@ def float64(trace: Events, *, elements: float) -> Matches:
     promoted = {call.row for call in mixed}
     casts = [call for call in large if call.cast_to == _FLOAT32]
     if any(call.floats for call in work):
-        found = mixed
-        # In float32 throughout, nothing would have to be cast back.
-        work = [call for call in (*work, *casts) if mixed and call.row >= mixed[0].row]
+        work = [call for call in work if mixed and call.row >= mixed[0].row]
+        work, found = [*work, *_casts_back(work, casts)], mixed
     else:
         found = work = list(_needless(trace, [call.row for call in casts], work, known))
         if found and _makes_doubles(trace):
@@ -197,6 +199,8 @@ def float64(trace: Events, *, elements: float) -> Matches:
         return NO_MATCHES
     shown = np.array([call.row for call in found], np.int64)
     cost, until = _costs(trace, work, promoted)
+    if not cost.any() and trace.dur[shown].any():
+        return NO_MATCHES  # only of what takes as long in float32
     # What follows a promotion counts toward its cost.
     at = np.maximum(np.searchsorted(shown, [call.row for call in work], side="right") - 1, 0)
     ends = trace.ts[shown] + trace.dur[shown]
@@ -238,7 +242,8 @@ def _costs(trace: Events, work: list[_Call], promoted: set[int]) -> tuple[Ints, 
     share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
     share[[call.cast_to == _FLOAT32 for call in work]] = 1
     first, below = launched_in(trace, rows)
-    share[are_named(trace, rows, _SAVES_NOTHING) & (first < 0)] = 0
+    if not trace.has(*DEVICE_KINDS):
+        share[are_named(trace, rows, _SAVES_NOTHING)] = 0
     took = np.where(first >= 0, below, trace.dur[rows])
     passes = 2 if len(engine_steps(trace)) else 1
     return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
@@ -298,6 +303,17 @@ def _needless(
         before = cast
         if rows and rows[-1] not in ends and not any(row in steps for row in needs):
             yield from inside
+
+
+def _casts_back(work: list[_Call], casts: list[_Call]) -> Iterator[_Call]:
+    """Of these casts, those of what such work made, by its size: in float32 there would be none."""
+    rows, made = {call.row for call in work}, set[int]()
+    for call in sorted((*work, *casts), key=lambda call: call.row):
+        if call.row in rows:
+            made.add(call.elements)
+        elif call.elements in made:
+            made.remove(call.elements)
+            yield call
 
 
 def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:

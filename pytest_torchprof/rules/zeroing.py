@@ -22,10 +22,12 @@ from pytest_torchprof.rules.engine.rule import (
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
 from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, are_outermost, free_named, has_frames, marked
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,14 +51,14 @@ _SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
 _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
 #: Time to fill a small gradient and to add to it; and for each element of a large one, if it stays
 #: in the processor's cache, or not.
-_GRADIENT_NS: Final = 1000
+_GRADIENT_NS: Final = 1200
 _CACHED_ELEMENT_NS: Final = 0.25
 _ELEMENT_NS: Final = 0.5
-#: 1 MiB of float32. Of 20 training steps on a CPU with fewer gradients, costs are 0.6 to 1.4 times
+#: Of 20 training steps on a CPU with fewer gradients, costs are 0.6 to 1.4 times
 #: what the fix saves. With larger ones, it saves up to twice as much as they took, or loses up to
 #: four times as much: glibc's malloc returns what is freed to the system, which clears each page
 #: for the next gradients.
-_KEPT_ELEMENTS: Final = 1 << 18
+_KEPT_BYTES: Final = 1 << 20
 #: The number of calls searched for uses of gradients that were multiplied.
 _NEAR: Final = 200
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
@@ -105,9 +107,9 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
 
     Each gradient is written once to become zero, and read and added to in the next backward
     pass, which would otherwise just store it. Until then its memory stays allocated. The cost is
-    that of the zeros and of these additions. On a CPU it is unknown from 1 MiB of gradients on:
-    what the fix saves of memory is then sure, what it saves of time depends on the allocator, which
-    may return the memory to the system and get it back page by page.
+    that of the zeros and of these additions. On a CPU it is unknown for more than 1 MiB of
+    gradients: what the fix saves of memory is then sure, what it saves of time depends on the
+    allocator, which may return the memory to the system and get it back page by page.
 
     ## Example
 
@@ -193,8 +195,8 @@ def _fix(trace: Events) -> str:
 
 
 def _estimated_ns(trace: Events, calls: list[_Call]) -> float:
-    """The time to fill and to add to all these gradients on a CPU, by counts; without end if a list
-    is so long that torch omits its shapes.
+    """The time to fill and to add to all these gradients on a CPU, by counts; without end if a
+    shape is unknown, as of a list so long that torch omits it.
     """
     rows = np.concatenate([call.fills for call in calls])
     elements = _elements(trace, rows)
@@ -208,6 +210,15 @@ def _elements(trace: Events, fills: Ints) -> list[int]:
     return [prod(sizes(decode_part(one.encode())) or (0,)) for one in shapes]
 
 
+def _bytes(trace: Events, fills: Ints) -> int:
+    """Of all gradients that these operators fill; 0 if unknown."""
+    known = [_elements(trace, fills[at : at + 1]) for at in range(len(fills))]
+    if not all(known):
+        return 0
+    types = [(decode_part(args.types) or [""])[0] for args in trace.operands(fills)]
+    return sum(sum(n) * ELEMENT_BYTES.get(kind, 4) for n, kind in zip(known, types, strict=True))
+
+
 def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
     """The time to fill the gradients, and to add the next ones to the zeros, -1 if unknown; without
     the profiler, at least the time to call the operators, and for elements in the cache. And when
@@ -217,12 +228,14 @@ def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tupl
     ends = [*(call.event for call in calls[1:]), len(trace)]
     for call, end in zip(calls, ends, strict=True):
         later = adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
-        elements = _elements(trace, call.fills)
-        on_cpu = (launched_in(trace, call.fills)[0] < 0).any()
-        least = len(later) * _GRADIENT_NS + sum(elements) * _CACHED_ELEMENT_NS * bool(len(later))
+        # By a kernel, or by a memset.
+        on_cpu = (launched_in(trace, call.fills, kinds=DEVICE_KINDS)[0] < 0).all()
+        least = float(len(later) * _GRADIENT_NS)
+        if on_cpu and len(later):
+            least += sum(_elements(trace, call.fills)) * _CACHED_ELEMENT_NS
         measured = trace.dur[call.fills].sum() + trace.dur[later].sum()
-        kept = len(elements) > 0 and sum(elements) <= _KEPT_ELEMENTS
-        out.append(int(max(measured, least / slowdown_share(trace))) if kept or not on_cpu else -1)
+        known = not on_cpu or 0 < _bytes(trace, call.fills) <= _KEPT_BYTES
+        out.append(int(max(measured, least / slowdown_share(trace))) if known else -1)
         rows = np.concatenate([call.fills, later])
         begins.append(int(trace.ts[rows].min()))
         until.append(int((trace.ts[rows] + trace.dur[rows]).max()))

@@ -590,9 +590,9 @@ def one_bias_in_a_network(blocks):
 
 @EXAMPLES.positive("conv-bias-batchnorm")
 def a_bias_that_matters_beside_the_other_layers():
-    return one_bias_in_a_network(6)
+    return one_bias_in_a_network(10)
 
 
 @EXAMPLES.near_miss("conv-bias-batchnorm")
 def a_bias_that_is_a_trifle_beside_the_other_layers():
-    return one_bias_in_a_network(10)
+    return one_bias_in_a_network(14)

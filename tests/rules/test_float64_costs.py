@@ -32,6 +32,15 @@ def test_a_promotion_costs_two_thirds_what_takes_it_half_and_the_cast_back_all()
     assert cost_us(b) == pytest.approx(65 + 50 + 100, abs=1)
 
 
+def test_casts_of_other_tensors_are_not_those_back() -> None:
+    b = TraceBuilder()
+    to_float32(b)
+    b.op("aten::mul", [ROWS, [64]], ["float", "double"], dur_us=100)
+    for _ in range(3):
+        to_float32(b)
+    assert cost_us(b) == pytest.approx(65 + 100, abs=1)
+
+
 def test_what_is_not_promoted_costs_half_without_its_cast_which_is_needed_somewhere() -> None:
     b = TraceBuilder()
     b.op("aten::div", [ROWS, []], ["double", "Scalar"], dur_us=100)
@@ -45,6 +54,16 @@ def test_on_a_cpu_some_operators_cost_the_same_in_any_precision(name: str) -> No
     b.op("aten::mul", [ROWS, [64]], ["float", "double"], dur_us=100)
     b.op(f"aten::{name}", [ROWS, []], ["double", "Scalar"], dur_us=100)
     assert cost_us(b) == pytest.approx(65, abs=1)
+
+
+@pytest.mark.parametrize(("name", "count"), [("sort", 0), ("sin", 1)])
+def test_they_alone_are_left_alone(name: str, count: int) -> None:
+    b = TraceBuilder()
+    b.op(f"aten::{name}", [ROWS, []], ["double", "Scalar"], dur_us=100)
+    to_float32(b)
+    b.op("aten::linear", [ROWS, [64, 64], [64]], ["float"] * 3, dur_us=1000)
+    found = check(parse_trace(b.to_bytes()), [RULES["float64"]])
+    assert found.counts.get("float64", 0) == count
 
 
 def test_on_a_device_they_cost_more_in_double_precision() -> None:

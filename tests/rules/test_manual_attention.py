@@ -86,9 +86,9 @@ def test_on_a_chip_without_known_peaks_products_save_nothing() -> None:
     assert saved_ns(b) == [50_000]
 
 
-def on_cpu(heads: int, queries: int, keys: int) -> TraceBuilder:
+def on_cpu(heads: int, queries: int, keys: int, b: TraceBuilder | None = None) -> TraceBuilder:
     """Attention over numbers of 64 whose operators over the scores take 100 us."""
-    b = TraceBuilder()
+    b = b or TraceBuilder()
     scores = [heads, queries, keys]
     b.op("aten::bmm", [[heads, queries, 64], [heads, 64, keys]], ["float"] * 2, dur_us=200)
     b.op("aten::mul", [scores, []], ["float", "Scalar"], dur_us=40)
@@ -121,6 +121,11 @@ def test_on_a_cpu_it_saves_more_of_longer_rows_and_of_large_scores(
 
 def test_on_a_cpu_the_time_is_unknown_that_is_saved_of_short_rows() -> None:
     assert saved_ns(on_cpu(32, 512, 47)) == [-1]
+
+
+def test_beside_longer_rows_it_is_known() -> None:
+    few, many = saved_ns(on_cpu(32, 512, 512, on_cpu(32, 512, 47)))
+    assert 0 < few < many / 4
 
 
 def test_unaligned_products_of_such_attention_are_not_reported_as_well() -> None:

@@ -25,9 +25,9 @@ def cost_us(b: TraceBuilder) -> float | None:
     ("shapes", "expected_us"),
     [
         ([[4]], 52),  # what the operators take
-        ([[4]] * 90, 90),  # a microsecond for each
-        ([[MIB]], 1 + MIB * 0.25e-3),
-        ([[512, 256], [512, 256]], 2 + MIB * 0.25e-3),
+        ([[4]] * 90, 108),  # 1.2 us for each
+        ([[MIB]], 1.2 + MIB * 0.25e-3),
+        ([[512, 256], [512, 256]], 2.4 + MIB * 0.25e-3),
         ([[MIB + 1]], None),
         ([[512, 256], [512, 256], [1]], None),
     ],
@@ -48,13 +48,38 @@ def test_the_time_is_known_where_the_allocator_keeps_the_memory(
     assert cost_us(b) == (expected_us and pytest.approx(expected_us, rel=0.03))
 
 
-def test_the_time_is_known_on_a_device_whatever_the_memory() -> None:
+@pytest.mark.parametrize(("dtype", "known"), [("c10::BFloat16", True), ("double", False)])
+def test_what_the_allocator_keeps_is_counted_in_bytes(dtype: str, *, known: bool) -> None:
+    b = TraceBuilder()
+    with b.annotation(ZERO_GRAD):
+        b.op("aten::zero_", [[MIB * 2 if known else MIB]], [dtype], dur_us=50)
+    assert (cost_us(b) is not None) == known
+
+
+@pytest.mark.parametrize("by_memset", [True, False])
+@pytest.mark.parametrize("shapes", [[[40 * MIB]], [[40 * MIB], [0]]])
+def test_on_a_device_gradients_of_any_size_cost_what_their_kernels_take(
+    shapes: list[list[int]], *, by_memset: bool
+) -> None:
     b = TraceBuilder("NVIDIA H100 80GB HBM3", (9, 0))
-    with b.annotation(ZERO_GRAD), b.op("aten::zero_", [[2 * MIB]], ["float"]):
-        b.launch("fill", 40)
+    with b.annotation(ZERO_GRAD):
+        for shape in shapes:
+            with b.op("aten::zero_", [shape], ["float"]):
+                if shape != [0] and by_memset:
+                    b.memset(160 * MIB, 40)
+                elif shape != [0]:
+                    b.launch("fill", 40)
+    with b.op("aten::mm", [[8, 8], [8, 8]], ["float"] * 2):
+        b.launch("gemm", 30_000)
+    for shape in shapes:
+        with (
+            b.op("torch::autograd::AccumulateGrad", [shape], ["float"]),
+            b.op("aten::add_", [shape, shape], ["float"] * 2),
+        ):
+            b.launch("add", 60)
     cost = cost_us(b)
     assert cost is not None
-    assert cost > 0
+    assert 0 < cost < 500
 
 
 def test_the_time_is_unknown_of_a_list_whose_shapes_torch_omits() -> None:

@@ -16,11 +16,10 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.attention import has_fused, runs_fused
 from pytest_torchprof.rules.engine.costs import around
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import chip_of
+from pytest_torchprof.rules.evidence.accelerator import chip_of, on_cpu
 from pytest_torchprof.rules.evidence.attention_chains import PRODUCT, SOFTMAX, are_kept, attentions
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
-from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import count
 from pytest_torchprof.trace.tree import marked
@@ -214,13 +213,11 @@ def _devices(trace: Events, least_bytes: float, length: float) -> dict[int, int 
     found = attentions(trace, least_bytes, length)
     rows = np.array([one.softmax for one in found], np.int64)
     kernel, _ = launched_in(trace, rows)
-    calls = nesting.above(np.flatnonzero(trace.is_kind(Kind.RUNTIME)), trace.parent)
-    # Without any call of a runtime, a trace that lists devices has only the host's side.
-    blind = not trace.has(Kind.RUNTIME) and bool(trace.metadata.get("deviceProperties"))
+    local = on_cpu(trace, rows).tolist()
     out: dict[int, int | None] = {}
-    for row, launched in zip(rows.tolist(), kernel.tolist(), strict=True):
+    for row, launched, is_local in zip(rows.tolist(), kernel.tolist(), local, strict=True):
         if launched < 0:
-            out[row] = None if blind or calls[row] else _CPU
+            out[row] = _CPU if is_local else None
         else:
             device = int(trace.device[launched])
             known = chip_of(trace, device).is_known or trace.once(runs_fused, device)
@@ -279,7 +276,8 @@ def _saved_ns(
         dict(zip(rows.tolist(), kernels, strict=True)), dict(zip(rows.tolist(), times, strict=True))
     )
     out = np.zeros((2, len(found)), np.int64)
-    some = any(one.shape[-1] >= _KEYS_ON_CPU for one in found)
+    local = [one for one in found if devices[one.softmax] == _CPU]
+    some = any(one.shape[-1] >= _KEYS_ON_CPU for one in local)
     for number, (one, own) in enumerate(zip(found, steps, strict=True)):
         device = devices[one.softmax]
         if device == _CPU or device is None:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.accelerator import on_cpu
 from pytest_torchprof.rules.evidence.calls import are_called, called, may_be_called, sizes
+from pytest_torchprof.rules.evidence.casts_back import Sized, casts_back
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import alike, decode_part
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import among, distinct
@@ -24,6 +25,8 @@ from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
@@ -190,7 +193,11 @@ def float64(trace: Events, *, elements: float) -> Matches:
     casts = [call for call in large if call.cast_to == _FLOAT32]
     if any(call.floats for call in work):
         work = [call for call in work if mixed and call.row >= mixed[0].row]
-        work, found = [*work, *_casts_back(work, casts)], mixed
+        sized, sized_casts = (
+            [Sized(call.row, call.elements) for call in some] for some in (work, casts)
+        )
+        back = {*casts_back(promoted, sized, sized_casts, rows[~are_named(trace, rows, _IDLE)])}
+        work, found = [*work, *(call for call in casts if call.row in back)], mixed
     else:
         found = work = list(_needless(trace, [call.row for call in casts], work, known))
         if found and _makes_doubles(trace):
@@ -198,9 +205,10 @@ def float64(trace: Events, *, elements: float) -> Matches:
     if not found:
         return NO_MATCHES
     shown = np.array([call.row for call in found], np.int64)
-    cost, until = _costs(trace, work, promoted)
-    if not cost.any() and trace.dur[shown].any():
-        return NO_MATCHES  # only of what takes as long in float32
+    share = _shares(trace, work, promoted)
+    if not share.any():
+        return NO_MATCHES  # nothing but what takes as long in float32
+    cost, until = _costs(trace, work, share)
     # What follows a promotion counts toward its cost.
     at = np.maximum(np.searchsorted(shown, [call.row for call in work], side="right") - 1, 0)
     ends = trace.ts[shown] + trace.dur[shown]
@@ -236,14 +244,19 @@ def _message(trace: Events, call: _Call) -> str:
     return f"{name} computes in float64 what is cast to float32 later"
 
 
-def _costs(trace: Events, work: list[_Call], promoted: set[int]) -> tuple[Ints, Ints]:
-    """What each operator costs for its precision, including its gradient; and when it ended."""
+def _shares(trace: Events, work: list[_Call], promoted: set[int]) -> NDArray[np.float64]:
+    """The share of each operator's time that float32 saves."""
     rows = np.array([call.row for call in work], np.int64)
     share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
     share[[call.cast_to == _FLOAT32 for call in work]] = 1
+    share[are_named(trace, rows, _SAVES_NOTHING) & on_cpu(trace, rows)] = 0
+    return share
+
+
+def _costs(trace: Events, work: list[_Call], share: NDArray[np.float64]) -> tuple[Ints, Ints]:
+    """What each operator costs for its precision, including its gradient; and when it ended."""
+    rows = np.array([call.row for call in work], np.int64)
     first, below = launched_in(trace, rows)
-    if not trace.has(*DEVICE_KINDS):
-        share[are_named(trace, rows, _SAVES_NOTHING)] = 0
     took = np.where(first >= 0, below, trace.dur[rows])
     passes = 2 if len(engine_steps(trace)) else 1
     return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
@@ -303,17 +316,6 @@ def _needless(
         before = cast
         if rows and rows[-1] not in ends and not any(row in steps for row in needs):
             yield from inside
-
-
-def _casts_back(work: list[_Call], casts: list[_Call]) -> Iterator[_Call]:
-    """Of these casts, those of what such work made, by its size: in float32 there would be none."""
-    rows, made = {call.row for call in work}, set[int]()
-    for call in sorted((*work, *casts), key=lambda call: call.row):
-        if call.row in rows:
-            made.add(call.elements)
-        elif call.elements in made:
-            made.remove(call.elements)
-            yield call
 
 
 def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:

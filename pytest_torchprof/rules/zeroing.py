@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -19,15 +19,15 @@ from pytest_torchprof.rules.engine.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.rules.evidence.calls import sizes
+from pytest_torchprof.rules.evidence.accelerator import on_cpu
 from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
+from pytest_torchprof.rules.evidence.filled import filled, filled_shapes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, are_outermost, free_named, has_frames, marked
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -184,7 +184,7 @@ def _before(puts: Ints, calls: list[_Call]) -> list[_Call]:
 
 
 def _annotated(trace: Events, rows: Ints, event: int) -> _Call:
-    shapes = [_shapes(trace, row) for row in rows.tolist()]
+    shapes = [filled_shapes(trace, row) for row in rows.tolist()]
     return _Call(event, rows, _fix(trace), sum(map(len, shapes)) if all(shapes) else 0)
 
 
@@ -198,25 +198,10 @@ def _estimated_ns(trace: Events, calls: list[_Call]) -> float:
     """The time to fill and to add to all these gradients on a CPU, by counts; without end if a
     shape is unknown, as of a list so long that torch omits it.
     """
-    rows = np.concatenate([call.fills for call in calls])
-    elements = _elements(trace, rows)
-    return len(elements) * _GRADIENT_NS + sum(elements) * _ELEMENT_NS if elements else inf
-
-
-def _elements(trace: Events, fills: Ints) -> list[int]:
-    """Of each gradient that these operators fill; none if any shape is unknown."""
-    known = [_shapes(trace, row) for row in fills.tolist()]
-    shapes = [one for some in known for one in some] if all(known) else []
-    return [prod(sizes(decode_part(one.encode())) or (0,)) for one in shapes]
-
-
-def _bytes(trace: Events, fills: Ints) -> int:
-    """Of all gradients that these operators fill; 0 if unknown."""
-    known = [_elements(trace, fills[at : at + 1]) for at in range(len(fills))]
-    if not all(known):
-        return 0
-    types = [(decode_part(args.types) or [""])[0] for args in trace.operands(fills)]
-    return sum(sum(n) * ELEMENT_BYTES.get(kind, 4) for n, kind in zip(known, types, strict=True))
+    tensors = filled(trace, np.concatenate([call.fills for call in calls]))
+    if tensors is None:
+        return inf
+    return len(tensors) * _GRADIENT_NS + sum(one.elements for one in tensors) * _ELEMENT_NS
 
 
 def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
@@ -228,18 +213,28 @@ def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tupl
     ends = [*(call.event for call in calls[1:]), len(trace)]
     for call, end in zip(calls, ends, strict=True):
         later = adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
-        # By a kernel, or by a memset.
-        on_cpu = (launched_in(trace, call.fills, kinds=DEVICE_KINDS)[0] < 0).all()
-        least = float(len(later) * _GRADIENT_NS)
-        if on_cpu and len(later):
-            least += sum(_elements(trace, call.fills)) * _CACHED_ELEMENT_NS
-        measured = trace.dur[call.fills].sum() + trace.dur[later].sum()
-        known = not on_cpu or 0 < _bytes(trace, call.fills) <= _KEPT_BYTES
-        out.append(int(max(measured, least / slowdown_share(trace))) if known else -1)
         rows = np.concatenate([call.fills, later])
+        out.append(_cost_ns(trace, call.fills, later))
         begins.append(int(trace.ts[rows].min()))
         until.append(int((trace.ts[rows] + trace.dur[rows]).max()))
     return np.array(out, np.int64), (np.array(begins, np.int64), np.array(until, np.int64))
+
+
+def _cost_ns(trace: Events, fills: Ints, adds: Ints) -> int:
+    """The time of these operators, as `_costs_ns`; on a device, that of calls or of work."""
+    rows = np.concatenate([fills, adds])
+    local, slowed = on_cpu(trace, rows), slowdown_share(trace)
+    there = rows[~local]
+    _, worked = launched_in(trace, there, kinds=DEVICE_KINDS)
+    on_device = max(int(worked.sum()), int(trace.dur[there].sum() * slowed))
+    tensors = filled(trace, fills[local[: len(fills)]])
+    if tensors is None or sum(one.bytes for one in tensors) > _KEPT_BYTES:
+        return -1
+    least = 0.0
+    if count := int(local[len(fills) :].sum()):
+        elements = sum(one.elements for one in tensors)
+        least = (count * _GRADIENT_NS + elements * _CACHED_ELEMENT_NS) / slowed
+    return on_device + max(int(trace.dur[rows[local]].sum()), int(least))
 
 
 # --------------------------------------------------------------------------------------- by hand
@@ -256,9 +251,9 @@ def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[
     ]
     if not len(rows):
         return [], False
-    known = {shape for row in puts.tolist() for shape in _shapes(trace, row)[:1]}
+    known = {shape for row in puts.tolist() for shape in filled_shapes(trace, row)[:1]}
     known.add("")
-    rows = rows[[not known.isdisjoint(_shapes(trace, row) or [""]) for row in rows.tolist()]]
+    rows = rows[[not known.isdisjoint(filled_shapes(trace, row) or [""]) for row in rows.tolist()]]
     if not len(rows):
         return [], False
     put, added = trace.taken(puts), trace.taken(adds)
@@ -277,7 +272,7 @@ def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[
             filled = set(made[at] & into)
         else:
             numbers = _flat(taken[at][:1])
-            shapes = _shapes(trace, row) or [""] * len(numbers)
+            shapes = filled_shapes(trace, row) or [""] * len(numbers)
             filled = {n for n, s in zip(numbers, shapes, strict=False) if gradients.are(n, s)}
         if not filled or gradients.leaves_parameters(row):
             continue
@@ -307,7 +302,7 @@ class _Gradients:
         """Record an operator that stores its first argument as a gradient, or adds to it."""
         self._puts.append(row)
         self._puts.sort()
-        for number, shape in zip(_flat(taken[:1]), _shapes(self._trace, row), strict=False):
+        for number, shape in zip(_flat(taken[:1]), filled_shapes(self._trace, row), strict=False):
             self._shapes.setdefault(number, set()).add(shape)
 
     def are(self, number: int, shape: str) -> bool:
@@ -361,23 +356,6 @@ def _is_zero(trace: Events, row: int) -> bool:
         return _ZERO.match(value) is not None
     fills = trace.names[trace.name[row]] == "aten::fill_"
     return fills or (str(types[1]).startswith("long") and _tensors(args.dims)[1:2] == ["[]"])
-
-
-def _shapes(trace: Events, row: int) -> list[str]:
-    """The shapes of what an operator fills or makes, one or those of a list; none for a list so
-    long that torch omits it.
-    """
-    (args,) = trace.operands(np.array([row]))
-    name = trace.names[trace.name[row]]
-    if name in ("aten::zeros", "aten::new_zeros"):
-        concrete = decode_part(args.concrete)
-        known = concrete if isinstance(concrete, list) else []
-        return [str(one) for one in known if str(one).startswith("[")][:1]
-    first = _tensors(args.dims)[:1]
-    dims = decode_part(args.dims)
-    if isinstance(dims, list) and dims and dims[0] and isinstance(dims[0][0], list):
-        return [str(one) for one in dims[0]]
-    return [] if "_foreach_" in name else first
 
 
 def _tensors(dims: bytes) -> list[str]:

@@ -56,19 +56,47 @@ def test_what_the_allocator_keeps_is_counted_in_bytes(dtype: str, *, known: bool
     assert (cost_us(b) is not None) == known
 
 
+@pytest.mark.parametrize("shape", [[], [0], [1]])
+def test_the_smallest_gradients_have_a_cost(shape: list[int]) -> None:
+    b = TraceBuilder()
+    with b.annotation(ZERO_GRAD):
+        b.op("aten::zero_", [shape], ["float"], dur_us=2)
+    assert cost_us(b) == pytest.approx(2, rel=0.1)
+
+
 @pytest.mark.parametrize("by_memset", [True, False])
 @pytest.mark.parametrize("shapes", [[[40 * MIB]], [[40 * MIB], [0]]])
+@pytest.mark.parametrize("work_us", [50, 5000])
 def test_on_a_device_gradients_of_any_size_cost_what_their_kernels_take(
-    shapes: list[list[int]], *, by_memset: bool
+    shapes: list[list[int]], work_us: float, *, by_memset: bool
 ) -> None:
+    cost = cost_us(trained(shapes, work_us, by_memset=by_memset))
+    assert cost == pytest.approx(2 * work_us, abs=15)
+
+
+def test_of_gradients_on_both_those_on_the_cpu_decide() -> None:
+    assert cost_us(trained([[40 * MIB]], 50, on_cpu=[MIB + 1])) is None
+    assert cost_us(trained([[40 * MIB]], 50, on_cpu=[MIB])) is not None
+
+
+def trained(
+    shapes: list[list[int]],
+    work_us: float,
+    *,
+    by_memset: bool = False,
+    on_cpu: list[int] | None = None,
+) -> TraceBuilder:
+    """A step on a device, in which each gradient but an empty one is filled, and added to."""
     b = TraceBuilder("NVIDIA H100 80GB HBM3", (9, 0))
     with b.annotation(ZERO_GRAD):
         for shape in shapes:
             with b.op("aten::zero_", [shape], ["float"]):
-                if shape != [0] and by_memset:
-                    b.memset(160 * MIB, 40)
+                if by_memset and shape != [0]:
+                    b.memset(160 * MIB, work_us)
                 elif shape != [0]:
-                    b.launch("fill", 40)
+                    b.launch("fill", work_us)
+        if on_cpu:
+            b.op("aten::zero_", [on_cpu], ["float"], dur_us=5)
     with b.op("aten::mm", [[8, 8], [8, 8]], ["float"] * 2):
         b.launch("gemm", 30_000)
     for shape in shapes:
@@ -76,10 +104,9 @@ def test_on_a_device_gradients_of_any_size_cost_what_their_kernels_take(
             b.op("torch::autograd::AccumulateGrad", [shape], ["float"]),
             b.op("aten::add_", [shape, shape], ["float"] * 2),
         ):
-            b.launch("add", 60)
-    cost = cost_us(b)
-    assert cost is not None
-    assert 0 < cost < 500
+            if shape != [0]:
+                b.launch("add", work_us)
+    return b
 
 
 def test_the_time_is_unknown_of_a_list_whose_shapes_torch_omits() -> None:

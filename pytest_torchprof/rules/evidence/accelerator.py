@@ -6,13 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import XPU_CALL
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Kernels that are compiled for compute capability 8.0 and later, and run only there.
 _SINCE_AMPERE = late(
@@ -84,6 +89,18 @@ class Chip(NamedTuple):
             return self.architecture in _AMD_FUSED and dtype in FUSED_TYPES
         least = {"float": (5, 0), "c10::Half": (5, 0), "c10::BFloat16": (8, 0)}.get(dtype or "")
         return self.vendor == "nvidia" and least is not None and self.capability >= least
+
+
+def on_cpu(trace: Events, rows: Ints) -> Bools:
+    """Which of these operators ran on the CPU: they launched nothing, and called no runtime.
+
+    Without any call of a runtime, a trace that lists devices has only the host's side.
+    """
+    launched, _ = launched_in(trace, rows, kinds=DEVICE_KINDS)
+    if not trace.has(Kind.RUNTIME):
+        return (launched < 0) & (not trace.metadata.get("deviceProperties"))
+    calls = nesting.above(np.flatnonzero(trace.is_kind(Kind.RUNTIME)), trace.parent)
+    return (launched < 0) & ~calls[rows]
 
 
 def chip_of(trace: Events, device: int) -> Chip:

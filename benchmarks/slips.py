@@ -187,7 +187,7 @@ def _optimizer_of_ones_own() -> Pair:
 
 @slip("grad-not-none")
 def _gradients_filled_with_zeros() -> Pair:
-    return _training(350, 2, to_none=False), _training(350, 2, to_none=True)
+    return _training(360, 2, to_none=False), _training(360, 2, to_none=True)
 
 
 @slip("grad-not-none")
@@ -203,7 +203,7 @@ def _gradients_kept_in_a_forward_pass() -> Pair:
 def _training(width: int, depth: int, rows: int = 2, *, to_none: bool) -> Body:
     import torch
 
-    model = _model(width, depth)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.randn(rows, width)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
@@ -54,10 +54,10 @@ _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
 _GRADIENT_NS: Final = 1200
 _CACHED_ELEMENT_NS: Final = 0.25
 _ELEMENT_NS: Final = 0.5
-#: Of 20 training steps on a CPU with fewer gradients, costs are 0.6 to 1.4 times
-#: what the fix saves. With larger ones, it saves up to twice as much as they took, or loses up to
-#: four times as much: glibc's malloc returns what is freed to the system, which clears each page
-#: for the next gradients.
+#: Of 20 training steps on a CPU whose gradients take no more, costs are 0.6 to 1.4 times what the
+#: fix saves. Where they take more, it saves up to twice as much as they took, or loses up to four
+#: times as much: glibc's malloc returns what is freed to the system, which clears each page for the
+#: next gradients.
 _KEPT_BYTES: Final = 1 << 20
 #: The number of calls searched for uses of gradients that were multiplied.
 _NEAR: Final = 200
@@ -209,24 +209,32 @@ def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tupl
     the profiler, at least the time to call the operators, and for elements in the cache. And when
     the first of these operators begins, and the last one ends.
     """
-    out, begins, until = list[int](), list[int](), list[int]()
     ends = [*(call.event for call in calls[1:]), len(trace)]
-    for call, end in zip(calls, ends, strict=True):
-        later = adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
-        rows = np.concatenate([call.fills, later])
-        out.append(_cost_ns(trace, call.fills, later))
-        begins.append(int(trace.ts[rows].min()))
-        until.append(int((trace.ts[rows] + trace.dur[rows]).max()))
-    return np.array(out, np.int64), (np.array(begins, np.int64), np.array(until, np.int64))
+    added = [
+        adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
+        for call, end in zip(calls, ends, strict=True)
+    ]
+    parts = [np.concatenate([call.fills, later]) for call, later in zip(calls, added, strict=True)]
+    every = np.concatenate(parts)
+    _, work = launched_in(trace, every, kinds=DEVICE_KINDS)
+    bounds = np.cumsum([len(rows) for rows in parts])[:-1]
+    local, worked = np.split(on_cpu(trace, every), bounds), np.split(work, bounds)
+    costs = [
+        _cost_ns(trace, call.fills, *one)
+        for call, *one in zip(calls, added, local, worked, strict=True)
+    ]
+    begins = [int(trace.ts[rows].min()) for rows in parts]
+    until = [int((trace.ts[rows] + trace.dur[rows]).max()) for rows in parts]
+    return np.array(costs, np.int64), (np.array(begins, np.int64), np.array(until, np.int64))
 
 
-def _cost_ns(trace: Events, fills: Ints, adds: Ints) -> int:
-    """The time of these operators, as `_costs_ns`; on a device, that of calls or of work."""
-    rows = np.concatenate([fills, adds])
-    local, slowed = on_cpu(trace, rows), slowdown_share(trace)
-    there = rows[~local]
-    _, worked = launched_in(trace, there, kinds=DEVICE_KINDS)
-    on_device = max(int(worked.sum()), int(trace.dur[there].sum() * slowed))
+def _cost_ns(trace: Events, fills: Ints, adds: Ints, local: Bools, worked: Ints) -> int:
+    """The time of these operators, as `_costs_ns`; on a device, that of calls or of work.
+
+    Of all of them, ``local`` says which ran on the CPU, and ``worked`` what they launched took.
+    """
+    took, slowed = trace.dur[np.concatenate([fills, adds])], slowdown_share(trace)
+    on_device = max(int(worked.sum()), int(took[~local].sum() * slowed))
     tensors = filled(trace, fills[local[: len(fills)]])
     if tensors is None or sum(one.bytes for one in tensors) > _KEPT_BYTES:
         return -1
@@ -234,7 +242,7 @@ def _cost_ns(trace: Events, fills: Ints, adds: Ints) -> int:
     if count := int(local[len(fills) :].sum()):
         elements = sum(one.elements for one in tensors)
         least = (count * _GRADIENT_NS + elements * _CACHED_ELEMENT_NS) / slowed
-    return on_device + max(int(trace.dur[rows[local]].sum()), int(least))
+    return on_device + max(int(took[local].sum()), int(least))
 
 
 # --------------------------------------------------------------------------------------- by hand

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.rules import zeroing
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.evidence.accelerator import on_cpu
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: As many float32 numbers as fill 1 MiB.
 MIB = 1 << 18
@@ -114,3 +122,26 @@ def test_the_time_is_unknown_of_a_list_whose_shapes_torch_omits() -> None:
     with b.annotation(ZERO_GRAD):
         b.op("aten::_foreach_zero_", dur_us=50)
     assert cost_us(b) is None
+
+
+def test_the_time_is_unknown_of_an_operator_without_operands() -> None:
+    b = TraceBuilder()
+    with b.annotation(ZERO_GRAD):
+        b.op("aten::zero_", [], [], dur_us=50)
+    assert cost_us(b) is None
+
+
+def test_several_calls_look_through_the_trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def counted(trace: Events, rows: Ints) -> Bools:
+        asked.append(len(rows))
+        return on_cpu(trace, rows)
+
+    monkeypatch.setattr(zeroing, "on_cpu", counted)
+    b = TraceBuilder()
+    for _ in range(5):
+        with b.annotation(ZERO_GRAD):
+            b.op("aten::zero_", [[4]], ["float"], dur_us=2)
+    assert cost_us(b) == pytest.approx(10, rel=0.1)
+    assert asked == [5]

@@ -54,4 +54,6 @@ def filled_shapes(trace: Events, row: int) -> list[str]:
     dims = decode_part(args.dims)
     if isinstance(dims, list) and dims and dims[0] and isinstance(dims[0][0], list):
         return [str(one) for one in dims[0]]
-    return [] if "_foreach_" in name or not isinstance(dims, list) else [str(dims[0])][: len(dims)]
+    if "_foreach_" in name or not isinstance(dims, list):
+        return []
+    return [str(one) for one in dims[:1]]

@@ -48,7 +48,7 @@ demo-regression: .venv/.stamp  ## put a regression into a copy of an example and
 accept: .venv/.stamp  ## write the measured values of the examples as their baselines
 	@$(BIN)/python -m pytest --accept examples
 
-check: .venv/.stamp  ## lint, format, types, layers, length of modules, generated docs
+check: .venv/.stamp  ## lint, format, types, layers, generated docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy

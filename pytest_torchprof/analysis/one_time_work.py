@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.host_causes import FIRST_USE_NS
+from pytest_torchprof.analysis.host_causes import FIRST_USE_NS, Cause
 from pytest_torchprof.analysis.idle import idle as idle_spans
 from pytest_torchprof.analysis.idle_causes import idle_parts
 from pytest_torchprof.core.lazy_regex import late
@@ -57,6 +57,7 @@ _AGAIN: Final = late(r".*/[1-9]\d*$")
 #: A compilation pays off if what it made runs more than once.
 _RUNS: Final = 2
 _CONVOLUTION: Final = Names(r"aten::\w*convolution\w*$")
+_UNSAID: Final = (int(Cause.PYTHON), int(Cause.UNKNOWN))
 _TIMES: Final = Names(r"(cuda|hip)EventSynchronize$")
 
 
@@ -107,7 +108,8 @@ def _one_time_work(trace: Events) -> OneTimeWork:
     begin, end = trace.ts[event], trace.ts[event] + trace.dur[event]
     end[len(compiles) : len(compiles) + len(searches)] = timed
     idle, parts = np.zeros(len(trace), np.int64), idle_parts(trace)
-    known = parts.event >= 0
+    # Where nothing says what the host did, the event is only the launch that ended it.
+    known = (parts.event >= 0) & ~nesting.among(parts.cause, _UNSAID)
     np.add.at(idle, parts.event[known], parts.ns[known])
     own = len(compiles) + len(searches)
     ns = idle[event]
@@ -194,19 +196,31 @@ def _compilations(trace: Events) -> Ints:
 
     Neither of a recompilation nor of the capture of a graph.
     """
-    rows = events_named(trace, COMPILING)
-    rows = rows[trace.selection[rows] & trace.is_kind(*HOST_KINDS)[rows]]
-    rows = rows[~within_named(trace, rows, COMPILING)]
-    rows = rows[~are_named(trace, rows, _CAPTURES) & ~within_named(trace, rows, _CAPTURES)]
+    rows, own = compiled_regions(trace)
     if not len(rows):
         return rows
-    regions = marks_named(trace, _REGION)
-    regions = regions[~within_named(trace, regions, _REGION)]
-    own = _region_of(trace, rows, regions)
+    regions = _regions(trace)
     runs = _runs(trace, rows, own, regions)
     again = trace.names_where(_AGAIN.match)
     numbers = np.flatnonzero(again & nesting.among(np.arange(len(trace)), regions))
     return rows[(runs >= _RUNS) & ~nesting.among(own, trace.name[numbers])]
+
+
+def compiled_regions(trace: Events) -> tuple[Ints, Ints]:
+    """Outermost annotations of torch.compile at work, but not those of the capture of a graph; and
+    the name of the compiled region that each is for, -1 for none.
+    """
+    rows = events_named(trace, COMPILING)
+    rows = rows[trace.selection[rows] & trace.is_kind(*HOST_KINDS)[rows]]
+    rows = rows[~within_named(trace, rows, COMPILING)]
+    rows = rows[~are_named(trace, rows, _CAPTURES) & ~within_named(trace, rows, _CAPTURES)]
+    return rows, _region_of(trace, rows, _regions(trace))
+
+
+def _regions(trace: Events) -> Ints:
+    """Runs of compiled code, outside of others."""
+    regions = marks_named(trace, _REGION)
+    return regions[~within_named(trace, regions, _REGION)]
 
 
 def _region_of(trace: Events, rows: Ints, regions: Ints) -> Ints:

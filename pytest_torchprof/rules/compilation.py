@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compile_counts
+from pytest_torchprof.analysis.one_time_work import compiled_regions
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
@@ -150,8 +151,9 @@ def recompile(trace: Events) -> Matches:
     would not happen, or would differ. What the fixtures compile that are set up for the test
     belongs to the test. The metric `recompiles` includes both.
 
-    In a stored trace of another tool, these are the compiled regions whose number
-    is not their function's first. The cost is the time to compile, with the backward graph.
+    In a stored trace of another tool, these are the regions compiled within the trace whose number
+    is not their function's first: variants that only run there were compiled before. The cost is
+    the time to compile, with the backward graph.
 
     ## Why it is slow
 
@@ -185,8 +187,14 @@ def recompile(trace: Events) -> Matches:
         found = _matches(trace, rows)
         fixes = [_FIXES.get(row.cause or "", _VARIES) for row in rows]
         return replace(found, fix=fixes) if rows else found
-    again = sorted(name for name in compile_counts.regions(trace) if not name.endswith("/0"))
-    return _matches(trace, [CompileNote(_attempt(name), id=name) for name in again])
+    took: dict[str, int] = {}
+    compiles, own = compiled_regions(trace)
+    for ns, region in zip(trace.dur[compiles].tolist(), own.tolist(), strict=True):
+        name = trace.names[region].removeprefix(f"{_REGION}: ") if region >= 0 else "/0"
+        if not name.endswith("/0"):
+            took[name] = took.get(name, 0) + ns
+    notes = [CompileNote(_attempt(name), id=name, ms=took[name] / 1e6) for name in sorted(took)]
+    return _matches(trace, notes)
 
 
 def _after_the_first(rows: Sequence[RecompileNote]) -> Iterator[RecompileNote]:

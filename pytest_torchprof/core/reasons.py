@@ -165,7 +165,6 @@ class Why(Enum):
     RULE_IGNORED = "rule_ignored"
     OF_RULES = "of_rules"
     WITHOUT_OPERATORS = "without_operators"
-    NO_FREE_PROCESSORS = "no_free_processors"
     TRIFLES_GUESSED = "trifles_guessed"
     AUTOCAST_UNSEEN = "autocast_unseen"
     ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"
@@ -234,6 +233,7 @@ class Why(Enum):
     OUTSIDE_RANGE = "outside_range"
     # where it happened
     ONLY_RUN = "only_run"
+    NOTHING_TOLD = "nothing_told"
     PLACES_UNKNOWN = "places_unknown"
     TRACED_BY_DEBUGGER = "traced_by_debugger"
     OWN_TRACER = "own_tracer"

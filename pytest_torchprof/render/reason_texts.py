@@ -208,7 +208,6 @@ SENTENCES: Mapping[Why, str] = {
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",
     Why.OF_RULES: "{rules:, }: {why}",
     Why.WITHOUT_OPERATORS: "recorded without operators",
-    Why.NO_FREE_PROCESSORS: "no processor was free for workers, so whether they pay is unknown",
     Why.TRIFLES_GUESSED: (
         "recorded without memory events (profile_memory=True records them), so the size below "
         "which matches are ignored is a guess"
@@ -320,6 +319,9 @@ SENTENCES: Mapping[Why, str] = {
     Why.THROTTLED: "a CPU was throttled because of heat",
     Why.QUOTA_USED_UP: "the container's CPU quota was used up",
     # where it happened
+    Why.NOTHING_TOLD: (
+        "the run that tells tensors and modules apart failed, or did something else"
+    ),
     Why.ONLY_RUN: "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)",
     Why.TRACED_BY_DEBUGGER: "a debugger traces the test",
     Why.OWN_TRACER: "the test uses sys.settrace itself",

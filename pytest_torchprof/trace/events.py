@@ -34,6 +34,7 @@ from pytest_torchprof.trace.parts import selected_by
 from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.parts import Scope
@@ -57,7 +58,8 @@ class Events:
     could not be read from a stored trace, one line each; ``source`` is its file, and ``cut`` is
     whether the file is truncated among its events. ``unread``: categories without a known kind.
     ``untimed``: events whose missing or negative duration counts as 0. ``scope``: the part, if any.
-    ``tensors`` identifies tensors, ``module_calls`` the outermost calls of modules, -1 for none.
+    ``tensors`` identifies tensors, ``module_calls`` the outermost calls of modules, -1 for none;
+    ``untold`` is why another run, which was to tell these, did not.
     """
 
     ts: Ints
@@ -77,6 +79,7 @@ class Events:
     scope: Scope | None = None
     tensors: Tensors | None = field(default=None, compare=False, repr=False)
     module_calls: Ints | None = field(default=None, compare=False, repr=False)
+    untold: Reason | None = None
 
     def __len__(self) -> int:
         return len(self.ts)

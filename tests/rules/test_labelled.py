@@ -53,6 +53,20 @@ def test_a_rule_that_depends_on_the_identity_of_tensors_requests_it(theme: str) 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("theme", corpus.themes())
+def test_what_is_compared_does_not_depend_on_times(theme: str) -> None:
+    moved = dict[str, str]()
+    for case in corpus.themes()[theme]:
+        answer = corpus.evaluate(case)
+        trace = corpus.at_other_times(answer.checked.trace)
+        counts = corpus.asked(case, trace).checked.counts
+        for code in {*counts, *answer.checked.counts}:
+            if not RULES[code].timed and counts.get(code) != answer.checked.counts.get(code):
+                moved[case.name] = code
+    assert {} == moved
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("theme", corpus.themes())
 def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str) -> None:
     answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
     found = {name: corpus.overlooked(answer) for name, answer in answers.items()}

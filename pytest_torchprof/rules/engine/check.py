@@ -169,14 +169,23 @@ def check(
             ruled_out.add(rule)
         elif found is not NO_MATCHES:
             matches[rule] = found
-    wants_tensors = any(found.wants_tensors for found in matches.values())
-    wants_module_calls = any(found.wants_module_calls for found in matches.values())
-    matches = {rule: found for rule, found in matches.items() if len(found)}
-    unsettled = _unsettled(trace, candidates, unchecked)
-    wants_tensors &= trace.could_know_tensors
-    wants_module_calls &= trace.module_calls is None and trace.region is not None
+    of_tensors, of_calls = _waiting(trace, matches)
+    # Else findings would come and go with the success of that run.
+    lost = {} if trace.untold is None else dict.fromkeys(of_tensors | of_calls, trace.untold)
+    unchecked.update((rule.code, why) for rule, why in lost.items())
+    unsettled = next(iter(lost.values()), None) or _unsettled(trace, candidates, unchecked)
+    matches = {rule: found for rule, found in matches.items() if len(found) and rule not in lost}
     return Checked(
-        trace, matches, unchecked, errors, unsettled, partly, wants_tensors, wants_module_calls
+        trace, matches, unchecked, errors, unsettled, partly, bool(of_tensors), bool(of_calls)
+    )
+
+
+def _waiting(trace: Events, matches: Mapping[Rule, Matches]) -> tuple[set[Rule], set[Rule]]:
+    """Rules that another run could tell more: which tensor is which, or modules' calls."""
+    tells_calls = trace.module_calls is None and trace.region is not None
+    return (
+        {r for r, found in matches.items() if found.wants_tensors and trace.could_know_tensors},
+        {r for r, found in matches.items() if found.wants_module_calls and tells_calls},
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.processes import Process
 
 _STARTS_THREADS = because(Why.STARTS_THREADS)
+_UNTOLD = because(Why.NOTHING_TOLD)
 _NO_THREADS = because(Why.THREADS_NOT_PROFILED)
 #: The profiled runs after which another one may be wanted: one compiles, the next one records.
 _MOST_UNSETTLED = 2
@@ -129,6 +130,11 @@ class Captures:
         if self.trace is not None and self.located is not None:
             calls = self.located.module_calls(self.trace)
             self.trace = replace(self.trace, module_calls=calls)
+
+    def note_untold(self) -> None:
+        """Note that no run told what rules ask for."""
+        if self.trace is not None:
+            self.trace = replace(self.trace, untold=_UNTOLD)
 
     def no_modules(self, gap: Reason | None) -> None:
         """Note why modules are not known."""

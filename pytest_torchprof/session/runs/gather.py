@@ -353,6 +353,7 @@ class Gatherer(OfProcesses):
             yield "lines"
             if self.plain_lines is not None and self.reason is None:
                 yield "lines"
+            self._note_if(lambda: self.checked.wants_module_calls)
         stable = self.plan.checks_stable and self.runs > 0 and not self._captures.children
         if self._has_trace and stable and "profile" in kinds:
             yield "reseeded"
@@ -364,6 +365,12 @@ class Gatherer(OfProcesses):
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
+            self._note_if(lambda: self.checked.wants_tensors)
+
+    def _note_if(self, still_asked: Callable[[], bool]) -> None:
+        """Note that a run has not told what rules ask for, if so."""
+        if self._has_trace and self._asks(still_asked):
+            self._captures.note_untold()
 
     def _is_unseeded(self) -> bool:
         return self._wants_unseeded(self.measured())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.host_causes import Cause
+from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.pauses import (
     knows_pauses,
@@ -14,9 +15,7 @@ from pytest_torchprof.rules.evidence.pauses import (
     paused_ns,
     unprofiled_waits_ns,
 )
-from pytest_torchprof.rules.evidence.workers import lacks_processors, workers
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.levels import are_engine_steps
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import outermost, within
@@ -32,14 +31,12 @@ _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
 _FETCH: Final = Names(_SYNC_FETCH + "$")
 #: The same with workers.
 _WORKER_FETCH: Final = Names(r"enumerate\(DataLoader\)#_MultiProcessingDataLoaderIter\.__next__$")
-#: With fewer fetches, there is nothing to load in parallel with.
-_FEW: Final = 3
-#: The least overhead of the profiler per operator in a fetch: selecting an item takes no longer.
-_PROFILED_NS: Final = 1_500
-#: The time for workers to hand over a batch. Measured with torch
-#: 2.13 on two cores: two workers take 49 ms to start, and 0.9 ms per batch where a fetch without
-#: workers takes 0.1 ms. With a load of 8 there, they took 230 to 340 ms to start and to end.
+#: The time for workers to hand over a batch, and to start. Measured with torch 2.13 on two cores:
+#: two workers take 49 ms to start, and 0.9 ms per batch where a fetch without workers takes 0.1 ms.
 _HAND_OVER_NS: Final = 1_000_000
+_START_NS: Final = 50_000_000
+#: What workers save is estimated for so many, as far as there are processors for them.
+_WORKERS: Final = 2
 #: An iterator over a DataLoader begins with these, outside of its fetches: it draws a seed.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter.__init__``.
 _SEED: Final = ("aten::empty", "aten::random_", "aten::item")
@@ -51,10 +48,9 @@ _DRAWS: Final = Names(
     r"aten::(empty|random_|item|randperm|randint|multinomial|tolist|resolve_(conj|neg))$"
 )
 
-_ONCE: Final = "give the DataLoader num_workers=N"
-_PERSISTENT: Final = (
-    "give the DataLoader num_workers=N and persistent_workers=True: without the latter, workers "
-    "start anew for each epoch"
+_KEEP_SYNC: Final = (
+    "keep it here: in this run, workers would not pay, which take about 50 ms to start and 1 ms to "
+    "hand a batch over; where more is loaded, give the DataLoader num_workers=N"
 )
 #: From this number of iterators on, workers that start for each are no one-time work: a loader for
 #: training and one for validation are two.
@@ -67,45 +63,29 @@ _KEEP: Final = "give the DataLoader persistent_workers=True: its workers then st
 @rule(
     "sync-dataloader",
     fix="give the DataLoader num_workers=N, and persistent_workers=True for several epochs",
-    triggers={_FETCH.pattern: _FEW},
-    ready=lacks_processors,
+    triggers=_FETCH.pattern,
     timed=True,
-    fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
-    start=Threshold(50, "ms", "the time to start workers: once, if they persist"),
-    share=Threshold(0.1, "1", "less is saved only if enough processors are free"),
 )
-def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) -> Matches:
+def sync_dataloader(trace: Events) -> Matches:
     """Batches are loaded in the process that trains, while the device waits.
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` without workers, including the one that finds the
-    loader exhausted, if workers would pay off: there are three fetches or more, the median one
-    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it and a
-    step: what they load during the steps and in parallel, less a millisecond per batch and
-    `start` (50 ms) once. The first batch of each iterator is waited for in any case, so workers
-    save nothing if each iterator is asked for only one, as in `next(iter(loader))`. With
-    several iterators, as for epochs, workers start only once if they persist, which the fix
-    then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
-    loader of its own, which a trace does not tell. Iterators with which workers would save
-    nothing do not count. In a live test, there are no more workers than processors besides the
-    one of the test, unless the test mostly waits (as for a disk), and `start` is multiplied by
-    the load average per processor, if that is above 1: workers then wait for a processor; from
-    2 on, the rule is not checked. A loader that reads from another one counts as one loader;
-    fetches that end in the same operator belong to one loader. Not counted are fetches in a
-    thread that does nothing else while another one computes. The rule cannot tell whether a
-    dataset uses the model that is trained, as for rollouts of a policy, which no worker could
-    load: allow it there. The place is the line that constructs the loader, where a live test
-    runs it.
+    Counts the fetches of a `DataLoader` without workers, however short they are, including the
+    one that finds the loader exhausted. A loader that reads from another one counts as one
+    loader. The place is the line that constructs the loader, where a live test runs it.
 
-    Only time distinguishes reading and decoding from a look-up, so time decides here. Therefore
-    a test never fails because of it, unless a marker asks (`no_antipatterns("sync-dataloader")`).
+    It is advice: whether workers pay depends on the data, and on the machine. The cost is what two
+    workers would save: what they load during the steps and in parallel, less a millisecond per
+    batch to hand it over, and 50 ms to start. The first batch of each iterator is waited for in any
+    case. Where that saves nothing, the fix says so. Therefore a test never fails because of it,
+    unless a marker asks (`no_antipatterns`), and `--accept` stores nothing.
 
     ## Why it is slow
 
     Reading, decoding and collating a batch takes place between two steps, and nothing else runs
-    at that time. The cost is what workers would save, less their start and the hand-over. With
-    data in memory, which is not counted, workers made an epoch 14 to 85 times slower.
+    at that time. With data in memory, it takes less time than workers need: they made an epoch 14
+    to 85 times slower.
 
     ## Example
 
@@ -131,42 +111,24 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     ```
     """
     rows = _fetches(trace, _FETCH)
-    if len(rows) < _FEW:
+    if not len(rows):
         return NO_MATCHES
-    start *= max(trace.facts.load_per_processor or 1, 1)
-    many = workers(trace)
-    found, fixes, costs, begins, ends = [], list[str](), [], [], []
-    loader, own, calls = _loaders(trace, rows)
+    begin, took = trace.ts[rows], trace.dur[rows]
+    # Workers load a batch during the steps, and beside each other.
+    step = np.maximum(begin - np.append(begin[:1], (begin + took)[:-1]), 0)
+    many = min(_WORKERS, (trace.facts.processors or _WORKERS + 1) - 1)
+    saved = np.minimum(took, step + took * (many - 1) // many) if many else 0 * took
     first, _ = _begin_iterators(trace, rows)
-    for one in range(int(loader.max()) + 1):
-        mine, took = rows[loader == one], own[loader == one]
-        begin, end = int(trace.ts[mine[0]]), int(trace.ts[mine[-1]] + trace.dur[mine[-1]])
-        usual, step = np.median(took), (end - begin - int(trace.dur[mine].sum())) / len(mine)
-        if len(mine) < _FEW or usual < fetch * 1e6 or _is_beside(trace, mine, end):
-            continue
-        iterator = np.cumsum(first[loader == one])
-        batches = _batches(iterator, calls[loader == one])
-        # By the median: what delayed a single fetch delays a worker, too.
-        start_ns = start * 1e6 / len(mine)
-        if _saved(usual, step, start_ns, batches, many).mean() < max(share * (usual + step), 1):
-            continue
-        saved = _saved(took, step, start_ns, batches, many)
-        # Of another loader that ends in the same operator, with less to load.
-        pays = (np.bincount(iterator, saved) > 0)[iterator]
-        mine, iterator, saved = mine[pays], iterator[pays], np.maximum(saved[pays], 0)
-        found.append(mine)
-        fixes += [_PERSISTENT if iterator[-1] > iterator[0] else _ONCE] * len(mine)
-        costs.append(saved)
-        begins += trace.ts[mine].tolist()
-        ends += (trace.ts[mine] + trace.dur[mine]).tolist()
-    if not found:
-        return NO_MATCHES
+    first[0] = True
+    overhead = (_HAND_OVER_NS + _START_NS / len(rows)) / slowdown_share(trace)
+    saved = np.where(first, 0, saved) - overhead
+    pays = bool(saved.sum() > 0)
     return Matches(
-        np.concatenate(found),
+        rows,
         "a DataLoader without workers loads in this process",
-        fix=fixes,
-        cost_ns=np.concatenate(costs).astype(np.int64),
-        span_ns=(np.array(begins, np.int64), np.array(ends, np.int64)),
+        fix=None if pays else [_KEEP_SYNC] * len(rows),
+        cost_ns=(np.maximum(saved, 0) * pays).astype(np.int64),
+        span_ns=(begin, begin + took),
         by_constructor=True,
     )
 
@@ -318,30 +280,6 @@ def _is_used(trace: Events, fetches: Ints) -> bool:
     return len(outer) - len(_SEED) * len(seeds) >= len(fetches) // 2
 
 
-def _loaders(trace: Events, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each fetch: a number for what it calls last, its time without the profiler, and how many
-    operators it calls.
-
-    A fetch that calls nothing belongs to the loader before it: it found that exhausted.
-    """
-    stops = np.searchsorted(trace.ts, trace.ts[rows] + trace.dur[rows]).tolist()
-    numbers: dict[int, int] = {}
-    loader, calls = list[int](), list[int]()
-    for row, stop in zip(rows.tolist(), stops, strict=True):
-        inside = np.flatnonzero(trace.kind[row + 1 : stop] == OPERATOR) + row + 1
-        inside = inside[trace.thread[inside] == trace.thread[row]]
-        calls.append(len(inside))
-        if len(inside) or not loader:
-            outer = inside[trace.kind[trace.parent[inside]] != OPERATOR]
-            last = int(trace.name[outer[-1]]) if len(outer) else -1
-            loader.append(numbers.setdefault(last, len(numbers)))
-        else:
-            loader.append(loader[-1])
-    called = np.array(calls, np.int64)
-    own = trace.dur[rows] - _PROFILED_NS * called
-    return np.array(loader, np.int64), np.maximum(own, 0), called
-
-
 def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:
     """Which of these fetches are the first after an iterator or its sampler drew a seed, and which
     of them the first of a new iterator for certain.
@@ -367,30 +305,3 @@ def _are_seeds(trace: Events, outer: Ints) -> Bools:
         found[1:-1] &= are_named(trace, outer[:-2], _SEED[0])
         found[1:-1] &= are_named(trace, outer[2:], _SEED[2])
     return found
-
-
-def _batches(iterator: Ints, calls: Ints) -> Ints:
-    """How many batches come from the iterator of each fetch, at least one."""
-    _, number, count = np.unique(iterator, return_inverse=True, return_counts=True)
-    last = np.cumsum(count) - 1
-    exhausted = (calls[last] == 0) & (np.maximum.reduceat(calls, last - count + 1) > 0)
-    return np.asarray(np.maximum(count - exhausted, 1)[number])
-
-
-def _is_beside(trace: Events, fetches: Ints, end: int) -> bool:
-    """Whether everything that computes between the first fetch and the end is on other threads."""
-    rows = outermost(trace)
-    rows = rows[(rows > fetches[0]) & (trace.ts[rows] < end)]
-    rows = rows[~are_engine_steps(trace, rows)]
-    rows = rows[~within(trace, rows, lambda events: among(events, fetches))]
-    return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
-
-
-def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints, many: int) -> Any:
-    """What workers save of each fetch: what they load beside, less its share of their start.
-
-    The first of an iterator's batches is waited for, and so are those loaded in parallel with it.
-    """
-    later = (batches - 1) / batches
-    beside = batches // many / batches * took if many > 1 else 0
-    return np.minimum(later * took, later * step_ns + beside) - _HAND_OVER_NS - start_ns

@@ -148,8 +148,7 @@ for _kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW):
 # --------------------------------------------------------- sync-dataloader, grad-not-none
 
 
-# torch's matcher found the first; data in memory are loaded faster so.
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 1)
 def former_batches_of_a_loader_without_and_of_one_with_workers():
     data = torch.rand(100, 100)
     alone, helped = DataLoader(data, batch_size=10), DataLoader(data, batch_size=10, num_workers=4)

@@ -373,7 +373,7 @@ def two_epochs_of_slow_samples():
     return block
 
 
-@ON_GPU.near_miss("sync-dataloader")
+@ON_GPU.positive("sync-dataloader", ANY)
 def data_in_memory():
     model, _, _ = classifier()
     loader = DataLoader(TensorDataset(torch.randn(64, 3, 32, 32)), batch_size=4)
@@ -386,7 +386,7 @@ def data_in_memory():
     return block
 
 
-@ON_GPU.near_miss("sync-dataloader")
+@ON_GPU.positive("sync-dataloader", ANY)
 def two_batches_only():
     model, _, _ = classifier()
     loader = DataLoader(Slow(8, 0.005), batch_size=4)

@@ -77,7 +77,7 @@ def a_generator_that_is_not_trained_now():
     return epoch
 
 
-@EXAMPLES.positive("missing-no-grad", 3)
+@EXAMPLES.positive("missing-no-grad", 3, also="sync-dataloader")
 def batches_of_a_loader():
     model, loader = network().eval(), DataLoader(torch.rand(6, 3), batch_size=2)
 

@@ -426,7 +426,7 @@ def parts_of_each_layer():
     return forward
 
 
-@EXAMPLES.near_miss("for-loop-indexing")
+@EXAMPLES.near_miss("for-loop-indexing", also="sync-dataloader")
 def items_of_a_loader():
     loader = DataLoader(TensorDataset(torch.rand(24, 3)), batch_size=12)
     return lambda: [batch.sum() for (batch,) in loader]

@@ -21,8 +21,7 @@ def _pair():
 # -------------------------------------------------------------------------- sync-dataloader
 
 
-# The outsider meant matches; of data in memory, workers make an epoch many times slower.
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 6)
 def outside_two_epochs_of_dictionaries():
     data = [{"x": torch.randn(3), "y": number} for number in range(4)]
     loader = DataLoader(data, batch_size=2, shuffle=True)
@@ -35,7 +34,7 @@ def outside_two_epochs_of_dictionaries():
     return epochs
 
 
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 3)
 def outside_stream_of_samples():
     class Stream(IterableDataset):
         def __iter__(self):
@@ -45,7 +44,7 @@ def outside_stream_of_samples():
     return lambda: [batch.mean() for batch in loader]  # <- here
 
 
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 1)
 def outside_first_batch_only():
     loader = DataLoader(torch.randn(8, 3), batch_size=4)
     return lambda: next(iter(loader))  # <- here

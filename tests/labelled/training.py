@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 from labelled.case import Examples
@@ -11,8 +10,6 @@ from support.trace_builder import TraceBuilder
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 EXAMPLES = Examples()
-#: Thresholds of examples that load for as short a time as examples may.
-SHORT: Any = {"fetch": 2, "start": 0}
 
 
 class Pictures(Dataset[torch.Tensor]):
@@ -62,7 +59,7 @@ class Stream(IterableDataset[torch.Tensor]):
         return iter([torch.ones(2), torch.ones(2)])
 
 
-@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 5)
 def batches_that_are_decoded_and_the_end_of_the_loader():
     loader = DataLoader(Pictures(), batch_size=2)
 
@@ -73,7 +70,7 @@ def batches_that_are_decoded_and_the_end_of_the_loader():
     return epoch
 
 
-@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 5)
 def shuffled_batches_in_a_trainer():
     class Trainer:
         def __init__(self, loader):
@@ -87,13 +84,13 @@ def shuffled_batches_in_a_trainer():
     return trainer.fit
 
 
-@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 5)
 def shards_that_are_batches_already():
     loader = DataLoader(Shards(), batch_size=None)
     return lambda: [batch.sum() for batch in loader]  # <- here
 
 
-@EXAMPLES.positive("sync-dataloader", 10, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 10)
 def two_epochs():
     loader = DataLoader(Pictures(4, 4), batch_size=1)
 
@@ -105,13 +102,13 @@ def two_epochs():
     return train
 
 
-@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 5)
 def a_loader_that_reads_from_another():
     loader = DataLoader(Nested(), batch_size=None)
     return lambda: [batch.sum() for batch in loader]  # <- here
 
 
-@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 4)
 def an_endless_iterator_over_a_loader():
     loader = DataLoader(Pictures(8), batch_size=2)
 
@@ -138,7 +135,7 @@ class Sampler:
         return next(self.batches)  # <- here
 
 
-@EXAMPLES.near_miss("sync-dataloader", **SHORT)
+@EXAMPLES.positive("sync-dataloader", 4)
 def a_batch_of_a_new_iterator_in_each_step():
     loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
 
@@ -149,7 +146,7 @@ def a_batch_of_a_new_iterator_in_each_step():
     return train
 
 
-@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+@EXAMPLES.positive("sync-dataloader", 4)
 def a_batch_of_the_same_iterator_in_each_step():
     loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
 
@@ -160,19 +157,7 @@ def a_batch_of_the_same_iterator_in_each_step():
     return train
 
 
-@EXAMPLES.positive("sync-dataloader", 9, **SHORT)
-def short_epochs_of_two_batches():
-    loader = DataLoader(Pictures(4, 3), batch_size=2)
-
-    def train():
-        for _ in range(3):
-            for batch in loader:  # <- here
-                batch.sum()
-
-    return train
-
-
-@EXAMPLES.near_miss("sync-dataloader", **SHORT)
+@EXAMPLES.positive("sync-dataloader", 8)
 def epochs_of_one_batch():
     loader = DataLoader(Pictures(4, 1), batch_size=4)
 
@@ -199,16 +184,6 @@ def epochs(count: int, batches: int, fetch_ms: float) -> TraceBuilder:
     return trace
 
 
-@EXAMPLES.positive("sync-dataloader", 14)
-def a_trace_of_epochs_of_two_batches():
-    return epochs(7, 2, 40)
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_trace_of_epochs_of_one_batch():
-    return epochs(14, 1, 40)
-
-
 def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):
     """A trace of a loop that takes a batch and trains with it."""
     trace = TraceBuilder("NVIDIA H200")
@@ -226,130 +201,31 @@ def a_trace_of_steps_on_a_device():
     return loaded()
 
 
-def loaded_on_a_thread(step_on):
-    """A trace of batches that thread 7 loads, and another normalizes; ``step_on`` trains."""
-    trace = TraceBuilder("NVIDIA H200")
-    for _ in range(16):
-        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        with trace.thread(7), trace.annotation(name):
-            trace.op("aten::stack", [[[4], [4]], []], dur_us=10_000)
-        with trace.thread(8):
-            trace.op("aten::div", [[8, 4], []], dur_us=50)
-        with trace.thread(step_on), trace.op("aten::relu", [[8, 4]], dur_us=5_000):
-            trace.launch("relu_kernel")
-    return trace
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_thread_that_loads_beside_the_steps():
-    return loaded_on_a_thread(step_on=1)
-
-
-@EXAMPLES.positive("sync-dataloader", 16)
-def a_thread_that_loads_and_trains():
-    return loaded_on_a_thread(step_on=7)
-
-
-@EXAMPLES.positive("sync-dataloader", 90, fetch=2.5)
-def fetches_as_long_as_the_threshold():
-    return loaded(90, fetch_ms=3)
-
-
-@EXAMPLES.near_miss("sync-dataloader", fetch=3.5)
-def fetches_shorter_than_the_threshold():
-    return loaded(90, fetch_ms=3)
-
-
-@EXAMPLES.positive("sync-dataloader", 10, start=50)
-def as_many_fetches_as_pay_for_the_start():
-    return loaded(10)
-
-
-@EXAMPLES.near_miss("sync-dataloader", start=90)
-def fewer_fetches_than_pay_for_the_start():
-    return loaded(10)
-
-
-@EXAMPLES.positive("sync-dataloader", 40, share=0.08)
-def a_share_as_large_as_the_threshold():
-    return loaded(40, step_ms=70)
-
-
-@EXAMPLES.near_miss("sync-dataloader", share=0.12)
-def a_share_smaller_than_the_threshold():
-    return loaded(40, step_ms=70)
-
-
-def held_up(fetches):
-    """A trace of short fetches, one of which something else on the machine held up."""
-    trace = loaded(fetches, fetch_ms=8)
-    with trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
-        trace.op("aten::stack", [[[4], [4]], []], dur_us=90_000)
-    with trace.op("aten::relu", [[8, 4]], dur_us=90_000):
-        trace.launch("relu_kernel")
-    return trace
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_few_fetches_of_which_one_was_held_up():
-    return held_up(3)
-
-
-@EXAMPLES.positive("sync-dataloader", 31)
-def many_fetches_of_which_one_was_held_up():
-    return held_up(30)
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def one_long_fetch():
-    return loaded(1, fetch_ms=500)
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_slow_loader_beside_many_quick_fetches():
-    trace = loaded(50, fetch_ms=1)
-    with trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
-        trace.op("aten::cat", [[[4], [4]], []], dur_us=200_000)
-    return trace
-
-
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 5)
 def tensors_in_memory():
     loader = DataLoader(TensorDataset(torch.rand(64, 2), torch.rand(64)), batch_size=16)
     return lambda: [(x.sum(), y.sum()) for x, y in loader]
 
 
-@EXAMPLES.near_miss("sync-dataloader")
-def a_large_batch_of_tensors_in_memory():
-    loader = DataLoader(torch.rand(1024, 4), batch_size=512, shuffle=True)
-    return lambda: [batch.sum() for batch in loader]
-
-
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 3)
 def a_small_dataset_of_items():
     loader = DataLoader(Squares(), batch_size=2, shuffle=True)
     return lambda: [batch.sum() for batch in loader]
 
 
-@EXAMPLES.near_miss("sync-dataloader")
-def a_tiny_dataset_that_is_decoded():
-    loader = DataLoader(Pictures(4, 2), batch_size=2)
-    return lambda: [batch.sum() for batch in loader]
-
-
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 3)
 def a_dataset_that_streams():
     loader = DataLoader(Stream(), batch_size=1)
     return lambda: [batch.sum() for batch in loader]
 
 
-@EXAMPLES.near_miss("sync-dataloader")
+@EXAMPLES.positive("sync-dataloader", 1)
 def the_first_batch_only():
     loader = DataLoader(Pictures(), batch_size=4)
     return lambda: next(iter(loader))
 
 
-@EXAMPLES.near_miss("sync-dataloader", **SHORT)
+@EXAMPLES.near_miss("sync-dataloader")
 def a_loader_with_a_worker():
     loader = DataLoader(Pictures(4), batch_size=2, num_workers=1)
     return lambda: [batch.sum() for batch in loader]

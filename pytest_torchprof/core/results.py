@@ -48,6 +48,7 @@ class Finding:
     estimates for this run, None if unknown: the ms to gain, on the device if the trace has one, and
     bytes that are moved needlessly.
     ``accepted``: it fails no test, because the baseline or a marker (with ``reason``) accepts it.
+    ``gated``: it is compared with a baseline; else it is advice, which no baseline accepts.
     """
 
     rule: str
@@ -62,6 +63,7 @@ class Finding:
     module: str | None = None
     reason: str | None = None
     modules: int | None = None
+    gated: bool = True
 
 
 class Budget(Frozen, frozen=True):

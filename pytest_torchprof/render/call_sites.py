@@ -64,8 +64,10 @@ def _cost(findings: Iterable[Finding]) -> float:
 
 def _block(found: Sequence[Finding], before: Accepted | None) -> list[str]:
     rule, now, cost = found[0].rule, sum(f.count for f in found), _cost(found)
-    accepted = None if before is None else before.counts.get(rule, 0)
+    gated = found[0].gated
+    accepted = None if before is None or not gated else before.counts.get(rule, 0)
     counts = f"×{now}" if accepted is None else f"{accepted} → {now}"
+    counts += "" if gated else " (advice)"
     if accepted and before is not None and rule in before.apart:
         counts += f" ({accepted} of these accepted: a baseline keeps no lines)"
     costs = f", about {format_quantity(cost, 'ms')}" if cost else ""

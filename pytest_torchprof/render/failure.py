@@ -109,7 +109,12 @@ def failure_message(
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
     room = MAX_LINES - len(lines) - 4
-    behind = finding_lines(_behind(bad, profile), accepted_counts(profile, baseline), room)
+    shown, before = _behind(bad, profile), accepted_counts(profile, baseline)
+    # Without what gains nothing, which explains nothing.
+    told = [f for f in profile.findings if not f.accepted and f.cost_ms != 0]
+    advice = [f for f in told if not f.gated and f not in shown]
+    behind = finding_lines(shown, before, room)
+    behind += finding_lines(advice, before, room - len(behind))
     room -= len(behind)
     says = _Operators(where)
     operators = says.limited(bad)
@@ -282,7 +287,7 @@ def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
                 counts = finding.rule in profile.found
                 counts &= not rules or finding.rule in rules
             else:
-                counts = not finding.accepted
+                counts = not finding.accepted and finding.gated
             if counts:
                 shown[finding] = None
     return list(shown)

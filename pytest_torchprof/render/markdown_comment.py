@@ -191,7 +191,7 @@ def _findings(report: StoredReport) -> list[list[str]]:
             _code(finding.location),
             f"{finding.count:,}",
             UNKNOWN if finding.cost_ms is None else format_quantity(finding.cost_ms, "ms"),
-            _words(finding.message),
+            _words(finding.message if finding.gated else f"advice: {finding.message}"),
         ]
         for nodeid, finding in found
     ]

@@ -25,7 +25,8 @@ def session_annotations(
     *,
     failures: bool = True,
 ) -> list[Annotation]:
-    """An error per test that failed for what it needs, then a warning per line with findings.
+    """An error per test that failed for what it needs, then a warning or, for advice, a
+    notice per line with findings.
 
     ``lines`` has the file, relative to ``root``, and the line, from 1, of tests by node id.
     Without ``failures``, only findings: another plugin shows the failed tests.
@@ -44,8 +45,9 @@ def session_annotations(
     for nodeid, row in rows:
         at = place(row["location"], row["path"])
         title = f"torchprof: {row['rule']}"
+        text, where = sentence(row, place=at is None), at or tests[nodeid]
         made.append(
-            Annotation("warning", title, sentence(row, place=at is None), at or tests[nodeid])
+            Annotation("warning" if row.get("gated", True) else "notice", title, text, where)
         )
     return made
 

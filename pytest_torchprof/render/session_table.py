@@ -161,8 +161,11 @@ def _spread(verdict: Verdict | None) -> float | None:
 
 
 def _findings(record: Record | RegionRecord) -> str:
-    """``host-sync ×3, 2 accepted``: unaccepted findings by name, marked if they fail the test."""
+    """``host-sync ×3!, gc-pause ×1~, 2 accepted``: unaccepted findings by name, marked if they fail
+    the test or are advice.
+    """
     counts: Counter[str] = Counter()
+    advice = {finding.rule for finding in record.findings if not finding.gated}
     accepted = 0
     for finding in record.findings:
         if finding.accepted:
@@ -176,12 +179,14 @@ def _findings(record: Record | RegionRecord) -> str:
         if verdict.scope is not None and (mark_of_it := _MARKS.get(verdict.status)):
             by_rule |= dict.fromkeys(verdict.scope.rules, mark_of_it)
 
+    # A budget counts findings that the baseline accepts too, and advice.
+    over = whole is not None and whole.status == "over_budget"
+
     def mark(rule: str) -> str:
-        return total or by_rule.get(rule, "")
+        advises = rule in advice and not over
+        return by_rule.get(rule) or (_MARKS["advisory"] if advises else total)
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
-    # A budget counts findings that the baseline accepts too.
-    over = whole is not None and whole.status == "over_budget"
     accepted_text = f"{accepted} accepted{total if over else ''}"
     return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 

@@ -53,6 +53,7 @@ class StoredFinding(Frozen, frozen=True):
     module: str | None = None
     modules: int | None = None
     reason: str | None = None
+    gated: bool = True
 
 
 class StoredRegion(Frozen, frozen=True):

@@ -75,8 +75,7 @@ def placed(
     accept: bool,
 ) -> tuple[Finding, ...]:
     """The findings with readable places; those that do not fail the test count as accepted."""
-    more = new_findings(profile, baseline)
-    allowed = measured.allowed
+    more, allowed = new_findings(profile, baseline), measured.allowed
 
     def placed_one(finding: Finding) -> Finding:
         reason, here = allowed.get(finding.rule), None
@@ -87,7 +86,10 @@ def placed(
         return replace(
             finding,
             location=roots.relative(finding.location),
-            accepted=accept or reason is not None or here is not None or finding.rule not in more,
+            accepted=reason is not None
+            or here is not None
+            or finding.rule not in more
+            or (accept and finding.gated),
             reason=reason if here is None else here.reason,
         )
 

@@ -151,7 +151,7 @@ def new_findings(profile: Profile, baseline: Baseline | None) -> dict[str, tuple
     known = accepted_findings(before, profile.compared)
     pairs = {rule: (known[rule], n) for rule, n in profile.compared.items()}
     for rule, metric in profile.gated.items():
-        if not metric and baseline is None:
+        if not metric:  # advice, which is in no baseline
             pairs[rule] = 0, profile.found.get(rule, 0)
         accepted = before.metrics.get(metric, 0 if baseline is None else None)
         now = profile.metrics.get(metric)
@@ -180,6 +180,8 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     more = {rule: pair for rule, pair in new_findings(profile, baseline).items() if rule in found}
     if unknown and not more:
         return verdict
+    if more and not verdict.limited:  # a limit counts the others, too
+        apart = 0
     accepted, total = accepted + apart, total + apart
     if verdict.status == "over_budget":
         return replace(verdict, baseline=accepted)

@@ -174,17 +174,22 @@ def profile_of(measured: Measured) -> Profile:
         kernels=kernel_counts(trace),
         found=found,
         unchecked=unchecked,
-        gated={
-            rule.code: rule.gated_by or ""
-            for rule in measured.rules
-            if rule.gated_by is not None or rule.timed
-        },
+        gated=_gated(measured),
         scoped=scoped,
         samples=samples_of(trace) | samples_in(recorded.get(None, {})),
         normalised=normalised_of(trace, recorded.get(None, {})),
         regions=regions,
         own=own,
     )
+
+
+def _gated(measured: Measured) -> dict[str, str]:
+    """The metric that is compared in place of each rule that is not; empty for advice."""
+    return {
+        rule.code: rule.gated_by or ""
+        for rule in measured.rules
+        if rule.gated_by is not None or rule.timed
+    }
 
 
 def value_of_part(measured: Measured, budget: Budget, metric: Metric) -> Value:
@@ -219,6 +224,7 @@ def _region(measured: Measured, name: str, laps: int | None) -> Profile:
         operators=operator_counts(view),
         kernels=kernel_counts(view),
         found={rule: values.counts.get(rule, 0) for rule in found},
+        gated=_gated(measured),
         samples=samples_in(recorded),
         laps=laps,
         own=own,

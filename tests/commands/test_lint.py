@@ -123,8 +123,8 @@ def linted(say: Say, *arguments: str | Path) -> dict[str, Any]:
 def test_findings_have_the_fields_that_are_promised(say: Say, trace: Path) -> None:
     document = linted(say, trace)
     fields = (
-        "rule count message location fix accepted cost_ms bytes path module reason modules page"
-        " share"
+        "rule count message location fix accepted cost_ms bytes path module reason modules gated"
+        " page share"
     )
     assert "torchprof-lint/1" == document["schema"]
     assert {tuple(fields.split())} == {tuple(row) for row in document["findings"]}

@@ -117,6 +117,7 @@ def test_a_new_test_has_its_findings_in_the_report_and_passes(pytester: pytest.P
             "module": None,
             "modules": None,
             "reason": None,
+            "gated": True,
         },
         {
             "rule": SUB,
@@ -130,6 +131,7 @@ def test_a_new_test_has_its_findings_in_the_report_and_passes(pytester: pytest.P
             "module": None,
             "modules": None,
             "reason": None,
+            "gated": True,
         },
     ] == [{k: v for k, v in f.items() if k not in ("page", "cost_ms")} for f in record["findings"]]
     # As much less than 0.6 and 0.1 us as the timed round was quicker than the profiled run.

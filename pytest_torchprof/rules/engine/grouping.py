@@ -89,6 +89,7 @@ def grouped(
             path=group.place.path,
             module=_layers(group.modules),
             modules=len(group.modules) or None,
+            gated=not rule.timed,
         )
         for (_, _, own, fix), group in groups.items()
     ]

@@ -162,8 +162,8 @@ class Rule(Frozen, frozen=True, eq=False):
             match.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
-        timed: its matches depend on time, so they are not compared with a baseline; a marker may
-            still forbid them.
+        timed: its matches depend on time, or are no slip everywhere, so they are advice: told, but
+            not compared with a baseline; a marker may still forbid them.
         on_request: it is checked only in tests that ask for an estimate of a device's work.
         memory: its matches cost memory as well as time, so `torchprof lint` shows them even if
             they gain little time.

@@ -63,6 +63,10 @@ STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
 TORCH_MARK = late(
     r"(?:ProfilerStep\*?|Optimizer\.\w+|enumerate\(DataLoader\))#|## Call CompiledFxGraph "
 )
+#: An operator with its overload, as ``capture_overload_names`` records it; and one of torch's own.
+#: Source: parseName in torch/csrc/jit/frontend/function_schema_parser.cpp.
+OVERLOAD = late(r"^(\w+::\w+)\.[A-Za-z_]\w*$")
+OF_TORCH = late(r"^(aten|prims?|c10d|_c10d_functional|quantized|torchvision)::\w+\.[A-Za-z_]\w*$")
 #: Printable, but special within JSON or in the encoding of names.
 _ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.uncounted_compiled import (
-    in_loops,
+    in_graphs,
     in_script,
     nothing_ran,
-    of_no_graph,
     packages,
+    silent_scripts,
+    uncounted_calls,
 )
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, reason_of
 from pytest_torchprof.core.reasons import Reason, Why
@@ -244,8 +245,7 @@ SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
     _alone,
     _replayed,
     _unrecorded,
-    in_loops,
-    of_no_graph,
+    in_graphs,
     in_script,
     packages,
 )
@@ -262,12 +262,23 @@ def uncounted_operators(trace: Events) -> Bools:
     return out
 
 
-def uncounted_kernels(trace: Events) -> Bools:
-    """Kernels that may compute products and that no operator covers: what they do is unknown."""
-    out = np.zeros(len(trace), bool)
-    if uncounted_flops(trace) is not None:
-        alone, _, replayed = trace.once(_unanswered)
-        out[alone] = out[replayed] = True
+def uncounted_events(trace: Events) -> Bools:
+    """Operators, calls of compiled code, kernels and their launches whose own FLOPs are unknown."""
+    return trace.once(_uncounted_events)
+
+
+def _uncounted_events(trace: Events) -> Bools:
+    out = unknown_flops(trace) | uncounted_operators(trace)
+    if uncounted_flops(trace) is None:
+        return out
+    if any(_unrecorded(trace)):
+        return np.ones(len(trace), bool)
+    alone, _, replayed = trace.once(_unanswered)
+    kernels = np.concatenate([alone, replayed])
+    launch = trace.launch[kernels]
+    out[kernels] = out[launch[launch >= 0]] = out[silent_scripts(trace)] = True
+    for calls, products, _ in uncounted_calls(trace):
+        out[calls] |= bool(products)
     return out
 
 

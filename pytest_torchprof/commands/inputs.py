@@ -21,6 +21,7 @@ from pytest_torchprof.render import streams
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import DISPATCHED
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.ranks import read_job
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
@@ -237,22 +238,24 @@ def calls_of(ranks: Ranks) -> str:
     return calls_in_words([call_counts(trace) for trace in ranks.values()])
 
 
-def call_counts(trace: Trace) -> tuple[int, int, int]:
-    """Calls of operators, annotations, and runtime calls."""
+def call_counts(trace: Trace) -> tuple[int, ...]:
+    """Calls of operators, annotations, and runtime calls; operators that were not dispatched."""
     events = trace.events
     operators, annotations, runtime = (
-        int((events.selection & events.is_kind(kind)).sum())
-        for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+        events.selection & events.is_kind(kind) for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
     )
-    return operators, annotations, runtime
+    others = operators & ~events.names_where(DISPATCHED.match)
+    return tuple(int(found.sum()) for found in (operators, annotations, runtime, others))
 
 
-def calls_in_words(each: Sequence[tuple[int, int, int]]) -> str:
+def calls_in_words(each: Sequence[tuple[int, ...]]) -> str:
     """The sum of the counts of all traces."""
-    names = ("operators", "annotations", "runtime calls")
+    names = ("operators", "annotations", "runtime calls", "others")
     counts = dict(zip(names, map(sum, zip(*each, strict=True)), strict=True)) if each else {}
+    others = counts.pop("others", 0)
     parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
-    more = " (the metric ops)" if counts.get("operators") else ""
+    less = f"; {others:,} of them are autograd nodes, TorchScript functions and the like"
+    more = f" (the metric ops{less if others else ''})" if counts.get("operators") else ""
     return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
 
 

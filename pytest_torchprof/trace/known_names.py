@@ -67,6 +67,10 @@ TORCH_MARK = late(
 #: Source: parseName in torch/csrc/jit/frontend/function_schema_parser.cpp.
 OVERLOAD = late(r"^(\w+::\w+)\.[A-Za-z_]\w*$")
 OF_TORCH = late(r"^(aten|prims?|c10d|_c10d_functional|quantized|torchvision)::\w+\.[A-Za-z_]\w*$")
+#: What the dispatcher called, unlike autograd's nodes and TorchScript's functions.
+DISPATCHED = late(r"(?!torch::|autograd::)\w+::\w+$")
+#: Prefix of what we record ourselves.
+OURS = "torchprof::"
 #: Printable, but special within JSON or in the encoding of names.
 _ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")

@@ -31,18 +31,16 @@ from pytest_torchprof.analysis.roofline import (
     least_seconds,
     ms_to_gain,
     roof_of,
+    unclear,
 )
-from pytest_torchprof.analysis.uncounted_flops import uncounted_events
 from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.attribution import AttributedWork
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.work.devices.device import Device
 
 _Floats = npt.NDArray[np.float64]
@@ -203,7 +201,7 @@ def kernel_rows(
     moved, moved_ns = table.known(work.bytes, work.bytes >= 0, whole)
     peak_s, peak_ns = table.known(roof.at_peak_s, ~np.isnan(roof.at_peak_s), whole)
     width_s, width_ns = table.known(roof.at_bandwidth_s, ~np.isnan(roof.at_bandwidth_s), whole)
-    flops = np.where((work.flops < 0) & ~_uncounted(trace, work), 0, work.flops)
+    flops = np.where((work.flops < 0) & ~unclear(trace, work), 0, work.flops)
     total_flops, total_bytes = table.exact(flops), table.exact(work.bytes)
 
     fine: list[dict[str, Any]] = [{}] * table.count
@@ -248,15 +246,6 @@ def kernel_rows(
             )
         )
     return rows
-
-
-def _uncounted(trace: Events, work: AttributedWork) -> Bools:
-    """Device events whose FLOPs are unknown, or those of what launched them."""
-    uncounted = uncounted_events(trace)
-    at = np.where(trace.launch[work.event] >= 0, trace.launch[work.event], work.event)
-    found = uncounted[work.event] | (nesting.nearest(uncounted, trace.parent, at) >= 0)
-    found &= trace.kind[work.event] == Kind.KERNEL
-    return found
 
 
 def _roof_fields(

@@ -26,13 +26,12 @@ from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
 
 COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
 REGION: Final = "Torch-Compiled Region"
 #: A function of TorchScript: no operator, which has a namespace, nor autograd's node, nor a mode.
-_SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
+SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
 
 
 def runs_compiled_code(trace: Events) -> bool:
@@ -54,26 +53,18 @@ def nothing_ran(trace: Events) -> bool:
     )
 
 
-def in_graphs(trace: Events) -> Iterable[UncountedPart]:
-    """What compiled graphs compute in their own loops."""
-    for part in uncounted_calls(trace):
-        yield from named(trace, *part)
-
-
-def uncounted_calls(trace: Events) -> Iterable[tuple[Ints, tuple[str, ...], Why]]:
-    """Calls of compiled graphs, the products in them that are not counted, and why."""
-    yield from _of_no_graph(trace)
+def in_loops(trace: Events) -> Iterable[UncountedPart]:
+    """Products that inductor wrote as loops, where the graph does not tell their size."""
     for key, events in graph_calls(trace).items():
         graph = graphs(trace)[key]
         counts = counts_flops(trace)
         shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
         hidden = events[shown < graph.products] if graph.dynamic else events[:0]
-        # The graph does not tell the size of what inductor wrote as loops.
-        yield hidden, graph.dynamic, Why.DYNAMIC_LOOPS
-        yield events, graph.loops, Why.LOOPS
+        yield from named(trace, hidden, graph.dynamic, Why.DYNAMIC_LOOPS)
+        yield from named(trace, events, graph.loops, Why.LOOPS)
 
 
-def _of_no_graph(trace: Events) -> Iterable[tuple[Ints, tuple[str, ...], Why]]:
+def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not runs_compiled_code(trace):
         return
@@ -87,25 +78,20 @@ def _of_no_graph(trace: Events) -> Iterable[tuple[Ints, tuple[str, ...], Why]]:
     if not len(events):
         return
     if lost is not None:
-        yield events, lost, Why.LOOPS
+        yield from named(trace, events, lost, Why.LOOPS)
     elif not trace.is_live:
         silent = events[launched_ns(trace)[events] == 0]
-        yield silent, (COMPILED,), Why.LOOPS
+        yield from named(trace, silent, (COMPILED,), Why.LOOPS)
 
 
 def in_script(trace: Events) -> Iterable[UncountedPart]:
-    """TorchScript that was optimized for inference."""
-    yield from by_name(trace, silent_scripts(trace), lambda _: Why.NO_PARTS)
-
-
-def silent_scripts(trace: Events) -> Ints:
-    """Functions of TorchScript whose oneDNN operators leave no events."""
+    """TorchScript that was optimized for inference: its oneDNN operators leave no events."""
     blocks = trace.operators("aten::to_mkldnn")
     if not len(blocks):
-        return blocks
+        return
     around = operators_around(trace, parents(trace, blocks))
-    scripts = [at for at in around.tolist() if at >= 0 and _SCRIPT.match(_name(trace, at))]
-    return nesting.distinct(np.array(scripts, np.int64))
+    scripts = [at for at in around.tolist() if at >= 0 and SCRIPT.match(_name(trace, at))]
+    yield from by_name(trace, nesting.distinct(np.array(scripts, np.int64)), lambda _: Why.NO_PARTS)
 
 
 def _name(trace: Events, event: int) -> str:

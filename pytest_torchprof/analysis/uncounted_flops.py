@@ -19,12 +19,13 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.uncounted_compiled import (
-    in_graphs,
+    REGION,
+    SCRIPT,
+    in_loops,
     in_script,
     nothing_ran,
+    of_no_graph,
     packages,
-    silent_scripts,
-    uncounted_calls,
 )
 from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, reason_of
 from pytest_torchprof.core.reasons import Reason, Why
@@ -245,7 +246,8 @@ SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
     _alone,
     _replayed,
     _unrecorded,
-    in_graphs,
+    in_loops,
+    of_no_graph,
     in_script,
     packages,
 )
@@ -276,9 +278,11 @@ def _uncounted_events(trace: Events) -> Bools:
     alone, _, replayed = trace.once(_unanswered)
     kernels = np.concatenate([alone, replayed])
     launch = trace.launch[kernels]
-    out[kernels] = out[launch[launch >= 0]] = out[silent_scripts(trace)] = True
-    for calls, products, _ in uncounted_calls(trace):
-        out[calls] |= bool(products)
+    out[kernels] = out[launch[launch >= 0]] = True
+    if any(part for source in (in_loops, of_no_graph, in_script) for part in source(trace)):
+        hiding = trace.names_where(lambda name: name.startswith(("## ", REGION)))
+        hiding |= trace.is_kind(Kind.OP) & trace.names_where(SCRIPT.match)
+        out |= hiding & (op_flops(trace) == 0)
     return out
 
 

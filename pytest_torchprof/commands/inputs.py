@@ -233,11 +233,6 @@ def masked_note(trace: Trace) -> str:
     return "; ".join(texts) + "; flops counts all pairs, as FlopCounterMode does" if texts else ""
 
 
-def calls_of(ranks: Ranks) -> str:
-    """A note on how many calls are operators: annotations and runtime calls have rows too."""
-    return calls_in_words([call_counts(trace) for trace in ranks.values()])
-
-
 def call_counts(trace: Trace) -> tuple[int, ...]:
     """Calls of operators, annotations, and runtime calls; operators that were not dispatched."""
     events = trace.events
@@ -249,7 +244,7 @@ def call_counts(trace: Trace) -> tuple[int, ...]:
 
 
 def calls_in_words(each: Sequence[tuple[int, ...]]) -> str:
-    """The sum of the counts of all traces."""
+    """A note on how many calls are operators: annotations and runtime calls have rows too."""
     names = ("operators", "annotations", "runtime calls", "others")
     counts = dict(zip(names, map(sum, zip(*each, strict=True)), strict=True)) if each else {}
     others = counts.pop("others", 0)

@@ -61,23 +61,6 @@ def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
     return [several.column, *fields] if len(several) > 1 else list(fields)
 
 
-def ranks_table(
-    options: Namespace,
-    ranks: Ranks,
-    make: Callable[[Trace], Rows[Any]],
-    *,
-    order: str,
-    notes: Sequence[str] = (),
-    unknown: Mapping[str, str] = MappingProxyType({}),
-    extra: TableRow | None = None,
-) -> int:
-    """One table over all ranks, ordered, with its total. See `show_tables`."""
-    tables = {rank: table_of(make(trace)) for rank, trace in ranks.items()}
-    return show_tables(
-        options, ranks, tables, order=order, notes=notes, unknown=unknown, extra=extra
-    )
-
-
 class Table(NamedTuple):
     """The rows of one trace, as a part has them; the other fields are those of `Rows`."""
 

@@ -25,9 +25,7 @@ class Merging(NamedTuple):
         largest: the largest of all.
         weighted: rates; their mean, weighted by ``weight``.
         weight: a field of ``sums``.
-        names: names with their counts, which are added up; a single name counts
-            ``counted_by`` times.
-        counted_by: a field of ``sums``.
+        names: names with their counts, which are added up; a single name counts ``calls`` times.
     """
 
     keys: tuple[str, ...]
@@ -37,7 +35,6 @@ class Merging(NamedTuple):
     weighted: tuple[str, ...] = ()
     weight: str = ""
     names: tuple[str, ...] = ()
-    counted_by: str = "calls"
 
     @property
     def added(self) -> tuple[str, str, str]:
@@ -73,7 +70,7 @@ def _merged(how: Merging, parts: Sequence[tuple[int, Row]]) -> tuple[Row, int]:
         total = _sum(_product(row.get(field), row.get(how.weight)) for row in rows)
         out[field] = None if total is None or not out[how.weight] else total / out[how.weight]
     out |= {field: _most(row.get(field) for row in rows) for field in how.largest}
-    out |= {field: _counted(how, field, rows) for field in how.names}
+    out |= {field: _counted(field, rows) for field in how.names}
     of_trace: dict[int, list[float | None]] = {}
     for trace, row in parts:
         of_trace.setdefault(trace, []).append(row.get(how.spread))
@@ -98,11 +95,11 @@ def _product(rate: float | None, weight: float | None) -> float | None:
     return None if rate is None or weight is None else rate * weight
 
 
-def _counted(how: Merging, field: str, rows: Sequence[Row]) -> CountedNames | None:
+def _counted(field: str, rows: Sequence[Row]) -> CountedNames | None:
     counts: dict[str, int] = {}
     for row in rows:
         value = row.get(field)
-        one = [] if value is None else [(str(value), row.get(how.counted_by) or 0)]
+        one = [] if value is None else [(str(value), row.get("calls") or 0)]
         for name, count in value.parts if isinstance(value, CountedNames) else one:
             counts[name] = counts.get(name, 0) + count
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

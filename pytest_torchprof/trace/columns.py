@@ -17,13 +17,7 @@ import numpy.typing as npt
 from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
-from pytest_torchprof.trace.known_names import (
-    MODULE_MARK,
-    OF_TORCH,
-    OVERLOAD,
-    REGION_MARK,
-    TORCH_MARK,
-)
+from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK, TORCH_MARK, base_names
 from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
@@ -138,20 +132,6 @@ class Columns:
         }
         return tuple(sorted(one for one in found if one.lower() not in OF_THE_PROFILER))
 
-    @property
-    def _names(self) -> list[str]:
-        """The name of each label: of an operator without its overload.
-
-        Names of torch's own operators have no dot, so one with a dot tells that overloads were
-        recorded; elsewhere, a name with a dot is what someone called an event.
-        """
-        names = [label[0] or "" for label in self._labels]
-        dotted = [i for i, k in enumerate(self._labels.kinds) if k == Kind.OP and "." in names[i]]
-        if any(OF_TORCH.match(names[i]) for i in dotted):
-            for i in dotted:
-                names[i] = OVERLOAD.sub(r"\1", names[i])
-        return names
-
     def trace(
         self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
     ) -> Events:
@@ -161,7 +141,9 @@ class Columns:
         order = _in_time_order(ts, dur, kind)
         names: dict[str, int] = {}
         threads: dict[tuple[Any, Any], int] = {}
-        name = [names.setdefault(one, len(names)) for one in self._names]
+        written = [label[0] or "" for label in self._labels]
+        shown = base_names(written, [kind == Kind.OP for kind in self._labels.kinds])
+        name = [names.setdefault(one, len(names)) for one in shown]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
         # One column after the other: both of all would be the most that reading needs.
         ts = ts[order]

@@ -726,19 +726,6 @@ def test_a_large_trace_on_a_terminal_has_a_progress_bar(
         assert (0, True) == (status, "reading: " in err)
 
 
-def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path: Path) -> None:
-    builder = builder_of()
-    with builder.op("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []]):
-        builder.launch("conv")
-    trace = builder.save(tmp_path / "x.json")
-    for command in ("ops", "kernels"):
-        document = json.loads(say(command, trace, "--format", "json")[1])
-        assert document["total"]["flops"] is None
-        message = "no FLOPs total: at least 268 MFLOP: aten::convolution (1 call, "
-        (note,) = (note for note in document["notes"] if note.startswith(message))
-        assert note.endswith("lacks Concrete Inputs in this trace")
-
-
 def test_a_sum_of_bytes_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path: Path) -> None:
     builder = TraceBuilder("NVIDIA H100 80GB HBM3")
     with builder.op("aten::mm", [[256, 512], [512, 1024]], ["float", "float"]):

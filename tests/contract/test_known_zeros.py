@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from support.command_line import document
 from support.trace_builder import TraceBuilder
 
 if TYPE_CHECKING:
@@ -28,11 +28,6 @@ def rank(number: int, *, lost: bool = False, memory: bool = True) -> TraceBuilde
     if lost:
         b.kernel_without_runtime("my_gemm", 4)
     return b
-
-
-def document(say: Say, *words: str | Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(say(*words, "--format", "json")[1])
-    return found
 
 
 @pytest.mark.parametrize("by", ["name", "shape", "module", "stack", "op", "op,kernel,shape"])

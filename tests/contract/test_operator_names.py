@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.command_line import document
 from support.trace_builder import TraceBuilder
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ def training(path: Path, overloads: str) -> Path:
             b.op("forward")
             b.sync("cudaStreamSynchronize")
     return b.save(path)
-
-
-def document(say: Say, *words: str | Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(say(*words, "--format", "json")[1])
-    return found
 
 
 def test_names_with_overloads_change_no_table(say: Say, tmp_path: Path) -> None:

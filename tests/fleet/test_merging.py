@@ -59,18 +59,6 @@ def test_rates_are_weighted_and_names_are_counted() -> None:
     assert merged_rows(how, each)[0][0]["rate"] is None
 
 
-def test_peaks_are_the_largest() -> None:
-    how = Merging(("k",), "bytes", largest=("bytes",))
-    each = [(rank, [{"k": "a", "bytes": size}]) for rank, size in enumerate((4, 9, None, 9))]
-    assert [({"k": "a", "bytes": 9, "traces": 4, "min_bytes": 4, "max_bytes": 9}, 1)] == (
-        merged_rows(how, each)
-    )
-
-
-def test_no_trace_has_no_rows() -> None:
-    assert [] == merged_rows(TIMES, [])
-
-
 @pytest.mark.thorough
 @given(st.lists(st.tuples(st.sampled_from("abc"), NUMBERS), max_size=20), st.randoms())
 def test_sums_are_exact_in_any_order(values: list[tuple[str, float]], random: Any) -> None:

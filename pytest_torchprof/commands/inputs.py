@@ -21,12 +21,12 @@ from pytest_torchprof.render import streams
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import DISPATCHED
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.ranks import read_job
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
+from pytest_torchprof.work.operators import work_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -239,7 +239,7 @@ def call_counts(trace: Trace) -> tuple[int, ...]:
     operators, annotations, runtime = (
         events.selection & events.is_kind(kind) for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
     )
-    others = operators & ~events.names_where(DISPATCHED.match)
+    others = operators & events.names_where(lambda name: work_of(name) == "around")
     return tuple(int(found.sum()) for found in (operators, annotations, runtime, others))
 
 

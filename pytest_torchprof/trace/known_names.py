@@ -67,8 +67,6 @@ TORCH_MARK = late(
 #: Source: parseName in torch/csrc/jit/frontend/function_schema_parser.cpp.
 _OVERLOAD = late(r"^(\w+::\w+)\.[A-Za-z_]\w*$")
 _OF_TORCH = late(r"^(aten|prims?|_?c10d\w*|quantized|torchvision)::\w+\.[A-Za-z_]")
-#: What the dispatcher called, unlike autograd's nodes and TorchScript's functions.
-DISPATCHED = late(r"(?!torch::|autograd::)\w+::\w+$")
 #: Prefix of what we record ourselves.
 OURS = "torchprof::"
 #: Printable, but special within JSON or in the encoding of names.

@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, own_device_ns
+from pytest_torchprof.analysis.uncounted_flops import uncounted_events
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
@@ -34,11 +35,11 @@ _IS_MODULE = re.compile(MODULE.pattern.replace(r"(\w+?)_\d+", r"(\w+_\d+)"))
 class OpStats:
     """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
 
-    ``self_`` excludes nested events; bytes are allocations less frees. ``flops`` is None where no
-    call counts (it has no formula, or is a part of an operator that counts), and where the trace
-    lacks what the formula of one of them needs. ``cuda`` is None without an accelerator, bytes
-    without ``profile_memory``. ``share`` is the part (0 to 1) of all self device time, or of all
-    self CPU time without device events.
+    ``self_`` excludes nested events; bytes are allocations less frees. ``flops`` are those of the
+    calls that count, 0 where none does (it computes no products, or the operator around it or those
+    within it count), None where those of a call are unknown. ``cuda`` is None without an
+    accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of all self device
+    time, or of all self CPU time without device events.
     """
 
     ADDS_UP: ClassVar = (
@@ -81,7 +82,7 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
     names, name = trace.shown_names
     groups = Groups(trace, chosen, group * len(names) + name[trace.name[chosen]])
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    own = trace.once(own_device_ns)
+    own, uncounted = trace.once(own_device_ns), uncounted_events(trace)
     columns = {
         "calls": groups.calls,
         "self_cpu": groups.self_cpu_ns,
@@ -89,7 +90,7 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
         "self_cuda": groups.total(own[chosen]),
         "cuda": groups.cuda_ns,
         "flops": groups.flops,
-        "unknown": groups.unknown,
+        "unknown": groups.total(uncounted[chosen].astype(np.int64)),
     }
     cpu_bytes, cuda_bytes = (_net_bytes(trace, groups, on) for on in (False, True))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())
@@ -111,7 +112,7 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
             cuda_ms=value["cuda"][i] / 1e6 if len(device) else None,
             self_cpu_bytes=cpu_bytes[i] if cpu_bytes else None,
             self_cuda_bytes=cuda_bytes[i] if cuda_bytes else None,
-            flops=None if value["unknown"][i] else value["flops"][i] or None,
+            flops=None if value["unknown"][i] else value["flops"][i],
             share=part(value["self_cuda"][i] if len(device) else value["self_cpu"][i]),
             **({field: labels(group_of[i])} if field else {}),
         )
@@ -120,7 +121,8 @@ def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
     outside = cpu_bytes[-1] if cpu_bytes else None, cuda_bytes[-1] if cuda_bytes else None
     if unlinked or any(outside):
         ms = unlinked / 1e6 if len(device) else None
-        rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, *outside, None, part(unlinked)))
+        flops = None if uncounted[device].any() else 0
+        rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, *outside, flops, part(unlinked)))
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
 
 

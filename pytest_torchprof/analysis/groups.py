@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.cached import cached
-from pytest_torchprof.work.counting import op_flops, unknown_flops
+from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -69,11 +69,6 @@ class Groups:
     def flops(self) -> Ints:
         """FLOPs of operators."""
         return self.total(op_flops(self.trace)[self.events])
-
-    @property
-    def unknown(self) -> Ints:
-        """The number of operators that have a formula but unknown FLOPs."""
-        return self.total(unknown_flops(self.trace)[self.events].astype(np.int64))
 
 
 def inside_itself(trace: Events, events: Ints, group: Ints) -> Bools:

@@ -31,6 +31,7 @@ from pytest_torchprof.analysis.roofline import (
     least_seconds,
     ms_to_gain,
     roof_of,
+    unclear,
 )
 from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.core.structs import Frozen
@@ -86,8 +87,9 @@ class KernelRow:
     operator's row, each is listed with its calls, see `CountedNames`. `NO_OPERATOR` stands for
     launches outside of operators. ``operator`` is None if none of the events has a runtime call;
     `UNLINKED` stands for such events among others. ``flops`` and ``bytes`` are sums over the calls
-    where they are known. For causal attention ``flops`` counts all pairs, the rate,
-    ``compute_pct``, ``arithmetic_intensity`` and ``roofline_ms`` only those that the mask leaves.
+    where they are known; FLOPs are 0 for what computes no products. For causal attention ``flops``
+    counts all pairs, the rate, ``compute_pct``, ``arithmetic_intensity`` and ``roofline_ms`` only
+    those that the mask leaves.
     """
 
     ADDS_UP: ClassVar = ("calls", "total_ms", "flops", "bytes", "ms_to_gain")
@@ -199,7 +201,8 @@ def kernel_rows(
     moved, moved_ns = table.known(work.bytes, work.bytes >= 0, whole)
     peak_s, peak_ns = table.known(roof.at_peak_s, ~np.isnan(roof.at_peak_s), whole)
     width_s, width_ns = table.known(roof.at_bandwidth_s, ~np.isnan(roof.at_bandwidth_s), whole)
-    total_flops, total_bytes = table.exact(work.flops), table.exact(work.bytes)
+    flops = np.where((work.flops < 0) & ~unclear(trace, work), 0, work.flops)
+    total_flops, total_bytes = table.exact(flops), table.exact(work.bytes)
 
     fine: list[dict[str, Any]] = [{}] * table.count
     if len(words) > 1:

@@ -18,11 +18,10 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.attribution import attribute, is_replayed
-from pytest_torchprof.analysis.uncounted_flops import uncounted_operators
+from pytest_torchprof.analysis.uncounted_flops import uncounted_events
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.work.counting import unknown_flops
 from pytest_torchprof.work.devices import table as devices
 from pytest_torchprof.work.devices.device import DTYPES
 
@@ -107,7 +106,7 @@ def roof_of(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> Roo
     """The least time of each device event, or why it is unknown."""
     at_peak, at_bandwidth = least_seconds(trace, work, extra)
     has_flops, has_bytes = work.flops >= 0, work.bytes >= 0
-    unclear = _unclear(trace, work) | (has_flops & (work.done < 0))
+    unsaid = unclear(trace, work) | (has_flops & (work.done < 0))
     launch = trace.launch[work.event]
     with_work = nesting.distinct(work.call[(has_flops | has_bytes) & (work.call >= 0)])
     idle = ~has_flops & ~has_bytes
@@ -117,7 +116,7 @@ def roof_of(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> Roo
         (idle & is_replayed(trace, launch), NoRoof.REPLAYED),
         (idle & (launch < 0), NoRoof.UNLINKED),
         (idle & (work.call < 0), NoRoof.NO_OPERATOR),
-        (unclear, NoRoof.NO_FLOPS),
+        (unsaid, NoRoof.NO_FLOPS),
         (idle & nesting.among(work.call, with_work), NoRoof.HELPER),
         (idle, NoRoof.NO_WORK),
         (has_flops & ~has_bytes, NoRoof.NO_BYTES),
@@ -129,13 +128,11 @@ def roof_of(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> Roo
     return Roof(at_peak, at_bandwidth, least, why)
 
 
-def _unclear(trace: Events, work: AttributedWork) -> Bools:
-    """Kernels below an operator that multiplies, but whose FLOPs are unknown."""
-    unknown = unknown_flops(trace) | uncounted_operators(trace)
-    if not unknown.any():
-        return np.zeros(len(work.event), bool)
-    found: Bools = trace.kind[work.event] == Kind.KERNEL
-    found &= nesting.nearest(unknown, trace.parent, work.call) >= 0
+def unclear(trace: Events, work: AttributedWork) -> Bools:
+    """Kernels without FLOPs that, or below something that, may multiply nobody knows how much."""
+    unknown, launch = uncounted_events(trace), trace.launch[work.event]
+    found: Bools = (trace.kind[work.event] == Kind.KERNEL) & (work.flops < 0)
+    found &= unknown[work.event] | (nesting.nearest(unknown, trace.parent, launch) >= 0)
     return found
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from pytest_torchprof.analysis.call_tree import CallTree, TreeBy, call_tree
-from pytest_torchprof.analysis.uncounted_flops import uncounted_kernels, uncounted_operators
+from pytest_torchprof.analysis.uncounted_flops import uncounted_events
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
-from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
+from pytest_torchprof.work.counting import has_shapes, op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -151,7 +151,6 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
     host = (trace.selection & trace.is_kind(*HOST_KINDS)).nonzero()[0]
     device = trace.device_rows[trace.selection[trace.device_rows]]
     kernels = device[trace.kind[device] == Kind.KERNEL]
-    unknown = unknown_flops(trace) | uncounted_operators(trace) | uncounted_kernels(trace)
 
     def total(events: Ints, values: Ints | int = 1) -> Ints:
         out = np.zeros(size, np.int64)
@@ -162,7 +161,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
         "cpu_ns": total(host, trace.self_ns[host]),
         "cuda_ns": total(device, trace.dur[device]),
         "flops": total(host, op_flops(trace)[host]),
-        "unknown": total(unknown.nonzero()[0]),
+        "unknown": total(uncounted_events(trace).nonzero()[0]),
         "kernels": total(kernels),
     }
     events = total(host) + total(device)

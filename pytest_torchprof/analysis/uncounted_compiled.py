@@ -31,7 +31,7 @@ COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
 REGION: Final = "Torch-Compiled Region"
 #: A function of TorchScript: no operator, which has a namespace, nor autograd's node, nor a mode.
-_SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
+SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
 
 
 def runs_compiled_code(trace: Events) -> bool:
@@ -90,7 +90,7 @@ def in_script(trace: Events) -> Iterable[UncountedPart]:
     if not len(blocks):
         return
     around = operators_around(trace, parents(trace, blocks))
-    scripts = [at for at in around.tolist() if at >= 0 and _SCRIPT.match(_name(trace, at))]
+    scripts = [at for at in around.tolist() if at >= 0 and SCRIPT.match(_name(trace, at))]
     yield from by_name(trace, nesting.distinct(np.array(scripts, np.int64)), lambda _: Why.NO_PARTS)
 
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.uncounted_compiled import (
+    REGION,
+    SCRIPT,
     in_loops,
     in_script,
     nothing_ran,
@@ -262,12 +264,25 @@ def uncounted_operators(trace: Events) -> Bools:
     return out
 
 
-def uncounted_kernels(trace: Events) -> Bools:
-    """Kernels that may compute products and that no operator covers: what they do is unknown."""
-    out = np.zeros(len(trace), bool)
-    if uncounted_flops(trace) is not None:
-        alone, _, replayed = trace.once(_unanswered)
-        out[alone] = out[replayed] = True
+def uncounted_events(trace: Events) -> Bools:
+    """Operators, calls of compiled code, kernels and their launches whose own FLOPs are unknown."""
+    return trace.once(_uncounted_events)
+
+
+def _uncounted_events(trace: Events) -> Bools:
+    out = unknown_flops(trace) | uncounted_operators(trace)
+    if uncounted_flops(trace) is None:
+        return out
+    if any(_unrecorded(trace)):
+        return np.ones(len(trace), bool)
+    alone, _, replayed = trace.once(_unanswered)
+    kernels = np.concatenate([alone, replayed])
+    launch = trace.launch[kernels]
+    out[kernels] = out[launch[launch >= 0]] = True
+    if any(part for source in (in_loops, of_no_graph, in_script) for part in source(trace)):
+        hiding = trace.names_where(lambda name: name.startswith(("## ", REGION)))
+        hiding |= trace.is_kind(Kind.OP) & trace.names_where(SCRIPT.match)
+        out |= hiding & (op_flops(trace) == 0)
     return out
 
 

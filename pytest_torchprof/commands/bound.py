@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.estimated_launches import has_operands, unknown_p
 from pytest_torchprof.analysis.roofline import device_of
 from pytest_torchprof.analysis.uncounted_parts import reason_of
 from pytest_torchprof.commands.inputs import extra_chips, load_steps, notes_of, used_devices
-from pytest_torchprof.commands.printing import ranks_table
+from pytest_torchprof.commands.printing import show_tables, table_of
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.units import format_quantity, plural
@@ -59,7 +59,8 @@ def run_bound(options: Namespace) -> int:
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         notes += [f"{mark}{line}" for line in _fusion_notes(trace, chips)]
     extra_rows = {"fusions": _fusion_rows(ranks.values(), chips)}
-    return ranks_table(options, ranks, rows, order="bound_ms", notes=notes, extra=extra_rows)
+    tables = {rank: table_of(rows(trace)) for rank, trace in ranks.items()}
+    return show_tables(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
 
 
 def _traces(name: str) -> list[str]:

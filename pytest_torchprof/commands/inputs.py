@@ -26,6 +26,7 @@ from pytest_torchprof.trace.ranks import read_job
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
+from pytest_torchprof.work.operators import work_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -232,27 +233,24 @@ def masked_note(trace: Trace) -> str:
     return "; ".join(texts) + "; flops counts all pairs, as FlopCounterMode does" if texts else ""
 
 
-def calls_of(ranks: Ranks) -> str:
-    """A note on how many calls are operators: annotations and runtime calls have rows too."""
-    return calls_in_words([call_counts(trace) for trace in ranks.values()])
-
-
-def call_counts(trace: Trace) -> tuple[int, int, int]:
-    """Calls of operators, annotations, and runtime calls."""
+def call_counts(trace: Trace) -> tuple[int, ...]:
+    """Calls of operators, annotations, and runtime calls; operators that were not dispatched."""
     events = trace.events
     operators, annotations, runtime = (
-        int((events.selection & events.is_kind(kind)).sum())
-        for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+        events.selection & events.is_kind(kind) for kind in (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
     )
-    return operators, annotations, runtime
+    others = operators & events.names_where(lambda name: work_of(name) == "around")
+    return tuple(int(found.sum()) for found in (operators, annotations, runtime, others))
 
 
-def calls_in_words(each: Sequence[tuple[int, int, int]]) -> str:
-    """The sum of the counts of all traces."""
-    names = ("operators", "annotations", "runtime calls")
+def calls_in_words(each: Sequence[tuple[int, ...]]) -> str:
+    """A note on how many calls are operators: annotations and runtime calls have rows too."""
+    names = ("operators", "annotations", "runtime calls", "others")
     counts = dict(zip(names, map(sum, zip(*each, strict=True)), strict=True)) if each else {}
+    others = counts.pop("others", 0)
     parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
-    more = " (the metric ops)" if counts.get("operators") else ""
+    less = f"; {others:,} of them are autograd nodes, TorchScript functions and the like"
+    more = f" (the metric ops{less if others else ''})" if counts.get("operators") else ""
     return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchprof.analysis.comm_rows import ROW_KEY
 from pytest_torchprof.analysis.kernel_groups import parse_grouping
-from pytest_torchprof.commands.printing import OK, show, sorted_rows
+from pytest_torchprof.analysis.kernel_rows import UNLINKED
+from pytest_torchprof.commands.printing import OK, is_lacking, show, sorted_rows, total_of
+from pytest_torchprof.commands.several import merge_lines
+from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.fleet.merging import Merging, merged_rows
-from pytest_torchprof.render.rows import sum_of
+from pytest_torchprof.render.short_kernel_names import short_kernels
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -110,19 +113,25 @@ def show_merged(
         if "mean_us" in row:
             known = row["total_ms"] is not None and row["calls"]
             row["mean_us"] = 1e3 * row["total_ms"] / row["calls"] if known else None
-    adds_up = next((table.adds_up for table in tables.values() if table.adds_up), ())
-    total = {
-        field: None if any(row[field] is None for row in rows) else sum_of(r[field] for r in rows)
-        for field in adds_up
-        if field in first.fields and field in how.sums
+            row["kernel_short"] = row["kernel"] and short_kernels(row["kernel"])
+            row["operators"] = _operators(how, row)
+    total = {f: value for f, value in total_of(tables.values()).items() if f in how.sums}
+    lacking = {
+        rank: [
+            f"no total of {field}: not recorded" if is_lacking(table, field) else ""
+            for field, value in total.items()
+            if value is None and not all(is_lacking(one, field) for one in tables.values())
+        ]
+        for rank, table in tables.items()
     }
+    notes = [*notes, *merge_lines(parts, lacking)]
     whole = total.get(order)
     for row in (*rows, total):
         row["share"] = (row[order] or 0) / whole if whole else None
     fields = [*first.fields, *added_fields(how, parts)]
     if "share" not in fields:
         fields.insert(fields.index(order) + 1, "share")
-    rows = sorted_rows(rows, options.sort or order, fields)
+    rows = [{f: row[f] for f in fields} for row in sorted_rows(rows, options.sort or order, fields)]
     if options.format in ("table", "markdown"):
         fields = [f for f in fields if f in (*first.columns, "share", *added_fields(how, parts))]
         for row in rows:
@@ -131,6 +140,18 @@ def show_merged(
     lines = [f"merged: the rows of {plural(len(parts), 'trace')}", *filter(None, notes)]
     show(options, parts, rows, fields, total, list(dict.fromkeys(lines)), extra)
     return OK
+
+
+def _operators(how: Merging, row: TableRow) -> list[TableRow]:
+    """The operators of a row of kernels with their calls; None for those without a launch."""
+    named = row["operator"]
+    own = "operator" in how.names and isinstance(named, CountedNames)
+    parts: dict[Any, int] = dict(named.parts) if own else {}
+    left = row["calls"] - sum(parts.values())
+    parts |= {named if "operator" in how.keys else None: left} if left else {}
+    return [
+        {"operator": None if name == UNLINKED else name, "calls": n} for name, n in parts.items()
+    ]
 
 
 def merged_memory(parts: Parts, flat: Mapping[int, Sequence[TableRow]]) -> list[TableRow]:

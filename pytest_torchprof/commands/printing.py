@@ -61,23 +61,6 @@ def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
     return [several.column, *fields] if len(several) > 1 else list(fields)
 
 
-def ranks_table(
-    options: Namespace,
-    ranks: Ranks,
-    make: Callable[[Trace], Rows[Any]],
-    *,
-    order: str,
-    notes: Sequence[str] = (),
-    unknown: Mapping[str, str] = MappingProxyType({}),
-    extra: TableRow | None = None,
-) -> int:
-    """One table over all ranks, ordered, with its total. See `show_tables`."""
-    tables = {rank: table_of(make(trace)) for rank, trace in ranks.items()}
-    return show_tables(
-        options, ranks, tables, order=order, notes=notes, unknown=unknown, extra=extra
-    )
-
-
 class Table(NamedTuple):
     """The rows of one trace, as a part has them; the other fields are those of `Rows`."""
 
@@ -95,17 +78,22 @@ def table_of(rows: Rows[Any]) -> Table:
 
 
 def total_of(tables: Iterable[Table]) -> TableRow:
-    """Sums of the fields that add up over all rows; None where unknown."""
+    """Sums of the fields that add up over all rows; None where those of a trace are unknown."""
     tables = list(tables)
     unknown = frozenset().union(*(table.unknown for table in tables))
     adds_up = next((table.adds_up for table in tables if table.adds_up), ())
     return {
         field: None
-        if field.removeprefix("self_") in unknown
+        if field.removeprefix("self_") in unknown or any(is_lacking(t, field) for t in tables)
         else sum_of(row[field] for table in tables for row in table.rows)
         for field in adds_up
         if field in tables[0].fields
     }
+
+
+def is_lacking(table: Table, field: str) -> bool:
+    """Whether no row of the trace has a value in this field, though there are rows."""
+    return bool(table.rows) and all(row[field] is None for row in table.rows)
 
 
 def show_tables(

@@ -20,6 +20,7 @@ from pytest_torchprof.commands.printing import (
     with_rank,
     write,
 )
+from pytest_torchprof.commands.several import merge_lines
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
@@ -97,6 +98,9 @@ def merged_metrics(parts: Parts) -> list[TableRow]:
     rows = merged(METRICS, parts, each)
     for row in rows:
         row["class"] = row.pop("klass")
+        why = {rank: [one["reason"] for one in own if one["metric"] == row["metric"]]
+               for rank, own in each.items()}  # fmt: skip
+        row["reason"] = "; ".join(merge_lines(parts, why)) or None
     return sorted(rows, key=lambda row: order.index(row["metric"]))
 
 
@@ -127,7 +131,7 @@ def _print_merged(options: Namespace, parts: Parts, notes: list[str]) -> int:
         ("category", "time_ms", "share", "total_ms", "calls", *added_fields(BREAKDOWN, parts)),
         head=parts.heading,
     )
-    shown = [field for field in fields if field not in {"unit", "class", "reason"}]
+    shown = [field for field in fields if field not in {"unit", "class"}]
     return write(f"{times}\n{table_text(options, rows, shown, notes=notes)}")
 
 

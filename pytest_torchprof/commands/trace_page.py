@@ -15,7 +15,8 @@ from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.idle import idle_gap
 from pytest_torchprof.commands.inputs import (
     Ranks,
-    calls_of,
+    call_counts,
+    calls_in_words,
     cpu_time_note,
     device_time_note,
     heading_of,
@@ -230,7 +231,7 @@ def _roofs(
 def _operators(trace: Trace, alone: Ranks) -> Operators:
     rows = trace.ops()
     empty = "recorded without operators" if not len(rows) else ""
-    notes = [*notes_of(alone, no_flops), calls_of(alone)] if rows else []
+    notes = [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])] if rows else []
     return Operators(
         table=rows.to_dicts(),
         fields=rows.columns,

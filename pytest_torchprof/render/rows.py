@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -61,9 +62,11 @@ def fields_of(row: type) -> list[str]:
 
 
 def sum_of(values: Iterable[float | None]) -> float | None:
-    """The sum of the known values; None if there are none."""
+    """The sum of the known values, in any order the same; None if there are none."""
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    if not known:
+        return None
+    return math.fsum(known) if any(isinstance(value, float) for value in known) else sum(known)
 
 
 def _plain(value: Any) -> Any:

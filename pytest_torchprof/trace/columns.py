@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
-from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK, TORCH_MARK
+from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK, TORCH_MARK, base_names
 from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ class Columns:
         order = _in_time_order(ts, dur, kind)
         names: dict[str, int] = {}
         threads: dict[tuple[Any, Any], int] = {}
-        name = [names.setdefault(label[0] or "", len(names)) for label in self._labels]
+        written = [label[0] or "" for label in self._labels]
+        shown = base_names(written, [kind == Kind.OP for kind in self._labels.kinds])
+        name = [names.setdefault(one, len(names)) for one in shown]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
         # One column after the other: both of all would be the most that reading needs.
         ts = ts[order]

@@ -63,9 +63,30 @@ STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
 TORCH_MARK = late(
     r"(?:ProfilerStep\*?|Optimizer\.\w+|enumerate\(DataLoader\))#|## Call CompiledFxGraph "
 )
+#: An operator with its overload, as ``capture_overload_names`` records it; and one of torch's own.
+#: Source: parseName in torch/csrc/jit/frontend/function_schema_parser.cpp.
+_OVERLOAD = late(r"^(\w+::\w+)\.[A-Za-z_]\w*$")
+_OF_TORCH = late(r"^(aten|prims?|_?c10d\w*|quantized|torchvision)::\w+\.[A-Za-z_]")
+#: Prefix of what we record ourselves.
+OURS = "torchprof::"
 #: Printable, but special within JSON or in the encoding of names.
 _ODD = frozenset('"\\%')
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
+
+
+def base_names(names: list[str], are_operators: list[bool]) -> list[str]:
+    """The names of a trace's events, those of operators without their overloads.
+
+    Names of torch's own operators have no dot, so one with a dot tells that overloads were
+    recorded; elsewhere, a name with a dot is what someone called an event.
+
+    >>> base_names(["aten::mm.out", "my::op.x"], [True, False])
+    ['aten::mm', 'my::op.x']
+    """
+    both = list(zip(names, are_operators, strict=True))
+    if not any(_OF_TORCH.match(name) for name, is_operator in both if is_operator):
+        return names
+    return [_OVERLOAD.sub(r"\1", name) if is_operator else name for name, is_operator in both]
 
 
 @lru_cache(maxsize=10_000)

@@ -90,6 +90,20 @@ def _count(trace: Events, kind: str) -> int:
     return int((trace.selection & trace.is_kind(wanted)).sum()) if trace.has(wanted) else 0
 
 
+def _ops(trace: Events) -> int:
+    """Operators; within annotations given as ``op=``, these too, as an operator counts itself."""
+    count = _count(trace, "OP")
+    if trace.scope is None or trace.scope[0] != "op":
+        return count
+    from pytest_torchprof.core.scopes import is_of_name
+    from pytest_torchprof.trace.kinds import Kind
+    from pytest_torchprof.trace.known_names import OURS
+
+    name = trace.scope[1]
+    given = trace.names_where(lambda one: is_of_name(name, one) and not one.startswith(OURS))
+    return count + int((trace.selection & given & trace.is_kind(Kind.ANNOTATION)).sum())
+
+
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.trace import known_names
@@ -305,8 +319,9 @@ METRICS: Mapping[str, Metric] = {
              tolerance=0.01, scopable=False),
         _row("flops", "FLOP", "exact", "shapes", _flops,
              "floating-point operations by formula, multiply and add counted as 2", adds_up=True),
-        _row("ops", "1", "exact", "operators", lambda trace: _count(trace, "OP"),
-             "dispatched operator calls", adds_up=True),
+        _row("ops", "1", "exact", "operators", _ops,
+             "operator calls, autograd's nodes and TorchScript's functions included",
+             adds_up=True),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase", largest=True),
         _row("peak_cuda_bytes", "B", "near", "memory device_memory",

@@ -26,7 +26,8 @@ from pytest_torchprof.work.foreign import names_products, operator_may_multiply
 
 OperatorWork = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
 
-_OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
+#: With its overload, if the trace has it but no operator of torch's own, see `base_names`.
+_OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+(\.[A-Za-z_]\w*)?$")
 
 #: Common names, which the patterns below match too. Listing them avoids compiling the patterns,
 #: which takes some 10 ms.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
         return status, *capsys.readouterr()
 
     return run
+
+
+def document(say: Say, *words: str | Path) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    status, out, err = say(*words, "--format", "json")
+    assert 0 == status, err
+    found: dict[str, Any] = json.loads(out)
+    return found

@@ -239,7 +239,7 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
         name = shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
         if record.status == "not_profiled" and record.reason:
             reasons.setdefault(f"not profiled: {in_words(record.reason)}", []).append(name)
-        elif record.status in ("ok", "improved", "new") and record.reason:
+        elif record.reason:
             reasons.setdefault(in_words(record.reason), []).append(name)
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)

@@ -320,7 +320,7 @@ METRICS: Mapping[str, Metric] = {
              _memory("allocated_bytes", on_device=True),
              "sum of device allocations", tolerance=0.01, adds_up=True),
         _row("leaked_cpu_bytes", "B", "exact", "memory", _of_seen_frees("leaked_bytes"),
-             "allocated in the call phase and live after it, after gc"),
+             "live host bytes at the end minus those at the start, after gc"),
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end minus those at the start, after gc"),

@@ -158,7 +158,8 @@ SENTENCES: Mapping[Why, str] = {
         "and when that happens is not reproducible"
     ),
     Why.DATALOADER_WORKERS: (
-        "operators in a DataLoader's workers are not counted: the workers are separate processes"
+        "operators in a DataLoader's workers are not counted, nor what receives their batches: the "
+        "workers are separate processes, and how far ahead they are is chance"
     ),
     Why.WORKERS_PREFETCH: (
         "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"

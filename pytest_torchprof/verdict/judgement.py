@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF
-from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
     Baseline,
@@ -24,6 +23,7 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.regions import uses_workers
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.counted_findings import offered, placed
 from pytest_torchprof.verdict.decision import (

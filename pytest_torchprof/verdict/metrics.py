@@ -226,7 +226,7 @@ def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events],
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _of_seen_frees("peak_bytes")(trace)
-    from pytest_torchprof.analysis.work_elsewhere import uses_workers
+    from pytest_torchprof.trace.regions import uses_workers
 
     if uses_workers(trace):
         from pytest_torchprof.core.reasons import Why, because

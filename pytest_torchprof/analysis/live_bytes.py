@@ -47,9 +47,10 @@ class Usage(Frozen, frozen=True):
     """Bytes of one kind of device over the selected part of a trace, and by allocating operator.
 
     ``peak_bytes`` is the highest live amount above the start of the region. ``leaked_bytes`` is
-    what was allocated in the region and is still live at the end of the capture (after a garbage
-    collection). The ``*_by`` maps split these numbers by the operator that allocated; frees of
-    earlier blocks count as negative.
+    how much more is live at its end (after a garbage collection) than at its start; of operators
+    and modules, whose results outlive them, what of theirs is live at the end of the capture. The
+    ``*_by`` maps split these numbers by the operator that allocated; frees of earlier blocks count
+    as negative.
     """
 
     allocated_bytes: int
@@ -79,17 +80,22 @@ def _usage(trace: Events, on_device: bool) -> Usage:
     memory = memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
-    _, block, size = changes_of(memory, selected(trace, memory), on_device)
-    owner = trace.whole.once(_owner_of_block, on_device)[block]
+    inside, owners = selected(trace, memory), trace.whole.once(_owner_of_block, on_device)
+    _, block, size = changes_of(memory, inside, on_device)
+    owner = owners[block]
+    left_owner, left = owner, size
+    if trace.scope is not None and selects_by_time(trace):  # it ends before the capture does
+        row, block, left = changes_of(memory, selected(trace.whole, memory), on_device)
+        left_owner, left = owners[block[inside[row]]], left[inside[row]]
     peak, until_peak = _peak(size)
     allocation = size > 0
     return Usage(
         allocated_bytes=int(size[allocation].sum()),
         peak_bytes=peak,
-        leaked_bytes=int(size.sum()),
+        leaked_bytes=int(left.sum()),
         allocated_by=_by_owner(trace, owner[allocation], size[allocation]),
         peak_by=_by_owner(trace, owner[until_peak], size[until_peak]),
-        leaked_by=_by_owner(trace, owner, size),
+        leaked_by=_by_owner(trace, left_owner, left),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import REGION
@@ -13,9 +12,7 @@ from pytest_torchprof.trace.nesting import among
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
 
-#: torch's own annotation of a DataLoader with workers.
 _GLOO = "gloo:"
-_WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
 def work_elsewhere(trace: Events) -> Reason | None:
@@ -67,8 +64,3 @@ def frees_unseen(trace: Events) -> bool:
     and then on such a thread, and its bytes then look live for ever.
     """
     return any(name.startswith(_GLOO) for name in trace.names)
-
-
-def uses_workers(trace: Events) -> bool:
-    """Whether a DataLoader with workers was iterated over."""
-    return trace.region is not None and any(map(_WORKERS.match, trace.names))

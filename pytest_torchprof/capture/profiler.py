@@ -6,8 +6,8 @@ import _thread
 import gc
 import itertools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -230,8 +230,14 @@ class Capture:
         """A context that marks a region of this name; None in another thread, or after the end."""
         if not self._in_region or REAL.current_thread() != self._thread:
             return None
-        marked: AbstractContextManager[object] = real_torch().mark(region_mark(name))
-        return marked
+        return self._lap(name)
+
+    @contextmanager
+    def _lap(self, name: str) -> Iterator[None]:
+        with real_torch().mark(region_mark(name)):
+            yield
+            if not self._first:  # what is live at the end is no garbage
+                collect()
 
     # ---------------------------------------------------------------- the end
 

@@ -67,6 +67,7 @@ class Why(Enum):
     FORKED_WHILE_PROFILED = "forked_while_profiled"
     STARTS_THREADS = "starts_threads"
     THREADS_NOT_PROFILED = "threads_not_profiled"
+    COMPARISON_FAILED = "comparison_failed"
     TWO_REGIONS = "two_regions"
     REGION_NOT_REACHED = "region_not_reached"
     REGION_OUTSIDE_CALL = "region_outside_call"

@@ -246,7 +246,7 @@ class Record(Sendable, frozen=True, omit_defaults=True):
     over. ``strict``: it fails for ``--torchprof-strict`` alone. ``regions`` are those that the test
     has named. ``message``: with which the plugin failed the test. ``ranks`` are the metrics of each
     process, by rank or number, if there were several. ``unstable``: what a run with another seed
-    differs in, if there was one.
+    differs in, if there was one. ``has_baseline``: of a test that was not measured.
     """
 
     nodeid: str
@@ -262,6 +262,12 @@ class Record(Sendable, frozen=True, omit_defaults=True):
     message: str | None = None
     ranks: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     unstable: Unstable | None = None
+    has_baseline: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it passed, and was measured when it was accepted, but not now."""
+        return self.has_baseline and self.outcome == "passed"
 
 
 class Profile(Frozen, frozen=True):

@@ -95,6 +95,7 @@ SENTENCES: Mapping[Why, str] = {
         "warm-up run"
     ),
     Why.THREADS_NOT_PROFILED: "the test starts threads, and this torch cannot profile them",
+    Why.COMPARISON_FAILED: "the test's own comparison of measured numbers failed",
     Why.TWO_REGIONS: "the test measures more than one region through the fixture",
     Why.REGION_NOT_REACHED: (
         "the test measures a part through the torchprof fixture, but never reached it"
@@ -157,7 +158,8 @@ SENTENCES: Mapping[Why, str] = {
         "and when that happens is not reproducible"
     ),
     Why.DATALOADER_WORKERS: (
-        "operators in a DataLoader's workers are not counted: the workers are separate processes"
+        "operators in a DataLoader's workers are not counted, nor what receives their batches: the "
+        "workers are separate processes, and how far ahead they are is chance"
     ),
     Why.WORKERS_PREFETCH: (
         "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"

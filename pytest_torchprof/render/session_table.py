@@ -50,8 +50,12 @@ def summary_table(
     top: int,
     width: int,
 ) -> list[str]:
-    """Lines of the table, what needs attention first; ``top`` rows, 0 for all."""
-    ordered = sorted(records, key=lambda r: _rank(r, sort))
+    """Lines of the table, what needs attention first; ``top`` rows, 0 for all.
+
+    Skipped tests have no row. The reasons below it are those of all tests.
+    """
+    known = sorted(records, key=lambda r: _rank(r, sort))
+    ordered = [record for record in known if record.outcome != "skipped"]
     shown = ordered[:top] if top else ordered
     own = _own_columns(shown)
     asked = [name for c in columns for name in (own if c == OWN_COLUMNS else [c])]
@@ -76,7 +80,7 @@ def summary_table(
     columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
     rest = sum(max(map(width_of, column)) + 2 for column in columns_cells)
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
-    folder = _common_folder([r.nodeid for r in shown])
+    folder = _common_folder([r.nodeid for r in records])
     body = [
         [
             shorten(escape.line(name[len(folder) :]), room)
@@ -87,10 +91,10 @@ def summary_table(
         for (name, r), row in zip(rows, cells, strict=True)
     ]
     align: list[Align] = ["right" if h in columns else "left" for h in headers]
-    lines = aligned_columns(headers, body, align, padding=_PADDING)
+    lines = aligned_columns(headers, body, align, padding=_PADDING) if body else []
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
-    return list(map(escape.line, [*lines, *_notes(shown, folder)]))
+    return list(map(escape.line, [*lines, *_unprofiled(known, folder), *_notes(known, folder)]))
 
 
 def _own_columns(shown: Sequence[Record]) -> list[str]:
@@ -116,7 +120,7 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
     )
     if unchecked:
         parts.append(f"{plural(unchecked, 'budget')} not checked")
-    if strict := sum(r.strict for r in records):
+    if strict := sum(r.strict and r.outcome != "skipped" for r in records):
         parts.append(f"{strict} failed by --torchprof-strict")
     in_runs = f" in {plural(runs, 'run')}" if runs else ""
     listed = f": {', '.join(parts)}" if parts else ""
@@ -234,17 +238,45 @@ def raised_rules(records: Sequence[Record]) -> dict[str, str]:
     return {rule: escape.line(text) for rule, text in first.items()}
 
 
-def _notes(shown: Sequence[Record], folder: str) -> list[str]:
-    """Reasons that do not fit in a cell: not profiled, unchecked budgets, noise.
+def lost_baselines(records: Sequence[Record]) -> list[str]:
+    """The tests that were measured when accepted and are not now, by name: a line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for record in records:
+        if record.is_lost and record.reason:
+            reasons.setdefault(in_words(record.reason), []).append(record.nodeid)
+    text = "not profiled, so not compared with the baseline"
+    return [escape.line(f"{text}: {why} ({', '.join(of)})") for why, of in reasons.items()]
+
+
+def _unprofiled(records: Sequence[Record], folder: str) -> list[str]:
+    """Why the other tests are not profiled: a line a kind of reason, with the first one's words."""
+    kinds: dict[object, list[Record]] = {}
+    for record in records:
+        if record.status == "not_profiled" and record.reason and not record.is_lost:
+            general = record.reason.why in (Why.ERROR, Why.SOMEBODY_SAID)
+            kinds.setdefault(record.reason if general else record.reason.why, []).append(record)
+    lines = []
+    for found in kinds.values():
+        words = list(dict.fromkeys(in_words(one.reason) for one in found if one.reason))
+        alike = " or alike" if words[1:] else ""
+        names = _several([_short_name(one, folder) for one in found])
+        lines.append(f"not profiled: {words[0]}{alike} ({names})")
+    return sorted(lines)
+
+
+def _short_name(record: Record, folder: str) -> str:
+    return shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
+
+
+def _notes(records: Sequence[Record], folder: str) -> list[str]:
+    """Reasons that do not fit in a cell: unchecked budgets, noise.
 
     Tests with the same reason share a line, without the folder that all share.
     """
     reasons: dict[str, list[str]] = {}
-    for record in shown:
-        name = shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
-        if record.status == "not_profiled" and record.reason:
-            reasons.setdefault(f"not profiled: {in_words(record.reason)}", []).append(name)
-        elif record.status in ("ok", "improved", "new") and record.reason:
+    for record in records:
+        name = _short_name(record, folder)
+        if record.status != "not_profiled" and record.reason:
             reasons.setdefault(in_words(record.reason), []).append(name)
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)

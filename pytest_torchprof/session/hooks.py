@@ -212,10 +212,11 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             return result
         try:
             result = yield from self.runner.call(item, gatherer)
-        except OwnFailure:  # an inline expectation's
+        except (AssertionError, pytest.fail.Exception) as error:
             with PATCH_GUARD:
-                self._judge(item, gatherer)
-                self.verdicts.mark_failed(item)
+                if gatherer.fails_by_numbers:
+                    self._judge(item, gatherer)
+                    self.verdicts.mark_failed(item, error)
             raise
         with PATCH_GUARD:
             message = self._judge(item, gatherer)

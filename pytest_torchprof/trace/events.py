@@ -31,6 +31,7 @@ from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import REGION, shown_name
 from pytest_torchprof.trace.name_index import NameIndex, index_of, selected_operators, verdicts_on
 from pytest_torchprof.trace.parts import selected_by
+from pytest_torchprof.trace.regions import received, uses_workers
 from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class Events:
         start, end = self.region
         inside = (self.ts >= start) & (self.ts < end)
         inside[self._region_marks] = False
+        if uses_workers(self):
+            inside[received(self)] = False
         if len(device := self.device_rows):
             launch = self.launch[device]
             # A kernel may start after the region: its launch decides, else its own start.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import REGION, REGION_MARK, region_name
@@ -14,6 +15,32 @@ from pytest_torchprof.trace.known_names import REGION, REGION_MARK, region_name
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+#: torch's own annotation of a DataLoader with workers.
+_WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
+
+
+def uses_workers(trace: Events) -> bool:
+    """Whether a DataLoader with workers was iterated over."""
+    return trace.region is not None and any(map(_WORKERS.match, trace.names))
+
+
+def received(trace: Events) -> Ints:
+    """What makes tensors of the batches of workers: how many have come by now is chance.
+
+    That is an `empty` and a `set_` each, and the memory that a worker has filled before.
+    """
+    memory = trace.memory.event
+    rows = np.concatenate([trace.is_kind(Kind.OP).nonzero()[0], memory])
+    rows = rows[np.lexsort((rows, trace.thread[rows]))]
+    empty, filled = trace.named("aten::empty")[rows], trace.named("aten::set_")[rows]
+    near = trace.thread[rows[1:]] == trace.thread[rows[:-1]]
+    made = (empty[:-1] & filled[1:] & near).nonzero()[0]
+    before = made[(made > 0) & near[made - 1]] - 1
+    before = before[np.isin(rows[before], memory)]
+    found: Ints = rows[np.concatenate([made, made + 1, before])]
+    return found
 
 
 def named_regions(trace: Events) -> dict[str, int]:

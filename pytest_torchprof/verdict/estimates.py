@@ -22,9 +22,9 @@ from pytest_torchprof.analysis.estimated_memory import (
 from pytest_torchprof.analysis.host_reads import host_reads as reads_of
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted_parts import reason_of
-from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Value
+from pytest_torchprof.trace.regions import uses_workers
 from pytest_torchprof.verdict.needs import lacking
 from pytest_torchprof.work.devices.table import DEVICES
 from pytest_torchprof.work.host_reads import SILENT

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF
-from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
     Baseline,
@@ -24,6 +23,7 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.regions import uses_workers
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.counted_findings import offered, placed
 from pytest_torchprof.verdict.decision import (
@@ -273,9 +273,10 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
 def _mismatched(
     mismatch: Mapping[str, str], verdicts: Sequence[Verdict], profile: Profile
 ) -> Judged:
-    """The verdict on a test that an inline expectation has failed already.
+    """The verdict on a test that a comparison of its own has failed already.
 
-    A mismatch counts as regressed, unless the metric is over budget.
+    A mismatch counts as regressed, unless the metric is over budget; any other comparison is a
+    budget of the test's own.
     """
     verdicts = [
         replace(v, status="regressed", reason=because(Why.INLINE_EXPECTS, expected=expected))
@@ -284,8 +285,8 @@ def _mismatched(
         for v in verdicts
     ]
     worst = status_of(verdicts, has_baseline=True)
-    status: TestStatus = worst if worst == "over_budget" else "regressed"
-    reason = because(Why.INLINE_MISMATCH)
+    status: TestStatus = "regressed" if mismatch and worst != "over_budget" else "over_budget"
+    reason = because(Why.INLINE_MISMATCH if mismatch else Why.COMPARISON_FAILED)
     return Judged(status, verdicts, reason=reason, profile=profile)
 
 

@@ -240,7 +240,7 @@ def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events],
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _of_seen_frees("peak_bytes")(trace)
-    from pytest_torchprof.analysis.work_elsewhere import uses_workers
+    from pytest_torchprof.trace.regions import uses_workers
 
     if uses_workers(trace):
         from pytest_torchprof.core.reasons import Why, because
@@ -335,7 +335,7 @@ METRICS: Mapping[str, Metric] = {
              _memory("allocated_bytes", on_device=True),
              "sum of device allocations", tolerance=0.01, adds_up=True),
         _row("leaked_cpu_bytes", "B", "exact", "memory", _of_seen_frees("leaked_bytes"),
-             "allocated in the call phase and live after it, after gc"),
+             "live host bytes at the end minus those at the start, after gc"),
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end minus those at the start, after gc"),

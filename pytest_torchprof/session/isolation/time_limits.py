@@ -56,7 +56,8 @@ def clocks_stopped(item: pytest.Item, used: float, undo: Undo, *, alarm: bool) -
     """
     if not alarm:
         _timeout_stopped(item, used, undo)
-    limit = float(item.config.getini("faulthandler_timeout") or 0)
+    there = item.config.pluginmanager.hasplugin("faulthandler")
+    limit = float((there and item.config.getini("faulthandler_timeout")) or 0)
     if limit > 0:
         from _pytest import faulthandler as plugin
 

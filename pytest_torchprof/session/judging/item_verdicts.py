@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 
 class ItemVerdict(Frozen, frozen=True):
-    """The result for a test: record, offer for ``--accept``, and whether the plugin fails it."""
+    """The result for a test: record, offer for ``--accept``, and whether the plugin fails it.
+
+    ``error``: that of the test's own comparison of numbers.
+    """
 
     record: Record | None = None
     offer: Offer | None = None
     failed: bool = False
+    error: BaseException | None = None
 
 
 _VERDICT = pytest.StashKey[ItemVerdict]()
@@ -109,9 +113,9 @@ class ItemVerdicts:
         item.stash[_VERDICT] = replace(verdict, failed=message is not None)
         return message
 
-    def mark_failed(self, item: pytest.Item) -> None:
-        """Record that an inline expectation failed the test, whatever else was measured."""
-        item.stash[_VERDICT] = replace(item.stash[_VERDICT], failed=True)
+    def mark_failed(self, item: pytest.Item, error: BaseException) -> None:
+        """Record that the test's own comparison failed it, whatever else was measured."""
+        item.stash[_VERDICT] = replace(item.stash[_VERDICT], failed=True, error=error)
 
     def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
         """The failure message of a test excluded from profiling that has limits, if it fails."""
@@ -140,7 +144,8 @@ class ItemVerdicts:
     ) -> tuple[ItemVerdict, bool]:
         """The result for the test at this report, and whether the plugin failed it."""
         verdict = item.stash.get(_VERDICT, ItemVerdict())
-        own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
+        raised = call.excinfo.value if call.excinfo is not None else None
+        own = raised is not None and (isinstance(raised, OwnFailure) or raised is verdict.error)
         ours = own and verdict.failed
         if call.when == "call" and report.failed and not ours:
             # Something else failed it: a strict xfail that passed, or another plugin's checks.

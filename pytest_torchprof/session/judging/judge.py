@@ -86,7 +86,7 @@ class Judge:
             self._compared = None
             known = self._accepted(subject, result.environment) is not None
             verdict = not_profiled(result, self._terms, has_baseline=known)
-            record = _record(subject, verdict, None)
+            record = replace(_record(subject, verdict, None), has_baseline=known)
             return Judgement(record, None, short_message(verdict.causes))
         compared, self._compared = self._compare(subject, result), None
         measured, findings, faults = _located(result)

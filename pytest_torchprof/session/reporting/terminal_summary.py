@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.session_table import (
+    lost_baselines,
     raised_rules,
     session_totals,
     summary_table,
@@ -47,6 +48,7 @@ def summarize(
     def write(line: str, **markup: bool) -> None:
         terminal.write_line(escape.line(line), **markup)
 
+    messages = [*lost_baselines(records), *messages]
     if errors or messages or (records and verbosity >= 0):
         terminal.write_sep("=", "torchprof")
     if records and verbosity >= 0:

@@ -29,7 +29,7 @@ class Asked:
         self.stats_read = False
         #: It has asked for numbers, whether there were any or not.
         self.stats_asked = False
-        #: A failed inline expectation: metric → expected text.
+        #: A failed inline expectation: metric → expected text; of other comparisons, nothing.
         self.mismatch: Mapping[str, str] | None = None
         #: It asked for a table, and these are the tables that a rerun printed.
         self.table_asked = False

@@ -194,6 +194,14 @@ class Gatherer(OfProcesses):
         return self._captures.trace
 
     @property
+    def fails_by_numbers(self) -> bool:
+        """Whether an assertion that fails the test now is about what was measured; noted if so."""
+        if self.trace is None or not (self.asked.stats_read or self.asked.has_compared):
+            return False
+        self.asked.note_mismatch(self.asked.mismatch or {})
+        return True
+
+    @property
     def captured_kind(self) -> RunKind:
         """The kind of run that it is of."""
         return self._captures.kind

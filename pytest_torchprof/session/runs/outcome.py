@@ -51,7 +51,7 @@ def is_strict_xfail(item: pytest.Item) -> bool:
     from _pytest.skipping import xfailed_key
 
     xfailed = item.stash.get(xfailed_key, None)
-    return bool(xfailed and xfailed.strict and not item.config.option.runxfail)
+    return bool(xfailed and xfailed.strict and not item.config.getoption("runxfail", False))
 
 
 def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:

@@ -1,0 +1,93 @@
+"""What the commands say of stored traces, and what they refuse."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.command_line import Say
+
+HEAD, MIB = b'{"traceEvents":[', 2**20
+EVENT = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":2,"pid":1,"tid":1}'
+
+
+@pytest.fixture(scope="module")
+def json_s() -> float:
+    """CPU time that json takes for 40 MiB of events."""
+    text = HEAD + (EVENT + b",") * (40 * MIB // len(EVENT)) + EVENT + b"]}"
+    since = time.process_time()
+    json.loads(text)
+    return time.process_time() - since
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "unit"),
+    [
+        ("a.json.gz", HEAD, b" "), ("a.json", b"[", b"\r\n\t "), ("a.json", HEAD + EVENT, b" "),
+        ("a.json", HEAD + EVENT + b",", b"\n"), ("a.json", HEAD + b'{"name":', b" "),
+        ("a.json.gz", HEAD + b'{"name":"', b"a"), ("a.json", HEAD + b'{"name":"', b'\\"'),
+        ("a.json", HEAD + b'{"name":"', b"\\q"), ("a.json", HEAD + b'{"a":', b'"'),
+        ("a.json", HEAD, b'{"a":'), ("a.json", HEAD + b'{"args":', b"["),
+        ("a.json", HEAD + b'{"ts":', b"1"), ("a.json", b'{"a":[', b'{"traceEvents":[]},'),
+        ("a.json", HEAD + b'{\n"name": "', b'", "pid": 1, "tid": 2, '),
+    ],
+)  # fmt: skip
+def test_text_without_an_end_takes_no_longer_than_json_takes_for_events(
+    name: str, begin: bytes, unit: bytes, json_s: float, say: Say, tmp_path: Path
+) -> None:
+    text = begin + unit * (40 * MIB // len(unit))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text, 1) if name.endswith("gz") else text)
+    since = time.process_time()
+    say("summary", path)
+    assert time.process_time() - since < 2 * json_s
+
+
+def x(cat: str, name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+    where = {"pid": 0, "tid": 7} if cat == "kernel" else {"pid": 1, "tid": 1}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args, **where}
+
+
+def write(path: Path, events: list[dict[str, Any]], **metadata: Any) -> Path:
+    """A trace of an H100."""
+    top = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    path.write_text(json.dumps({**top, **metadata, "traceEvents": events}))
+    return path
+
+
+def test_ranks_whose_hosts_run_ahead_are_compared_by_when_their_devices_are_done(
+    say: Say, tmp_path: Path
+) -> None:
+    """Of each rank, the first kernel was launched before the recording; rank 1 is late once."""
+    reduce, gather = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllGather_RING_LL"
+    for rank, ahead in enumerate((0, 0, 300)):
+        late, group = 90 * (rank == 1), {"Process Group Name": "0", "Group size": 3}
+        group |= {"Process Group Description": "all", "Process Group Ranks": "[0, 1, 2]"}
+        events = [x("kernel", reduce, 1100, 50, device=0, stream=7, correlation=1)]
+        for i, (kind, name, begin, end) in enumerate(
+            [("_allgather_base", gather, 1300 + late, 1500), ("allreduce", reduce, 1600, 1700)]
+        ):
+            args = {"Collective name": kind, "In msg nelems": 64, "dtype": "Float", **group}
+            ids, at = {"External id": 10 + i, "correlation": 10 + i}, 1200 + 200 * i - ahead
+            events += [
+                x("cpu_op", "record_param_comms", at, 8, **args, **ids),
+                x("cuda_runtime", "cudaLaunchKernelExC", at + 2, 3, **ids),
+                x("kernel", name, begin, end - begin, device=0, stream=7, **args, **ids),
+            ]
+        info: dict[str, Any] = {"backend": "nccl", "rank": rank, "world_size": 3}
+        info["pg_config"] = [{"pg_name": "0", "pg_desc": "all", "ranks": [0, 1, 2]}]
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    status, out, _ = say("ranks", tmp_path, "--format", "json")
+    waits = {row["rank"]: row["wait_ms"] for row in json.loads(out)["rows"]}
+    assert (status, waits) == (0, {0: 0.09, 1: 0.0, 2: 0.09})
+    assert "not compared" not in say("ranks", tmp_path)[1]
+    out = say("collectives", tmp_path, "--format", "json")[1]
+    rows = [row for row in json.loads(out)["rows"] if row["operation"] == "all_gather"]
+    assert sorted(row["wait_ms"] for row in rows) == [0.09] * 3

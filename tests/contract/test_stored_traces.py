@@ -91,3 +91,34 @@ def test_ranks_whose_hosts_run_ahead_are_compared_by_when_their_devices_are_done
     out = say("collectives", tmp_path, "--format", "json")[1]
     rows = [row for row in json.loads(out)["rows"] if row["operation"] == "all_gather"]
     assert sorted(row["wait_ms"] for row in rows) == [0.09] * 3
+
+
+def memory(name: str, ts: int, size: int) -> dict[str, Any]:
+    args = {"Bytes": size, "Addr": 64, "Device Id": -1, "Device Type": 0, "Total Allocated": 0}
+    return x("cpu_instant_event", name, ts, 0, **args) | {"ph": "i", "s": "t"}
+
+
+def test_a_trace_whose_only_allocation_failed_was_recorded_with_memory(
+    say: Say, tmp_path: Path
+) -> None:
+    events = [x("cpu_op", "aten::empty", 1, 9), memory("[OutOfMemory]", 2, 2**62)]
+    path = write(tmp_path / "a.json", events, profile_memory=1)
+    metrics = json.loads(say("summary", path, "--format", "json")[1])["metrics"]
+    assert [metrics[f"{m}_cpu_bytes"]["value"] for m in ("peak", "allocated", "leaked")] == [0] * 3
+    assert "nothing was allocated" in say("memory", path)[1]
+
+
+@pytest.mark.parametrize("by", ["name", "shape", "stack", "module"])
+@pytest.mark.parametrize("around", ["torchprof::call", "loop"])
+def test_bytes_freed_under_any_annotation_are_in_the_total(
+    by: str, around: str, say: Say, tmp_path: Path
+) -> None:
+    """One is that of the plugin around a test, in a trace that --torchprof-traces kept."""
+    events = [
+        x("user_annotation", around, 0, 100), x("cpu_op", "aten::empty", 10, 9),
+        memory("[memory]", 12, 4096), memory("[memory]", 50, -4096),
+    ]  # fmt: skip
+    path = write(tmp_path / "a.json", events, profile_memory=1)
+    rows = json.loads(say("ops", path, "--by", by, "--format", "json")[1])["rows"]
+    assert {row["name"]: row["self_cpu_bytes"] for row in rows}["aten::empty"] == 4096
+    assert sum(row["self_cpu_bytes"] for row in rows) == 0

@@ -122,3 +122,41 @@ def test_bytes_freed_under_any_annotation_are_in_the_total(
     rows = json.loads(say("ops", path, "--by", by, "--format", "json")[1])["rows"]
     assert {row["name"]: row["self_cpu_bytes"] for row in rows}["aten::empty"] == 4096
     assert sum(row["self_cpu_bytes"] for row in rows) == 0
+
+
+@pytest.mark.parametrize("by", ["op", "kernel"])
+def test_the_rows_of_diff_add_up_to_its_totals(by: str, say: Say, tmp_path: Path) -> None:
+    """Time in annotations and runtime calls too, and that of kernels that no operator launched."""
+    for name, slower in (("a.json", 0), ("b.json", 160_000)):
+        write(tmp_path / name, [
+            x("user_annotation", "enumerate(DataLoader)#_It.__next__", 0, 50 + slower),
+            x("cpu_op", "aten::mm", 200_000, 90), x("cuda_runtime", "cudaLaunch", 200_010, 40,
+                                                    correlation=1),
+            x("kernel", "gemm", 200_030, 80, device=0, stream=7, correlation=1),
+            x("kernel", "replayed", 300_000, 70 + slower, device=0, stream=7, correlation=2),
+        ])  # fmt: skip
+    words = ("diff", tmp_path / "a.json", tmp_path / "b.json", "--by", by)
+    page = tmp_path / "page.html"
+    found = json.loads(say(*words, "--format", "json", "--html", page)[1])
+    for total in found["growth"]:
+        for side, value in (("a", total["before"]), ("b", total["now"])):
+            own = [row[f"{total['metric']}_{side}"] or 0 for row in found["rows"]]
+            assert sum(own) == pytest.approx(value)
+    assert found["rows"][0]["change"] == "slower"
+    assert "enumerate(DataLoader)#_It" in page.read_text()
+
+
+def test_bound_says_what_compiled_code_on_a_device_leaves_out(say: Say, tmp_path: Path) -> None:
+    """As a share of the device's time: the product counts, the loops do not."""
+    args = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [x("cpu_op", "Torch-Compiled Region: 0/0", 0, 400, **{"External id": 1})]
+    for i, (name, dur, more) in enumerate([("aten::mm", 300, args), ("triton_poi_0", 100, {})], 2):
+        ids = {"External id": i, "correlation": i}
+        events += [
+            x("cpu_op", name, 100 * i, 50, **ids, **more),
+            x("cuda_runtime", "cuLaunchKernel", 100 * i + 9, 9, **ids),
+            x("kernel", name, 100 * i + 300, dur, device=0, stream=7, **ids),
+        ]
+    path = write(tmp_path / "a.json", events, record_shapes=1)
+    left = "left out: torch.compile's code (1 call, 25 % of the time) was compiled to loops"
+    assert left in say("bound", path)[1]

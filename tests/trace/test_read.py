@@ -22,7 +22,6 @@ from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind
@@ -576,36 +575,6 @@ def test_many_small_events_are_larger_than_their_text(
     path = tmp_path / "small.json"
     path.write_bytes(b"[" + b",".join([b'{"ph":"X","cat":"kernel","ts":1}'] * 20_000) + b"]")
     with pytest.raises(TraceError, match="too large for this machine"):
-        read_trace(path)
-
-
-def test_a_small_file_takes_no_patient_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does it ask how much memory is free, nor look for faults that are not there."""
-
-    def needless(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(stream, "free_bytes", needless)
-    monkeypatch.setattr(room, "repaired", needless)
-    path = tmp_path / "small.json"
-    path.write_bytes(build().to_bytes())
-    assert len(read_trace(path)) == len(parse_trace(build().to_bytes())) > 0
-
-
-def test_memory_that_is_free_is_known_or_is_not() -> None:
-    free = stream.free_bytes()
-    assert free is None or free > 0
-
-
-@pytest.mark.parametrize("text", [b'{"a": "', b'[{"name": "'])
-def test_text_without_an_event_is_not_read_to_its_end(
-    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "_LONGEST", 10_000)
-    monkeypatch.setattr(stream, "CHUNK", 1000)
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(text + b"x" * 2_000_000))
-    with pytest.raises(TraceError, match="within 10,000 bytes of byte"):
         read_trace(path)
 
 

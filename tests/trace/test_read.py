@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_traces import build
 from support.trace_builder import EPOCH_NS, TraceBuilder
-from support.trace_styles import STYLES, without
+from support.trace_styles import without
 
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.operator_totals import op_rows
@@ -118,20 +118,6 @@ def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
     for count in (1, 100):
         trace = parse_trace(f"[{','.join([event] * count)}]".encode())
         assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts] * count, [dur] * count)
-
-
-@given(st.floats(-1e17, 1e17) | st.integers(-(2**62), 2**62), st.floats(-1e16, 1e16))
-def test_times_of_few_events_are_those_of_many(ts: float, dur: float) -> None:
-    event = f'{{"ph":"X","cat":"cpu_op","ts":{ts},"dur":{dur}}}'
-
-    def times(count: int) -> list[tuple[int, int]] | str:
-        try:
-            trace = parse_trace(f"[{','.join([event] * count)}]".encode())
-        except TraceError as error:
-            return error.found
-        return list(zip(trace.ts.tolist(), trace.dur.tolist(), strict=True))[:1]
-
-    assert times(1) == times(100)
 
 
 def test_without_args() -> None:
@@ -274,16 +260,6 @@ def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.Mo
     assert pieces.names == whole.names
     assert pieces.metadata == whole.metadata
     assert [bytes(a) if a else a for a in pieces.args] == [bytes(a) if a else a for a in whole.args]
-
-
-def test_pieces_without_an_event_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def foreign(document: dict[str, Any]) -> dict[str, Any]:
-        return document | {"traceEvents": [e | {"ph": "C"} for e in document["traceEvents"]]}
-
-    monkeypatch.setattr(stream, "CHUNK", 100)
-    trace = parse_trace(build().to_bytes(foreign))
-    assert len(trace) == 0
-    assert trace.metadata["record_shapes"] == 1
 
 
 @pytest.mark.thorough
@@ -594,13 +570,6 @@ def test_an_empty_list_is_an_empty_trace() -> None:
         for name in ("ops", "flops", "self_cpu_ms"):
             assert values[name].reason == because(Why.NO_OPERATORS), name  # type: ignore[union-attr]
         assert op_rows(trace) == {}
-
-
-def test_every_style_of_the_builder_is_read() -> None:
-    for style in STYLES:
-        trace = parse_trace(build().to_bytes(style))
-        assert len(trace) or style == "no_cat"
-        assert (trace.kind != Kind.OTHER).all()
 
 
 @pytest.mark.parametrize("others", [0, 20_000], ids=["few", "many"])

@@ -134,11 +134,12 @@ def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | No
     count = len(groups.keys)
     row = np.full(len(trace), count, np.int64)
     row[groups.events] = groups.at
-    row[~trace.selection] = -1
     outside_calls = ~trace.is_kind(Kind.RUNTIME)
     around = nesting.nearest(outside_calls, trace.parent, trace.enclosing(memory.event))
     inside = trace.selection[memory.event] & selects_by_time(trace)
-    into = np.where(around >= 0, row[around], np.where(inside, count, -1))
+    # What encloses the whole part, such as the annotation of the measured region, is not in it.
+    within = (around >= 0) & trace.selection[around]
+    into = np.where(within, row[around], np.where(inside, count, -1))
     total = np.zeros(count + 1, np.int64)
     np.add.at(total, into[into >= 0], memory.bytes[into >= 0])
     return total.tolist()

@@ -14,14 +14,15 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_forms import forms, host_only, ran_on_host
+from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.meta_tensors import meta_calls
 from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
-from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named
+from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named, whole_time
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.name_index import Names, events_named, operators_named
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.compiled_graphs import key_of
@@ -112,12 +113,26 @@ def _selected(trace: Events, events: Ints) -> Ints:
 
 
 def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
-    """What torch.compile made, which runs as other kernels on another device."""
-    names = [name for name in trace.names if key_of(name) or name.startswith(_REGION)]
-    if not names:
+    """What torch.compile made, which runs as other kernels on another device.
+
+    On a device, its share is of what is launched there beside the units, which count.
+    """
+    calls = trace.selection & trace.names_where(
+        lambda name: bool(key_of(name)) or name.startswith(_REGION)
+    )
+    rows = np.flatnonzero(calls)
+    rows = rows[~nesting.below(calls, trace.parent, rows)]
+    if not (len(rows) and trace.has(*DEVICE_KINDS)):
+        yield from named(trace, rows, (COMPILED,), Why.COMPILED_FOR_HOST)
         return
-    calls = trace.selection & trace.names_where(lambda name: key_of(name) or name in names)
-    yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.COMPILED_FOR_HOST)
+    known = calls.copy()
+    known[units_of(trace).event] = True
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    around = nesting.nearest(known, trace.parent, trace.launch[device])
+    lost = device[(around >= 0) & calls[around]]
+    if len(lost) or not launched_ns(trace)[rows].all():
+        share = int(trace.dur[lost].sum()) / max(whole_time(trace), 1)
+        yield UncountedPart(COMPILED, Why.LOOPS, len(rows), share)
 
 
 def _replayed(trace: Events) -> Iterable[UncountedPart]:

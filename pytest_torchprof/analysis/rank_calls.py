@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.comm_calls import comm_calls
 from pytest_torchprof.analysis.comm_sizes import comm_sizes
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -27,7 +28,7 @@ class CallKind(NamedTuple):
 
 
 class RankCalls(Frozen, frozen=True):
-    """The calls of one rank, in the order in which they were made.
+    """The calls of one rank, in the order in which its device was done with them, else of the host.
 
     Attributes:
         kinds: each kind once.
@@ -52,17 +53,25 @@ class RankCalls(Frozen, frozen=True):
 
 
 def rank_calls(trace: Events) -> RankCalls:
-    """The calls of this rank, of the selected events."""
+    """The calls of this rank, of the selected events.
+
+    Hosts run ahead of their devices, each as far as it likes, and what was launched before the
+    recording has no call: only the ends on the device are in one order on all ranks. A call without
+    a known end comes after the one made before it.
+    """
     calls, sizes = comm_calls(trace), comm_sizes(trace)
+    done = np.where(calls.kernel >= 0, calls.end, -1)
+    made = np.where(trace.is_kind(Kind.KERNEL)[calls.event], -1, done)
+    order = np.where(done < 0, np.maximum.accumulate(made), done).argsort(kind="stable")
     kinds: dict[CallKind, int] = {}
     fields = (sizes.key, sizes.group, calls.operation, sizes.dtype, sizes.size.tolist())
     kind = [kinds.setdefault(CallKind(*one), len(kinds)) for one in zip(*fields, strict=True)]
     base, host = trace.metadata.get("baseTimeNanoseconds"), trace.metadata.get("host_name")
     return RankCalls(
         tuple(kinds),
-        np.array(kind, np.int32),
-        calls.begin,
-        calls.end,
+        np.array(kind, np.int32)[order],
+        calls.begin[order],
+        calls.end[order],
         base if type(base) is int else 0,
         int(trace.ts[0]) if len(trace) else None,
         host if isinstance(host, str) else "",

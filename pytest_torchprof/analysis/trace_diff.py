@@ -13,10 +13,10 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.operator_totals import own_device_ns, self_cpu_ns
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, own_device_ns, self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -101,9 +101,9 @@ def deltas(
 
 @dataclass(frozen=True)
 class DiffRow:
-    """One operator or kernel in two traces; a time is None where its trace does not have it.
+    """A host event or a kernel in two traces; a time is None where its trace does not have it.
 
-    For operators, ``cpu_ms`` is the total CPU time, including nested events, and ``cuda_ms`` the
+    For host events, ``cpu_ms`` is the total CPU time, including nested events, and ``cuda_ms`` the
     device time of all that was launched inside; a call nested in one of the same name is part of
     it. ``self_`` excludes nested operators and calls, so that a change is in one row only. For
     kernels, ``cuda_ms`` and ``self_cuda_ms`` are their own time. Per step, all are divided by the
@@ -143,7 +143,9 @@ PerStep = tuple[int, int]
 def diff_rows(
     a: Events, b: Events, *, by: DiffBy = "op", per_step: PerStep = (1, 1)
 ) -> list[DiffRow]:
-    """Operators, or kernels with copies and memsets, of both traces by their exact names.
+    """All host events by the names of `op_stats`, or kernels, copies and memsets by their own.
+
+    The exclusive times of all rows add up to the totals of `growth`.
 
     A change in calls takes precedence over one in time: `change` is ``slower`` or ``faster`` only
     where the calls are the same, by whichever of CPU and device time changed more, and then only
@@ -173,11 +175,16 @@ class _Totals(NamedTuple):
 
 def _totals(trace: Events, by: DiffBy, steps: int) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
-    groups = Groups(trace, events, trace.name[events])
+    shown, shown_name = trace.shown_names
+    if by == "kernel":
+        events = device
+    else:
+        events = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
+    groups = Groups(trace, events, shown_name[trace.name[events]])
     # A stored trace without operators does not tell whether any ran.
     none_ran = not len(events) and (by == "kernel" or trace.region is not None)
     timed = bool(trace.dur[events].any()) or none_ran
+    unlinked = 0
     columns: list[Ints | None] = [None] * 4
     if by == "kernel":
         columns[1] = columns[3] = groups.total(trace.dur[events]) if timed else None
@@ -187,15 +194,20 @@ def _totals(trace: Events, by: DiffBy, steps: int) -> _Totals:
         if trace.once(launched_ns).any():  # otherwise operators have no known device time
             columns[1] = groups.cuda_ns
             columns[3] = groups.total(trace.once(own_device_ns)[events])
+        unlinked = int(trace.dur[device].sum() - trace.once(own_device_ns)[events].sum())
     times = [
         [None] * len(groups.keys) if column is None else _each_ms(column / 1e6, steps).tolist()
         for column in columns
     ]
-    names = [trace.names[i] for i in groups.keys.tolist()]
+    names = [shown[i] for i in groups.keys.tolist()]
     calls = groups.calls.tolist()
-    rows = map(_Total, [_each(n, steps) for n in calls], *times)
+    each = map(_Total, [_each(n, steps) for n in calls], *times)
+    rows = dict(zip(names, each, strict=True))
+    if unlinked:
+        ms = float(_each_ms(np.float64(unlinked / 1e6), steps))
+        rows[NO_OPERATOR] = _Total(0, 0.0, ms, 0.0, ms)
     zeros = [None if column is None else 0.0 for column in columns]
-    return _Totals(dict(zip(names, rows, strict=True)), _Total(0, *zeros))
+    return _Totals(rows, _Total(0, *zeros))
 
 
 def _each(calls: int, steps: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
@@ -29,8 +28,6 @@ _LARGEST_NS = 2**61
 _LARGEST_US = _LARGEST_NS / 1000
 #: Among more events, some start together.
 _FEW = 10_000
-#: Python converts fewer times sooner than numpy.
-_FEW_TIMES = 100
 
 
 class Event(msgspec.Struct, gc=False):
@@ -224,11 +221,6 @@ def _nanoseconds(times: list[int | float]) -> npt.NDArray[np.int64]:
     Raises:
         ValueError: not a number, or out of range.
     """
-    if len(times) < _FEW_TIMES and all(-_LARGEST_US < time < _LARGEST_US for time in times):
-        whole_us = list(map(math.floor, times))
-        rest = (round((t - whole) * 1000) for t, whole in zip(times, whole_us, strict=True))
-        found = [whole * 1000 + ns for whole, ns in zip(whole_us, rest, strict=True)]
-        return np.array(found, np.int64).reshape(2, -1)
     given = np.array(times, np.float64).reshape(2, -1)
     in_ns = given[0] >= _NANOSECONDS
     some = in_ns.any()

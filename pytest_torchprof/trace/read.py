@@ -39,6 +39,9 @@ _IS_LIST = late(rb"\s*\[")
 _IS_LIST_OF_EVENTS = late(rb"\[\s*[{\]]")
 #: No trace has longer text before its events or in a single event.
 _LONGEST = 2**28
+#: Repairs and searches for the last whole event go through Python's regular expressions, which take
+#: a second for a few times as much; between two ends of events, no trace has more.
+_MENDED = 2**22
 #: Top-level keys that Kineto writes; a trace with one of them may have no events.
 _KINETO = {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "distributedInfo"}
 _BYTE = late(r"\(byte (\d+)\)")
@@ -168,7 +171,7 @@ class _Reader:
 
     def _find_events(self) -> None:
         """Store in ``_head`` what precedes the list of events, or nothing if none is found."""
-        searched = 0
+        searched = tried = 0
         for chunk in self._chunks:
             self._append(chunk)
             if not searched and _IS_LIST.match(self._text):
@@ -176,6 +179,9 @@ class _Reader:
                 self._head = b"["
                 return
             for match in _EVENTS.finditer(self._text, searched):
+                if tried > _MENDED:  # the key is in metadata again and again
+                    break
+                tried += match.end()
                 if head := _head(bytes(self._text[: match.end()])):
                     self._head = head
                     self._behead(match.end() - 1)
@@ -213,9 +219,9 @@ class _Reader:
 
     def _boundary(self) -> int | None:
         """Where the comma after the last whole event is."""
-        at = self._text.rfind(self._between)
+        recent = max(len(self._text) - 2 * streams.CHUNK, 0)  # the rest was searched before
+        at = self._text.rfind(self._between, recent)
         if at < 0:
-            recent = max(len(self._text) - streams.CHUNK, 0)
             found = list(_ANY_BETWEEN.finditer(self._text, recent))
             if not found:
                 return None
@@ -242,7 +248,7 @@ class _Reader:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if isinstance(error, msgspec.ValidationError):
                 raise
-            text, count = repaired(bytes(piece))
+            text, count = _mended(bytes(piece))
             if not count:
                 raise
             events = _LIST.decode(text)
@@ -264,7 +270,7 @@ class _Reader:
             fault: Exception = error
         text = bytes(text)
         if not isinstance(fault, msgspec.ValidationError):
-            mended, count = repaired(text)
+            mended, count = (text, 0) if "truncated" in str(fault) else _mended(text)
             try:
                 if count:
                     metadata = self._add_document(mended)
@@ -299,12 +305,16 @@ class _Reader:
 
     def _salvage(self, text: bytes, repairs: int, fault: Exception, size: int) -> dict[str, Any]:
         """Add the whole events of a truncated text."""
-        end, closed = whole_events(text) if self._head else (0, False)
+        text = text.rstrip()
+        short = len(text) <= _MENDED
+        end, closed = whole_events(text) if self._head and short else (0, False)
         try:
             if end:
                 self._columns.add(_LIST.decode(text[:end] + b"]"))
         except _REFUSED:
             raise self._refusal(fault) from None
+        if not (self._columns.seen or short):
+            raise self._refusal(fault)
         if not self._columns.seen:
             raise TraceError(
                 f"{self._stream.source}: not a whole trace",
@@ -364,7 +374,7 @@ def _breaks_off(fault: BaseException, size: int) -> bool:
 
 def _head(text: bytes) -> bytes | None:
     """Text up to a list of events as valid JSON; None if this key is not at the top level."""
-    for mend in (bytes, _mended):
+    for mend in (bytes, lambda text: _mended(text)[0]):
         head = mend(text)
         try:
             # If the key is not at the top level, the text leaves more open than the object.
@@ -375,8 +385,8 @@ def _head(text: bytes) -> bytes | None:
     return None
 
 
-def _mended(text: bytes) -> bytes:
-    return repaired(text)[0]
+def _mended(text: bytes) -> tuple[bytes, int]:
+    return (text, 0) if len(text) > _MENDED else repaired(text)
 
 
 def _metadata(document: bytes) -> dict[str, Any]:

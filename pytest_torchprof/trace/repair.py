@@ -14,24 +14,23 @@ from pytest_torchprof.core.lazy_regex import late
 #: those of compiled code and of docstrings (pytorch/kineto#1459).
 _NAME = late(
     rb'^( *(?:"ph": "[^"\n]*", "cat": "[^"\n]*", )?"name": ")([^\n]*?)'
-    rb'(", "pid": [^\n]*, "tid": [^\n]*,|",)$',
+    rb'(", "pid": [^,\n]*, "tid": [^,\n]*,|",)$',
     re.MULTILINE,
 )
 _QUOTE = late(rb'(\\.)|"')
-#: A backslash, of an escape or of a Windows path (pytorch/kineto#617).
-_BACKSLASH = late(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
-_CONTROL = late(rb"[\x00-\x1f]")
-#: A string; or an invalid number: a bandwidth over no time (pytorch/kineto#105); or a trailing
-#: comma.
-_STRING_OR_FAULT = late(
-    rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])', re.IGNORECASE | re.DOTALL
+#: What begins or ends a string; in one, a backslash, of an escape or of a Windows path
+#: (pytorch/kineto#617), and control characters; elsewhere, an invalid number: a bandwidth over no
+#: time (pytorch/kineto#105); or a trailing comma. No part is tried twice, whatever the text is.
+_FAULT = late(
+    rb'"|\\(?:["\\/bfnrt]|u[0-9a-f]{4})?|[\x00-\x1f]|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])',
+    re.IGNORECASE,
 )
-_TOKEN = late(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
+_TOKEN = late(rb'"|\\.|{|}|\[|\]', re.DOTALL)
 
 
 def repaired(text: bytes) -> tuple[bytes, int]:
     """The text with writers' known faults fixed, so that it is valid JSON, and their number."""
-    count = 0
+    count, inside = 0, False
 
     def escaped(match: re.Match[bytes]) -> bytes:
         nonlocal count
@@ -42,17 +41,24 @@ def repaired(text: bytes) -> tuple[bytes, int]:
         return match[1] + _QUOTE.sub(escaped, match[2]) + match[3]
 
     def token(match: re.Match[bytes]) -> bytes:
-        nonlocal count
+        nonlocal count, inside
         word = match[0]
-        if word[:1] != b'"':
+        first = word[:1]
+        if first == b'"':
+            inside = not inside
+        elif first < b" ":
+            count += inside
+            return b" " if inside else word
+        elif first == b"\\":
+            count += inside and len(word) == 1
+            return b"\\\\" if inside and len(word) == 1 else word
+        elif not inside:
             count += 1
             return b"" if word == b"," else b"null"
-        word, controls = _CONTROL.subn(b" ", _BACKSLASH.sub(escaped, word))
-        count += controls
         return word
 
     text = _NAME.sub(name, text)
-    text = _STRING_OR_FAULT.sub(token, text)
+    text = _FAULT.sub(token, text)
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -75,17 +81,19 @@ class Whole(NamedTuple):
 
 def whole_events(text: bytes) -> Whole:
     """The complete part of a list of objects, which begins with its bracket."""
-    depth, end = 0, 0
+    depth, end, inside = 0, 0, False
     for match in _TOKEN.finditer(text):
         word = match[0]
-        if word in b"{[":
+        if word == b'"':
+            inside = not inside
+        elif inside or word[:1] == b"\\":
+            continue
+        elif word in b"{[":
             depth += 1
-        elif word in b"}]":
+        else:
             depth -= 1
             if depth == 1 and word == b"}":
                 end = match.end()
             elif depth <= 0:
                 return Whole(end, closed=True)
-        elif word == b'"':  # a string that does not end
-            break
     return Whole(end, closed=False)

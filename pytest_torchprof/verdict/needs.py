@@ -49,8 +49,8 @@ def _has_memory(trace: Events) -> bool:
     sizes = trace.memory.bytes
     if len(sizes):
         return bool(sizes.any())
-    if trace.region is not None:
+    # Some builds of torch set the flag and record nothing, not even what could not be allocated.
+    if trace.region is not None or trace.named("[OutOfMemory]").any():
         return bool(trace.metadata.get("profile_memory"))
-    # Some builds of torch set the flag and record nothing.
     allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
     return bool(trace.metadata.get("profile_memory")) and not allocates.any()

@@ -103,15 +103,6 @@ def test_memory_is_that_of_the_innermost_operator_allocated_less_freed() -> None
     assert {"aten::outer": (512, None), "aten::inner": (64 - 512, None)} == sizes
 
 
-def test_memory_outside_of_operators_is_in_a_row_of_its_own() -> None:
-    builder = TraceBuilder()
-    with builder.annotation("step"):
-        builder.memory(32, "cpu")
-    builder.memory(8, "cpu")
-    rows = by_name(builder)
-    assert {"step": 32, NO_OPERATOR: 8} == {name: row.self_cpu_bytes for name, row in rows.items()}
-
-
 def test_what_was_not_recorded_is_unknown() -> None:
     builder = TraceBuilder(device=None)
     builder.op("aten::add")

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,7 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.operator_totals import OpRow
 from pytest_torchprof.analysis.trace_diff import (
-    COLUMN_OF,
     Delta,
     DiffBy,
     DiffRow,
@@ -28,9 +27,7 @@ from pytest_torchprof.analysis.trace_diff import (
     growth,
 )
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
-from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -80,11 +77,6 @@ def test_all_changes_are_there_and_add_up(
     sizes = [abs(d.now - d.before) for d in found]
     assert sizes == sorted(sizes, reverse=True)
     assert deltas(now, before, "n") == [Delta(d.name, d.now, d.before) for d in found]
-
-
-def test_columns_are_those_of_operator_rows() -> None:
-    assert set(COLUMN_OF) <= set(METRICS)
-    assert set(COLUMN_OF.values()) <= set(OpRow.__struct_fields__)
 
 
 # -------------------------------------------------------------------------------- two traces
@@ -194,27 +186,6 @@ def test_times_are_totals_and_a_call_in_itself_counts_once() -> None:
     assert kernels["Memcpy HtoD (Pageable -> Device)"].calls_a == 1
 
 
-def test_a_change_is_exclusive_to_the_operator_in_which_it_happened() -> None:
-    """Those around it have it in their inclusive times only, and come later."""
-
-    def nested(host_us: float, device_us: float) -> Events:
-        b = TraceBuilder("GPU")
-        with b.op("linear"), b.op("addmm"), b.op("copy_", dur_us=host_us):
-            b.launch("copy", device_us)
-        return parse_trace(b.to_bytes())
-
-    a, b = nested(20, 10), nested(520, 1010)
-    first, *others = diff_rows(a, b)
-    assert first.name == "copy_"
-    assert first.change_ms == pytest.approx(1)
-    assert (first.self_cuda_ms_a, first.self_cuda_ms_b) == (0.01, 1.01)
-    assert {row.name for row in others} == {"linear", "addmm"}
-    for row in others:
-        assert row.change_ms == 0
-        assert row.self_cpu_ms_a == row.self_cpu_ms_b
-        assert (row.change, row.cuda_ms_a, row.cuda_ms_b) == ("slower", 0.01, 1.01)
-
-
 @pytest.mark.thorough
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_per_step_all_numbers_are_divided(one: int, other: int) -> None:
@@ -244,14 +215,6 @@ def test_what_a_trace_does_not_say_is_unknown_and_what_is_not_there_took_no_time
     assert rows(unlinked, unlinked)["mm"].cuda_ms_a is None
     assert rows(unlinked, unlinked, "kernel")["gemm"].cuda_ms_a == 0.01
     assert diff_rows(parse_trace(b"[]"), parse_trace(b"[]")) == []
-
-
-def test_of_a_live_capture_counts_the_region() -> None:
-    b = TraceBuilder()
-    b.op("mm")
-    with b.annotation(REGION):
-        b.op("mm")
-    assert diff_rows(parse_trace(b.to_bytes()), parse_trace(b"[]"))[0].calls_a == 1
 
 
 # -------------------------------------------------------------------------------- growth
@@ -308,6 +271,7 @@ def test_a_limit_that_makes_no_sense_is_an_error(limit: float) -> None:
 
 STORED = sorted(CORPUS.glob("*.json.gz"))
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+HOST = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "hip_runtime"}
 
 
 def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
@@ -325,6 +289,7 @@ def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
             event["name"] = "Memcpy HtoD (Host -> Device)"
     times: Counter[str] = Counter()
     for event in chosen:
+        event["name"] = re.sub(r"^(ProfilerStep)#\d+$", r"\1*", event["name"])
         times[event["name"]] += event["dur"]
     return Counter(e["name"] for e in chosen), times
 
@@ -336,7 +301,7 @@ def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
 def test_real_traces_differ_as_counted_over_the_raw_json(one: Path, other: Path) -> None:
     a, b = read_trace(one), read_trace(other)
     operators, kernels = rows(a, b), rows(a, b, "kernel")
-    for found, cats in ((operators, {"cpu_op"}), (kernels, DEVICE)):
+    for found, cats in ((operators, HOST), (kernels, DEVICE)):
         calls_a, calls_b = counted(one, cats)[0], counted(other, cats)[0]
         assert {n: r.calls_a for n, r in found.items() if r.calls_a} == dict(calls_a)
         assert {n: r.calls_b for n, r in found.items() if r.calls_b} == dict(calls_b)

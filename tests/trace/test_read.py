@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_traces import build
 from support.trace_builder import EPOCH_NS, TraceBuilder
-from support.trace_styles import STYLES, without
+from support.trace_styles import without
 
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind
@@ -119,20 +118,6 @@ def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
     for count in (1, 100):
         trace = parse_trace(f"[{','.join([event] * count)}]".encode())
         assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts] * count, [dur] * count)
-
-
-@given(st.floats(-1e17, 1e17) | st.integers(-(2**62), 2**62), st.floats(-1e16, 1e16))
-def test_times_of_few_events_are_those_of_many(ts: float, dur: float) -> None:
-    event = f'{{"ph":"X","cat":"cpu_op","ts":{ts},"dur":{dur}}}'
-
-    def times(count: int) -> list[tuple[int, int]] | str:
-        try:
-            trace = parse_trace(f"[{','.join([event] * count)}]".encode())
-        except TraceError as error:
-            return error.found
-        return list(zip(trace.ts.tolist(), trace.dur.tolist(), strict=True))[:1]
-
-    assert times(1) == times(100)
 
 
 def test_without_args() -> None:
@@ -275,16 +260,6 @@ def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.Mo
     assert pieces.names == whole.names
     assert pieces.metadata == whole.metadata
     assert [bytes(a) if a else a for a in pieces.args] == [bytes(a) if a else a for a in whole.args]
-
-
-def test_pieces_without_an_event_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def foreign(document: dict[str, Any]) -> dict[str, Any]:
-        return document | {"traceEvents": [e | {"ph": "C"} for e in document["traceEvents"]]}
-
-    monkeypatch.setattr(stream, "CHUNK", 100)
-    trace = parse_trace(build().to_bytes(foreign))
-    assert len(trace) == 0
-    assert trace.metadata["record_shapes"] == 1
 
 
 @pytest.mark.thorough
@@ -579,36 +554,6 @@ def test_many_small_events_are_larger_than_their_text(
         read_trace(path)
 
 
-def test_a_small_file_takes_no_patient_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does it ask how much memory is free, nor look for faults that are not there."""
-
-    def needless(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(stream, "free_bytes", needless)
-    monkeypatch.setattr(room, "repaired", needless)
-    path = tmp_path / "small.json"
-    path.write_bytes(build().to_bytes())
-    assert len(read_trace(path)) == len(parse_trace(build().to_bytes())) > 0
-
-
-def test_memory_that_is_free_is_known_or_is_not() -> None:
-    free = stream.free_bytes()
-    assert free is None or free > 0
-
-
-@pytest.mark.parametrize("text", [b'{"a": "', b'[{"name": "'])
-def test_text_without_an_event_is_not_read_to_its_end(
-    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "_LONGEST", 10_000)
-    monkeypatch.setattr(stream, "CHUNK", 1000)
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(text + b"x" * 2_000_000))
-    with pytest.raises(TraceError, match="within 10,000 bytes of byte"):
-        read_trace(path)
-
-
 @pytest.mark.parametrize("what", ["missing", "folder", "nul"])
 def test_what_cannot_be_opened(what: str, tmp_path: Path) -> None:
     path = {"missing": tmp_path / "a.json", "folder": tmp_path, "nul": Path("a\0b")}[what]
@@ -625,13 +570,6 @@ def test_an_empty_list_is_an_empty_trace() -> None:
         for name in ("ops", "flops", "self_cpu_ms"):
             assert values[name].reason == because(Why.NO_OPERATORS), name  # type: ignore[union-attr]
         assert op_rows(trace) == {}
-
-
-def test_every_style_of_the_builder_is_read() -> None:
-    for style in STYLES:
-        trace = parse_trace(build().to_bytes(style))
-        assert len(trace) or style == "no_cat"
-        assert (trace.kind != Kind.OTHER).all()
 
 
 @pytest.mark.parametrize("others", [0, 20_000], ids=["few", "many"])

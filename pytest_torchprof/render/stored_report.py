@@ -59,6 +59,10 @@ class StoredFinding(Frozen, frozen=True):
     modules: int | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        """See `require_floats`."""
+        require_floats((self.bytes,))
+
 
 class StoredRegion(Frozen, frozen=True):
     """A named region of a test."""

@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_torchprof.core.errors import SettingsError, TraceError
@@ -145,8 +146,9 @@ def _imported() -> Any:
 
 @contextlib.contextmanager
 def _connected(distributed: Any, address: str) -> Iterator[Any]:
+    connect = partial(distributed.Client, address, timeout=_TIMEOUT_S, set_as_default=False)
     try:
-        client = distributed.Client(address, timeout=_TIMEOUT_S, set_as_default=False)
+        client = _within(2 * _TIMEOUT_S, connect)
     except Exception as error:  # noqa: BLE001 - each protocol raises its own
         text = " ".join(str(error).split()) or type(error).__name__
         raise SettingsError(

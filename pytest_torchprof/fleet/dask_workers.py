@@ -91,16 +91,12 @@ def _check_alive(client: Any, address: str) -> None:
     until = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < until:
         with contextlib.suppress(TimeoutError):
-            if client.status == "running" and _within(_TIMEOUT_S, _workers_of, client):
+            ask_workers = partial(client.scheduler_info, n_workers=-1)
+            if client.status == "running" and _within(_TIMEOUT_S, ask_workers)["workers"]:
                 return
         time.sleep(0.2)
     step = "what was found is in the cache: start it and run this again"
     raise SettingsError(f"--dask {address}: the cluster is gone, or its workers are", "", step)
-
-
-def _workers_of(client: Any) -> dict[str, Any]:
-    found: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
-    return found
 
 
 def _within(seconds: float, call: Callable[..., T], *arguments: Any) -> T:

@@ -70,7 +70,7 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
         output = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
         raise AbError(f"{option} {given}: does not run as Python", output[-1]) from None
     version = __version__
-    install = f"{path} -m pip install pytest-torchprof=={version}"
+    install = f"install pytest-torchprof {version} there, with {path} -m pip"
     needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
     lacks = [package for key, package in needs.items() if key not in answer]
     if lacks:

@@ -22,7 +22,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.ranks import read_job
+from pytest_torchprof.trace.ranks import read_job, size_of
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
@@ -101,7 +101,7 @@ def reading_bar(size: int) -> Iterator[Callable[[int, int], None] | None]:
 def _bytes_of(paths: Sequence[str]) -> int:
     named = [Path(path) for path in paths]
     files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(map(size_of, files))
 
 
 def extra_chips(options: Namespace) -> tuple[Device, ...]:

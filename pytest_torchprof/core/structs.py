@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,6 +48,16 @@ class Sendable(Frozen, frozen=True):
             msgspec.ValidationError: it is none that `sent` has made.
         """
         return convert(sent, cls)
+
+
+def require_floats(numbers: Iterable[int | float | None]) -> None:
+    """Refuse an integer of hundreds of digits, with which no arithmetic goes well.
+
+    Raises:
+        ValueError: one is beyond all floats; in a decoder, msgspec makes its own error of it.
+    """
+    if any(number is not None and abs(number) > sys.float_info.max for number in numbers):
+        raise ValueError("a number is out of range")
 
 
 class Mutable(msgspec.Struct):

@@ -6,8 +6,10 @@ import contextlib
 import logging
 import queue
 import secrets
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_torchprof.core.errors import SettingsError, TraceError
 from pytest_torchprof.fleet.cache import code_digest, default_folder
@@ -15,12 +17,16 @@ from pytest_torchprof.fleet.mapping import Answer, Question, answer
 from pytest_torchprof.fleet.workers import fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_torchprof.fleet.sources import Source
 
+T = TypeVar("T")
+
 #: For the scheduler to answer.
 _TIMEOUT_S = 15
+#: For all workers to import this package, from a network file system perhaps.
+_IMPORT_S = 60.0
 #: Of a trace whose worker ended.
 _RETRIES = 2
 #: How long without an answer until we look whether there are workers.
@@ -54,14 +60,21 @@ def dask_answers(
             except queue.Empty:
                 _check_alive(client, address)
                 continue
-            at = places.pop(future)
-            yield at, _answer_of(future, sources[at])
+            try:
+                found = _answer_of(future, sources[places[future]])
+            except TimeoutError:  # its worker ended before we had it: another one asks again
+                _check_alive(client, address)
+                done.put(future)
+                continue
+            yield places.pop(future), found
 
 
 def _answer_of(future: Any, source: Source) -> Answer:
     try:
-        found: Answer = future.result()
+        found: Answer = future.result(timeout=_LOOK_S)
     except Exception as error:  # noqa: BLE001 - that of a worker
+        if future.status == "pending":
+            raise TimeoutError from None
         if type(error).__name__ != "KilledWorker":
             return fault(source, error)
         what = f"{source.shown}: its workers ended, one after the other"
@@ -77,11 +90,37 @@ def _check_alive(client: Any, address: str) -> None:
     """
     until = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < until:
-        if client.status == "running" and client.scheduler_info(n_workers=-1)["workers"]:
-            return
+        with contextlib.suppress(TimeoutError):
+            ask_workers = partial(client.scheduler_info, n_workers=-1)
+            if client.status == "running" and _within(_TIMEOUT_S, ask_workers)["workers"]:
+                return
         time.sleep(0.2)
     step = "what was found is in the cache: start it and run this again"
     raise SettingsError(f"--dask {address}: the cluster is gone, or its workers are", "", step)
+
+
+def _within(seconds: float, call: Callable[..., T], *arguments: Any) -> T:
+    """What a call brings that waits for ever if its other end stops without a word.
+
+    Raises:
+        TimeoutError: it has not come in this time.
+    """
+    answers: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((call(*arguments), None))
+        except Exception as error:  # noqa: BLE001 - raised below
+            answers.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
 
 
 def ask(question: Question, source: Source) -> Answer:
@@ -103,8 +142,9 @@ def _imported() -> Any:
 
 @contextlib.contextmanager
 def _connected(distributed: Any, address: str) -> Iterator[Any]:
+    connect = partial(distributed.Client, address, timeout=_TIMEOUT_S, set_as_default=False)
     try:
-        client = distributed.Client(address, timeout=_TIMEOUT_S, set_as_default=False)
+        client = _within(2 * _TIMEOUT_S, connect)
     except Exception as error:  # noqa: BLE001 - each protocol raises its own
         text = " ".join(str(error).split()) or type(error).__name__
         raise SettingsError(
@@ -114,13 +154,16 @@ def _connected(distributed: Any, address: str) -> Iterator[Any]:
         yield client
     finally:
         with contextlib.suppress(Exception):
-            client.close(timeout=_TIMEOUT_S)
+            _within(_TIMEOUT_S, client.close, _TIMEOUT_S)
 
 
 def _check(client: Any, address: str) -> None:
     """Whether there are workers that give the same answers as this process would."""
     try:
-        digests = client.run(code_digest)
+        digests = _within(_IMPORT_S, client.run, code_digest)
+    except TimeoutError as error:
+        step = f"look at them, or start others: dask worker {address}"
+        raise SettingsError(f"--dask {address}: its workers are silent", str(error), step) from None
     except Exception as error:  # noqa: BLE001 - that of a worker
         text = " ".join(str(error).split())
         raise SettingsError(

@@ -16,7 +16,7 @@ from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceEr
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.heap import give_back_memory, growing_apart
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
-from pytest_torchprof.trace.ranks import rank_in_name, rank_of
+from pytest_torchprof.trace.ranks import rank_in_name, rank_of, require_regular
 from pytest_torchprof.trace.read import peek, read_trace
 from pytest_torchprof.trace.stream import WANTED
 
@@ -149,7 +149,10 @@ def _made(question: Question, source: Source, path: Path, progress: ReadProgress
 @contextmanager
 def _as_file(question: Question, source: Source) -> Iterator[Path]:
     if not source.remote:
-        yield Path(source.address)
+        path = Path(source.address)
+        if not source.named:
+            require_regular(path)
+        yield path
         return
     from pytest_torchprof.fleet.remote import local_copy
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.files import system_message
-from pytest_torchprof.trace.ranks import TRACE_NAMES, natural_key, nothing_found
+from pytest_torchprof.trace.ranks import (
+    TRACE_NAMES,
+    natural_key,
+    nothing_found,
+    size_of,
+    traces_in,
+)
 from pytest_torchprof.trace.stream import WANTED
 
 if TYPE_CHECKING:
@@ -116,15 +123,14 @@ def natural_parts(path: PurePath) -> list[list[tuple[int, str]]]:
 
 def _of_path(path: Path, *, named: bool) -> Iterator[tuple[str, Source]]:
     try:
-        if path.is_dir():
-            for file in sorted(path.iterdir(), key=natural_key):
-                if _is_trace_name(file) and file.is_file():
-                    yield str(file.resolve()), Source(str(file), False, file.stat().st_size)
-            return
-        size = path.stat().st_size if path.exists() else 0
-        yield str(path.resolve()), Source(str(path), named, size)
+        inside = traces_in(path) if path.is_dir() else None
+        for file in [path] if inside is None else inside:
+            own = named and inside is None
+            yield os.path.realpath(file), Source(str(file), own, size_of(file))
     except (OSError, ValueError) as error:
         raise TraceError(f"{path}: cannot be read", system_message(error), WANTED) from error
+    if named and inside == []:
+        raise nothing_found([path], [])
 
 
 def _is_trace_name(path: PurePath) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_torchprof.core.errors import HistoryError
 from pytest_torchprof.core.results import MissingValue, Number, Record, Verdict
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.structs import Frozen, require_floats
 from pytest_torchprof.verdict.own_metrics import metric_of
 
 RUN_SCHEMA = "torchprof-run/1"
@@ -33,6 +33,10 @@ class RunRegion(Frozen, frozen=True, gc=False):
     laps: int
     metrics: dict[str, int | float]
 
+    def __post_init__(self) -> None:
+        """See `require_floats`."""
+        require_floats(self.metrics.values())
+
 
 class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
     """One test: its known numbers by metric, in the metric's unit; times are medians of rounds.
@@ -48,6 +52,10 @@ class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
     metrics: dict[str, int | float] = msgspec.field(default_factory=dict)
     regions: dict[str, RunRegion] = msgspec.field(default_factory=dict)
     own: dict[str, OwnKind] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """See `require_floats`."""
+        require_floats(self.metrics.values())
 
 
 class Run(Frozen, frozen=True):

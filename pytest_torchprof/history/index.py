@@ -1,8 +1,8 @@
 """An index of a history's documents in the user's cache folder; it can always be rebuilt.
 
-Documents never change, so only new ones are read. A series is one metric of one test or region in
-one environment, of one source; of times, on one machine. Its values are rows of three numbers,
-stored in the order in which they are asked for.
+Only documents that are new or were overwritten are read. A series is one metric of one test or
+region in one environment, of one source; of times, on one machine. Its values are rows of three
+numbers, stored in the order in which they are asked for.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Another number, and the index is rebuilt.
-_VERSION = 1
+_VERSION = 2
 #: How long to wait for another process that updates the index, in seconds.
 _LOCK_S = 60.0
 
 _TABLES = """
 CREATE TABLE run (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given again
-    name TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL UNIQUE, stamp TEXT NOT NULL,
     repository TEXT, commit_id TEXT, parents TEXT, merge_base TEXT, branch TEXT,
     dirty INTEGER NOT NULL, started TEXT NOT NULL
 );
@@ -50,7 +50,7 @@ CREATE TABLE value (
     series INTEGER NOT NULL, run INTEGER NOT NULL, value NOT NULL,
     PRIMARY KEY (series, run)
 ) WITHOUT ROWID;
-CREATE TABLE skipped (name TEXT PRIMARY KEY, size INTEGER NOT NULL, kind TEXT NOT NULL);
+CREATE TABLE skipped (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, kind TEXT NOT NULL);
 CREATE TABLE ordered (key TEXT PRIMARY KEY, commits TEXT NOT NULL);
 CREATE TABLE drift (series INTEGER PRIMARY KEY, key TEXT NOT NULL, points TEXT NOT NULL);
 CREATE INDEX series_of_metric ON series (metric, nodeid);
@@ -190,22 +190,20 @@ class Index:
     # ---------------------------------------------------------------- new documents
 
     def update(self, store: Store) -> None:
-        """Take in documents that are new, and leave out those that are gone."""
-        entries = {entry.name: entry.size for entry in store.entries()}
-        known = {name for (name,) in self._db.execute("SELECT name FROM run")}
-        skipped = dict(self._db.execute("SELECT name, size FROM skipped"))
-        if entries.keys() - known == skipped.keys() and all(
-            entries[name] == size for name, size in skipped.items()
-        ) and known <= entries.keys():  # fmt: skip
+        """Take in documents that are new or changed, and leave out those that are gone."""
+        entries = {entry.name: entry.stamp for entry in store.entries()}
+        if self._seen() == entries:
             return
         with self._alone():
-            known = {name for (name,) in self._db.execute("SELECT name FROM run")}
-            self._forget(known - entries.keys())
-            skipped = dict(self._db.execute("SELECT name, size FROM skipped"))
-            again = {name for name, size in skipped.items() if entries.get(name) != size}
-            self._db.executemany("DELETE FROM skipped WHERE name = ?", [(name,) for name in again])
-            new = sorted(entries.keys() - known - (skipped.keys() - again))
+            seen = self._seen()
+            self._forget(name for name, stamp in seen.items() if entries.get(name) != stamp)
+            new = sorted(name for name, stamp in entries.items() if seen.get(name) != stamp)
             self._unread = len(new) - Intake(self._db).take(store.read(new), entries)
+
+    def _seen(self) -> dict[str, str]:
+        """The stamps of all files that were read, by name."""
+        both = "SELECT name, stamp FROM run UNION SELECT name, stamp FROM skipped"
+        return dict(self._db.execute(both).fetchall())
 
     def _forget(self, names: Iterable[str]) -> None:
         gone = [(name,) for name in names]
@@ -219,6 +217,7 @@ class Index:
             " (SELECT id FROM run WHERE name IN (SELECT name FROM gone))"
         )
         self._db.execute("DELETE FROM run WHERE name IN (SELECT name FROM gone)")
+        self._db.execute("DELETE FROM skipped WHERE name IN (SELECT name FROM gone)")
 
     # ---------------------------------------------------------------- questions
 

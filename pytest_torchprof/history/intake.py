@@ -44,7 +44,7 @@ class Intake:
         self._runs: list[int] = []
         self._values: list[Number] = []
 
-    def take(self, contents: Iterable[tuple[str, bytes]], sizes: dict[str, int]) -> int:
+    def take(self, contents: Iterable[tuple[str, bytes]], stamps: dict[str, str]) -> int:
         """Store all of them; what is no document is noted as skipped. Returns how many came."""
         count = came = 0
         for name, content in contents:
@@ -54,22 +54,22 @@ class Intake:
             except NotARunError as error:
                 self._db.execute(
                     "INSERT OR REPLACE INTO skipped VALUES (?, ?, ?)",
-                    (name, sizes.get(name, -1), error.kind),
+                    (name, stamps.get(name, ""), error.kind),
                 )
                 continue
-            self._add(name, run)
+            self._add(name, stamps.get(name, ""), run)
             count += 1
             if not count % _BATCH:
                 self._store()
         self._store()
         return came
 
-    def _add(self, name: str, run: Run) -> None:
+    def _add(self, name: str, stamp: str, run: Run) -> None:
         parents = None if run.parents is None else " ".join(run.parents)
         number = self._db.execute(
-            "INSERT INTO run (name, repository, commit_id, parents, merge_base, branch, dirty,"
-            " started) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (name, run.repository, run.commit, parents, run.merge_base, run.branch,
+            "INSERT INTO run (name, stamp, repository, commit_id, parents, merge_base, branch,"
+            " dirty, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (name, stamp, run.repository, run.commit, parents, run.merge_base, run.branch,
              bool(run.dirty), run.started),
         ).lastrowid  # fmt: skip
         before = len(self._ids)

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,18 +22,20 @@ SUFFIX = ".run.json"
 _EXTRAS = {"s3": "history-s3", "s3a": "history-s3", "gs": "history-gs", "gcs": "history-gs"}
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 #: Between scheme and host: a user and a password.
+#: Of a file in an object store: what a new content changes, as one or the other store has it.
+_CHANGING = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 
 
 class Entry(NamedTuple):
-    """A file of the history; ``size`` is in bytes, -1 if unknown."""
+    """A file of the history; ``stamp`` is another text if the content changed."""
 
     name: str
-    size: int
+    stamp: str
 
 
 class Store(Protocol):
-    """A place with documents: each is written once, as a whole, and never changed."""
+    """A place with documents: we write each once, as a whole."""
 
     @property
     def address(self) -> str:
@@ -112,9 +115,9 @@ class Folder:
         try:
             with os.scandir(self.path) as found:
                 entries = [
-                    Entry(entry.name, entry.stat().st_size)
+                    Entry(entry.name, _stamp(entry.path))
                     for entry in found
-                    if _is_candidate(entry.name) and entry.is_file()
+                    if _is_candidate(entry.name) and not os.path.isdir(entry.path)  # noqa: PTH112
                 ]
         except FileNotFoundError:
             return []
@@ -128,10 +131,9 @@ class Folder:
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """See `Store`."""
         for name in names:
-            try:
-                yield name, (self.path / name).read_bytes()
-            except OSError:
-                continue
+            if os.path.isfile(self.path / name):  # noqa: PTH113 - never raises; a pipe never ends
+                with suppress(OSError):
+                    yield name, (self.path / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
         """See `Store`."""
@@ -154,6 +156,14 @@ class Folder:
         except OSError as error:
             what = f"history {self.shown}: {name} cannot be removed"
             raise HistoryError(what, system_message(error)) from None
+
+
+def _stamp(path: str) -> str:
+    """Size and time of a file; empty if it cannot be read."""
+    with suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116 - as `os.scandir` names it
+        return f"{found.st_size} {found.st_mtime_ns}"
+    return ""
 
 
 def _objects(address: str, scheme: str) -> Objects:
@@ -204,7 +214,10 @@ class Objects:
             what = f"history {self.shown} cannot be read"
             raise HistoryError(what, _text(error), "check the address and your access") from None
         entries = [
-            Entry(str(one["name"]).rsplit("/", 1)[-1], int(one.get("size") or -1))
+            Entry(
+                str(one["name"]).rsplit("/", 1)[-1],
+                " ".join(str(one[key]) for key in _CHANGING if key in one),
+            )
             for one in found
             if one.get("type") == "file"
         ]

@@ -82,8 +82,15 @@ codecs.register_error(ENCODING_ERRORS, _lacking)
 
 #: A word with no meaning in GitHub's Markdown: no markup, HTML, mention, link or formula.
 _PLAIN = late(r"(?:[^\W_]|(?<=[^\W_])_+(?=[^\W_])|[.,;:%±×–…→()/'\"+=?-]|<(?=[\d.]))+")
-#: … unless GitHub interprets it as a link, an emoji, or an issue of any repository.
-_LINKED = late(r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d", re.IGNORECASE)
+#: … unless GitHub interprets it as a link, an emoji, an issue of any repository, or a commit.
+_LINKED = late(
+    r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d|\b(?:[\da-f]{40}|(?=\d*[a-f])[\da-f]{7,39})\b",
+    re.IGNORECASE,
+)
+#: Code in backticks among words, as our own sentences have it.
+_CODE = late(r"(?:(?<![^ ])|(?<= \())`([^`]+)`(?=[.,;:)]*(?: |$))")
+#: What separates words: not a space within brackets, as in a shape.
+_SPACE = late(r" (?![^\[\]]{0,200}\])")
 #: Starts a list, a heading's underline or a rule at the beginning of a line.
 _OPENS = late(r"[-+=]+|\d+[.)]")
 _TICKS = late("`+")
@@ -95,11 +102,18 @@ def escape_markdown(text: str) -> str:
 
     >>> print(escape_markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))
     fixes `#1: <b>see</b> @me,` 12 % of aten::mm
+    >>> print(escape_markdown("call `a[0]`, of [64, 16] and [8]"))
+    call `a[0]`, of `[64, 16]` and `[8]`
     """
+    pieces = enumerate(_CODE.split(line(text)))
+    return "".join(code(p) if at % 2 else _marked_words(p, is_first=not at) for at, p in pieces)
+
+
+def _marked_words(text: str, *, is_first: bool) -> str:
     parts: list[tuple[bool, str]] = []
-    for number, word in enumerate(line(text).split(" ")):
+    for number, word in enumerate(_SPACE.split(text)):
         plain = not word or bool(_PLAIN.fullmatch(word) and not _LINKED.search(word))
-        plain = plain and not (number == 0 and _OPENS.fullmatch(word))
+        plain = plain and not (is_first and number == 0 and _OPENS.fullmatch(word))
         if parts and parts[-1][0] == plain:
             parts[-1] = plain, f"{parts[-1][1]} {word}"
         else:

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
 from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, not_written
 from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
@@ -93,7 +94,8 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     try:
         with replacing(target) as file:
             for lines, line in enumerate(found, 1):  # noqa: B007 - the last counts
-                file.write(f"{line}\n".encode(errors="backslashreplace"))
+                # A control character would make the SVG of a flame graph malformed.
+                file.write(f"{escape.line(line)}\n".encode())
     except OSError as error:
         raise not_written(target, system_message(error)) from error
     return lines

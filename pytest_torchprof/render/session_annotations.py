@@ -81,6 +81,17 @@ def code_quality_of(found: Sequence[Annotation]) -> str:
     return escape.strict_json_text(issues, indent=1) + "\n"
 
 
+def _own_name(nodeid: str) -> str:
+    """The test's name without file and class: its parameters may have colons, too.
+
+    >>> _own_name("t.py::TestA::test_b[aten::mm-a]")
+    'test_b[aten::mm-a]'
+    """
+    file, _, name = nodeid.partition("::")
+    own, bracket, parameters = (name or file).partition("[")
+    return f"{own.rpartition('::')[2]}{bracket}{parameters}"
+
+
 def _failures(report: StoredReport, tests: Mapping[str, SourceLine | None]) -> list[Annotation]:
     bad: dict[str, list[Any]] = {}
     for one in series_of(report):
@@ -89,7 +100,7 @@ def _failures(report: StoredReport, tests: Mapping[str, SourceLine | None]) -> l
     return [
         Annotation(
             "error",
-            f"torchprof: {test.nodeid.rpartition('::')[2]}",
+            f"torchprof: {_own_name(test.nodeid)}",
             sentences(bad.get(test.nodeid, ())) or test.reason or test.status,
             tests[test.nodeid],
         )

@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_torchprof.core.errors import ReportError
 from pytest_torchprof.core.files import opened, system_message
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.structs import Frozen, require_floats
 from pytest_torchprof.render.json_report import REPORT_SCHEMA
 
 _NEXT = "name a report of pytest --torchprof --torchprof-json=FILE"
@@ -37,6 +37,11 @@ class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
     spread: int | float | None = None
     rounds: list[int | float] = msgspec.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """See `require_floats`."""
+        own = (self.value, self.baseline, self.limit, self.least, self.at_least, self.n, self.low)
+        require_floats((*own, self.high, self.min, self.spread, *self.rounds))
+
 
 class StoredFinding(Frozen, frozen=True):
     """A finding of a test; ``cost_ms`` is None if unknown."""
@@ -54,6 +59,10 @@ class StoredFinding(Frozen, frozen=True):
     modules: int | None = None
     reason: str | None = None
     gated: bool = True
+
+    def __post_init__(self) -> None:
+        """See `require_floats`."""
+        require_floats((self.bytes,))
 
 
 class StoredRegion(Frozen, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,8 @@ def read_job(
             found.append(_Found(file.path, claim, None))
             continue
         try:
+            if not file.named:
+                require_regular(file.path)
             trace = read_trace(file.path, progress=track())
         except TraceError as error:
             if file.named:
@@ -166,24 +169,52 @@ def world_size_of(metadata: Mapping[str, Any]) -> int | None:
 
 def _files(paths: Sequence[Path]) -> list[_File]:
     """Each file once, however it is named, with folders replaced by their contents."""
-    files: dict[Path, _File] = {}
+    files: dict[str, _File] = {}
     for path in paths:
         try:
-            inside = sorted(path.iterdir(), key=natural_key) if path.is_dir() else None
+            inside = traces_in(path) if path.is_dir() else None
             if inside is None:
                 entry = _File(path, named=True, size=path.stat().st_size)
-                known = files.get(where := path.resolve(), entry)
+                known = files.get(where := os.path.realpath(path), entry)
                 files[where] = replace(known, named=True)
                 continue
             for file in inside:
-                if file.name.lower().endswith(TRACE_NAMES) and file.is_file():
-                    entry = _File(file, named=False, size=file.stat().st_size)
-                    files.setdefault(file.resolve(), entry)
+                entry = _File(file, named=False, size=size_of(file))
+                files.setdefault(os.path.realpath(file), entry)
         except (OSError, ValueError) as error:
             raise TraceError(f"{path}: cannot be read", system_message(error), WANTED) from error
-    if not files:
-        raise nothing_found(paths, [])
+        if not inside:
+            raise nothing_found([path], [])
     return list(files.values())
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """All but folders that has the name of a trace, by name, numbers by value.
+
+    What cannot be read, such as a link to nothing, may be a rank: reading it says why.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    named = [file for file in folder.iterdir() if file.name.lower().endswith(TRACE_NAMES)]
+    return sorted((file for file in named if not os.path.isdir(file)), key=natural_key)  # noqa: PTH112 - never raises
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if it is none, or gone."""
+    with suppress(OSError, ValueError):
+        return path.stat().st_size
+    return 0
+
+
+def require_regular(path: Path) -> None:
+    """Do not open what nobody named and may never end.
+
+    Raises:
+        TraceError: it is a pipe, a socket, or a device.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - never raise
+        raise TraceError(f"{path}: cannot be read", "it is a pipe, a socket, or a device", WANTED)
 
 
 def natural_key(path: PurePath) -> list[tuple[int, str]]:

@@ -134,15 +134,6 @@ def test_a_file_that_is_named_and_no_trace_is_a_row_and_the_status_says_it(say: 
     assert "not read: gone.json: cannot be read: No such file" in table
 
 
-@pytest.mark.thorough
-def test_a_file_that_was_only_found_does_not_change_the_status(say: Say) -> None:
-    save_ranks(Path("job"), 2)
-    Path("job/rank7.json").write_text("{")
-    status, _, err = say("lint", "job/*")
-    assert (0, True) == (status, "left out: job/rank7.json" in err)
-    assert 1 == say("lint", "job/*", "--fail")[0]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

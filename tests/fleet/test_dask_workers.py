@@ -42,16 +42,28 @@ def test_without_dask_it_is_one_line(
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    """A scheduler's, which runs until the end of the test."""
-    pytest.importorskip("distributed")
+def port() -> int:
+    """A free one."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    scheduler = _dask("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
-    yield f"tcp://127.0.0.1:{port}"
-    scheduler.kill()
-    scheduler.wait()
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def scheduler(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """It runs until the end of the test."""
+    pytest.importorskip("distributed")
+    words = ("--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+    process = _dask("scheduler", *words)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def address(scheduler: subprocess.Popen[bytes], port: int) -> str:
+    """The scheduler's."""
+    return f"tcp://127.0.0.1:{port}"
 
 
 def _dask(*words: str) -> subprocess.Popen[bytes]:
@@ -111,3 +123,24 @@ def test_a_cluster_without_workers_is_one_line(say: Say, address: str, tmp_path:
     status, out, err = say("ops", tmp_path / "job", "--dask", address, "--no-cache")
     assert (2, "", 1) == (status, out, err.count("\n"))
     assert f"--dask {address}: the cluster has no workers; start some: dask worker" in err
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_stops_without_a_word_ends_the_command(
+    scheduler: subprocess.Popen[bytes], address: str, tmp_path: Path
+) -> None:
+    save_ranks(tmp_path / "job", 40)
+    worker = _worker(address)
+    command = [sys.executable, "-m", "pytest_torchprof", "ops", "--merge", "--no-cache"]
+    command += ["--dask", address, str(tmp_path / "job")]
+    try:
+        _wait_for_workers(address, 1)
+        run = subprocess.Popen(command, stderr=subprocess.PIPE)
+        time.sleep(2)
+        scheduler.send_signal(signal.SIGSTOP)
+        _, said = run.communicate(timeout=LONG_S)
+        assert (2, 1) == (run.returncode, said.count(b"\n")), said
+    finally:
+        worker.kill()
+        worker.wait()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.core.errors import HistoryError
-from pytest_torchprof.history.stores import Entry, Store, new_name, store_of
+from pytest_torchprof.history.stores import Store, new_name, store_of
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -34,9 +34,12 @@ def test_what_is_written_is_listed_and_read_and_deleted(store: Store) -> None:
     assert [] == store.entries()
     store.write("b.run.json", b"22")
     store.write("a.run.json", b"1")
-    assert [Entry("a.run.json", 1), Entry("b.run.json", 2)] == store.entries()
+    first, second = store.entries()
+    assert ("a.run.json", "b.run.json") == (first.name, second.name)
+    store.write("b.run.json", b"44")
+    assert second not in store.entries(), "as it was overwritten"
     read = dict(store.read(["a.run.json", "gone.run.json", "b.run.json"]))
-    assert {"a.run.json": b"1", "b.run.json": b"22"} == read
+    assert {"a.run.json": b"1", "b.run.json": b"44"} == read
     store.delete("a.run.json")
     store.delete("a.run.json")
     assert ["b.run.json"] == [entry.name for entry in store.entries()]

@@ -72,6 +72,8 @@ class ItemVerdicts:
         self._baseline_of = baseline_of
         self._is_shared = is_shared
         self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
+        #: The first test of each baseline that cannot be used, which says why.
+        self._told: dict[Path, str] = {}
 
     def begin(
         self, item: pytest.Item
@@ -107,7 +109,10 @@ class ItemVerdicts:
             verdict = ItemVerdict(record, judged.offer)
         except BaselineError as error:
             gatherer.refuse(reason_for(error))
-            message = escape.line(f"torchprof: {error}")
+            subject = self._subject(item)
+            first = self._told.setdefault(subject.baseline, subject.nodeid)
+            again = f"baseline {subject.baseline} cannot be used: see {first}"
+            message = escape.line(f"torchprof: {error if first == subject.nodeid else again}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
         item.stash[_VERDICT] = replace(verdict, failed=message is not None)

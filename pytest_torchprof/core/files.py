@@ -1,4 +1,4 @@
-"""Write files atomically, keeping their kind, owner and mode.
+"""Write files atomically, keeping their kind and mode.
 
 Also open files that may be pipes, without waiting forever.
 """
@@ -14,10 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import IO
 
 if sys.platform != "win32":
     import fcntl
@@ -28,18 +25,14 @@ TEMPORARY_PREFIX = ".torchprof-"
 _LOCK_S = 30.0
 #: A writer must open a named pipe within this time.
 _PIPE_S = 5.0
-#: Errors of folders or mounts that forbid renaming over a file that is itself writable.
-_FIXED = {errno.EACCES, errno.EPERM, errno.EBUSY}
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Write a file atomically: a reader sees the old bytes or the new.
 
-    The bytes go to an unnamed or randomly named file beside the target, which is renamed over it.
-    Owner, group, mode and extended attributes are kept. If a rename would lose one of them or break
-    a hard link, or is not allowed, the complete bytes are copied over the old ones. If that fails,
-    the old bytes are restored; only a process killed during the copy leaves a partial file.
+    The bytes go to a randomly named file beside the target, which is renamed over it; mode and, if
+    possible, owner are kept. A killed process may leave that file behind, never a partial target.
 
     Devices, pipes, standard streams and other special files are written directly. A symbolic link
     is followed. Folders are made as needed.
@@ -66,9 +59,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         target.parent.mkdir(parents=True, exist_ok=True)
     elif not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
-    with _Draft(target, old) as draft:
-        yield draft.file
-        draft.publish()
+    import tempfile  # with what it imports, 1 MiB that a reader does not need
+
+    handle, name = tempfile.mkstemp(".tmp", TEMPORARY_PREFIX, target.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if old is not None and hasattr(os, "chown"):
+            with suppress(OSError):  # of another user: who may write it may not give it away
+                os.chown(draft, old.st_uid, old.st_gid)
+        draft.chmod(stat.S_IMODE(old.st_mode) if old is not None else 0o666 & ~_umask())
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def is_other_file(path: Path, is_ours: Callable[[Path], bool]) -> bool:
@@ -125,152 +132,6 @@ def _lock(handle: int, folder: Path) -> None:
             return
         else:
             return
-
-
-class _Draft:
-    """The new content of the target: a file in its folder, unnamed if the system supports that."""
-
-    def __init__(self, target: Path, old: os.stat_result | None) -> None:
-        self._target, self._old = target, old
-        self._name: str | None = None
-        self._beside = True
-        self.file: IO[bytes]
-        try:
-            handle = _unnamed(str(target.parent))
-            if handle is None:
-                self._make_named()
-            else:
-                self.file = os.fdopen(handle, "w+b")
-        except PermissionError:
-            if old is None:
-                raise
-            import tempfile  # with what it imports, 1 MiB that a reader does not need
-
-            self._beside = False  # the folder is not writable, but the file may be
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed on leaving
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # a full disk refuses once more what could not be written
-            self.file.close()
-        if self._name is not None:
-            with suppress(OSError):
-                os.unlink(self._name)  # noqa: PTH108 - as `os.replace`
-
-    def publish(self) -> None:
-        """Make this the target's content."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        if not self._beside or (self._old is not None and self._old.st_nlink > 1):
-            self._copy_over()
-            return
-        if self._name is None:
-            self._take_name()
-        if self._old is not None and not self._is_like(self._old):
-            self._copy_over()
-            return
-        if os.name == "nt":
-            self.file.close()  # an open file cannot be renamed
-        try:
-            os.replace(self._name or "", self._target)  # noqa: PTH105
-        except OSError as error:
-            if self._old is None or error.errno not in _FIXED or self.file.closed:
-                raise
-            self._copy_over()
-        else:
-            self._name = None
-
-    def _take_name(self) -> None:
-        """Give the file a name, without following or replacing an existing file of that name."""
-        name = str(self._target.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}.tmp")
-        folder = os.open(self._target.parent, os.O_RDONLY)
-        try:
-            # With dst_dir_fd, Python calls linkat(), which can name an unnamed file.
-            os.link(f"/proc/self/fd/{self.file.fileno()}", name, dst_dir_fd=folder)
-            self._name = name
-        except OSError:  # the system makes unnamed files, but cannot name them
-            self._make_named()
-        finally:
-            os.close(folder)
-
-    def _make_named(self) -> None:
-        import tempfile
-
-        handle, self._name = tempfile.mkstemp(".tmp", TEMPORARY_PREFIX, self._target.parent)
-        if self._old is None and os.name == "posix":
-            os.fchmod(handle, 0o666 & ~_umask())
-        nameless = getattr(self, "file", None)
-        self.file = os.fdopen(handle, "w+b")
-        if nameless is not None:
-            with nameless:
-                _fill(self.file, nameless)
-
-    def _is_like(self, old: os.stat_result) -> bool:
-        """Copy the old file's owner, mode and attributes; False if that is not fully possible."""
-        if os.name != "posix":
-            return True
-        handle = self.file.fileno()
-        mine = os.fstat(handle)
-        try:
-            if (mine.st_uid, mine.st_gid) != (old.st_uid, old.st_gid):
-                os.fchown(handle, old.st_uid, old.st_gid)
-            os.fchmod(handle, stat.S_IMODE(old.st_mode))
-            return self._has_attributes(handle)
-        except OSError:
-            return False
-
-    def _has_attributes(self, handle: int) -> bool:
-        if sys.platform != "linux":
-            return True
-        try:
-            names = os.listxattr(self._target)
-        except OSError:  # the file system has none
-            return True
-        for name in names:
-            value = os.getxattr(self._target, name)
-            with suppress(OSError):
-                if os.getxattr(handle, name) == value:
-                    continue
-            os.setxattr(handle, name, value)
-        return True
-
-    def _copy_over(self) -> None:
-        with self._target.open("r+b") as file:
-            before = file.read()
-            size = self.file.seek(0, os.SEEK_END)
-            try:
-                if hasattr(os, "posix_fallocate") and size > len(before):
-                    os.posix_fallocate(file.fileno(), 0, size)  # a full disk fails here
-                _fill(file, self.file)
-            except BaseException:
-                file.seek(0)
-                file.write(before)
-                file.truncate()
-                raise
-
-
-def _fill(file: IO[bytes], source: IO[bytes]) -> None:
-    import shutil
-
-    source.seek(0)
-    file.seek(0)
-    shutil.copyfileobj(source, file)
-    file.truncate()
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _unnamed(folder: str) -> int | None:
-    """Open an unnamed file, which vanishes with the process; None if not supported."""
-    flag = getattr(os, "O_TMPFILE", None)
-    if flag is None or not os.path.isdir("/proc/self/fd"):  # noqa: PTH112
-        return None
-    try:
-        return os.open(folder, flag | os.O_RDWR, 0o666)
-    except OSError:  # the file system has none; the next attempt reports other errors
-        return None
 
 
 def _stat(path: Path) -> os.stat_result | None:

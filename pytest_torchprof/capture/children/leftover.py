@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_torchprof.capture.children.parent import is_alive
-from pytest_torchprof.capture.processes import TICKS, descendants, fields_of
-from pytest_torchprof.capture.startup.arming import HELPERS
+from pytest_torchprof.capture.processes import STARTED, TICKS, descendants, fields_of, helps
 from pytest_torchprof.capture.unpatched import REAL
 
 #: A process that does not end upon SIGTERM by then is killed. In ours, a thread ends one that waits
@@ -24,11 +23,6 @@ _PATIENCE_S = 2.0
 #: The system ends a killed process soon.
 _KILLED_S = 1.0
 _POLL_S = 0.01
-#: Of a process's fields after its name: its parent, and when it started, in ticks since the boot.
-#: Source: proc_pid_stat(5), fields 4 and 22.
-_PARENT, _STARTED = 1, 19
-#: A server of forks, and what it has forked, which has the same command line.
-_SERVER = "from multiprocessing.forkserver import"
 
 
 def end_processes(began_ns: int) -> None:
@@ -63,9 +57,8 @@ def _born_since(began_ns: int) -> list[int]:
     found = []
     for pid in descendants():
         with suppress(OSError, ValueError, IndexError):  # it has just ended
-            fields = fields_of(pid)
-            started_ns = int(fields[_STARTED]) * 1_000_000_000 // TICKS
-            if started_ns >= since_ns and not _helps(pid, int(fields[_PARENT])):
+            started_ns = int(fields_of(pid)[STARTED]) * 1_000_000_000 // TICKS
+            if started_ns >= since_ns and not helps(pid):
                 found.append(pid)
     return found
 
@@ -76,15 +69,3 @@ def _boot_offset_ns() -> int:
     The least of some readings: between the two of a pair, the thread may have to wait.
     """
     return min(int(-REAL.clock() + REAL.any_clock(time.CLOCK_BOOTTIME)) for _ in range(5))
-
-
-def _helps(pid: int, parent: int) -> bool:
-    command = _command_of(pid)
-    if _SERVER in command:
-        return _SERVER not in _command_of(parent)
-    return any(one in command for one in HELPERS)
-
-
-def _command_of(pid: int) -> str:
-    with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
-        return str(file.read().replace(b"\0", b" "), "utf-8", "replace")

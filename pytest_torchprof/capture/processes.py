@@ -135,7 +135,7 @@ class Children:
         self._alive: dict[int, int] = {}
         self._had_torch: dict[int, str] = {}
         #: When it began, in the system's ticks since its boot.
-        self._since: float = float("inf")
+        self._since = 0
         #: Names of new processes that have loaded torch, and known ones that do not count.
         self._loaded: dict[int, str] = {}
         self._workers: set[int] = set()
@@ -218,8 +218,7 @@ class Children:
         self._alive = descendants()
         # They may end before they can be inspected.
         self._had_torch = {pid: name for pid in self._alive if (name := _torch_in(pid))}
-        if _LISTED:
-            self._since = REAL.any_clock(time.CLOCK_BOOTTIME) * TICKS // 1_000_000_000
+        self._since = ticks_now()
 
     def look(self) -> None:
         """Note which programs that were started since `begin` have loaded torch."""
@@ -365,7 +364,12 @@ def _processes() -> dict[int, list[bytes]]:
     return dict(sorted(found.items(), key=lambda one: (int(one[1][STARTED]), one[0])))
 
 
-def _started_since(since: float, mark: bytes | None) -> dict[int, list[bytes]]:
+def ticks_now() -> int:
+    """The time since the boot, in the ticks that the system tells the start of a process in."""
+    return REAL.any_clock(time.CLOCK_BOOTTIME) * TICKS // 1_000_000_000 if _LISTED else 0
+
+
+def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
     """Living programs that this process, or one that it has started, has started since then.
 
     A parent that has ended no longer tells: such a program has ``mark`` in its environment, or is

@@ -63,6 +63,7 @@ NONE = {
 import multiprocessing.resource_tracker as one
 one._resource_tracker._stop()
 one.ensure_running()""",
+    "cycle": "cycle = [torch.ones(2)]; cycle.append(cycle)",
     "workers": """
 for how in ("fork", "spawn", "forkserver"):
     list(torch.utils.data.DataLoader([1, 2], num_workers=1, multiprocessing_context=how))""",

@@ -182,13 +182,6 @@ with ProcessPoolExecutor(1, mp_context=FORK) as pool: pool.submit(work).result()
 """,
         3,
     ),
-    "becomes_another_program": (
-        """
-if (pid := os.fork()) == 0: os.execvp("true", ["true"])
-os.waitpid(pid, 0)
-""",
-        0,
-    ),
 }
 
 

@@ -74,34 +74,6 @@ WORKING = f"""{HEAD}
             def __del__(self): work()
         Cycle()
 """
-HARMLESS = f"""{HEAD}
-    def test_git():
-        X @ X
-        subprocess.run(["git", "--version"])
-
-    def test_python_without_torch():
-        X @ X
-        subprocess.run([sys.executable, "-c", "print(1)"], preexec_fn=os.getpid)
-
-    def test_system():
-        X @ X
-        os.system("true")
-
-    def test_cycle_without_operators():
-        X @ X
-        cycle = [X + X]
-        cycle.append(cycle)
-
-    def test_idle_child(sleeper):
-        X @ X
-
-    @pytest.fixture
-    def sleeper():
-        child = subprocess.Popen(["sleep", "60"])
-        yield
-        child.kill()
-        child.wait()
-"""
 THREADS = f"""{HEAD}
     def test_low_level():
         done = threading.Event()
@@ -282,16 +254,6 @@ def test_work_of_other_processes_and_of_finalizers_is_not_measured(
         row = ran.metric(name, "test_fork")
         assert (None, "not_measured", FORKED) == (row["value"], row["status"], row["reason"])
     assert "budget max_flops not checked: " + FORKED in ran.out
-
-
-@pytest.mark.thorough
-@linux
-def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=HARMLESS)
-    ran = run(pytester, "--torchprof")
-    values = {test["metrics"]["flops"]["value"] for test in ran.tests.values()}
-    assert ({2 * 64**3}, 5) == (values, len(ran.tests)), ran.out
-    assert {None} == {test["reason"] for test in ran.tests.values()}
 
 
 @pytest.mark.thorough

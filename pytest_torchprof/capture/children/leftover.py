@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from typing import Any
 
 from pytest_torchprof.capture.children.parent import is_alive
-from pytest_torchprof.capture.processes import STARTED, TICKS, descendants, fields_of, helps
+from pytest_torchprof.capture.processes import STARTED, descendants, fields_of, helps
 from pytest_torchprof.capture.unpatched import REAL
 
 #: A process that does not end upon SIGTERM by then is killed. In ours, a thread ends one that waits
@@ -25,13 +24,13 @@ _KILLED_S = 1.0
 _POLL_S = 0.01
 
 
-def end_processes(began_ns: int) -> None:
-    """End the descendants that were started since then, by our clock; on Linux.
+def end_processes(ticks: int) -> None:
+    """End the descendants that were started since then, see `ticks_now`; on Linux.
 
     Helpers of Python and torch stay, as they serve later tests: servers of forks, trackers, and
     compilers.
     """
-    born = _born_since(began_ns)
+    born = _born_since(ticks)
     for number, patience_s in ((signal.SIGTERM, _PATIENCE_S), (_KILL, _KILLED_S)):
         for pid in born:
             with suppress(OSError):  # it has just ended
@@ -49,23 +48,10 @@ def end_processes(began_ns: int) -> None:
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
-def _born_since(began_ns: int) -> list[int]:
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return []
-    # A tick earlier, as the system counts whole ones.
-    since_ns = began_ns + _boot_offset_ns() - 1_000_000_000 // TICKS
+def _born_since(ticks: int) -> list[int]:
     found = []
     for pid in descendants():
         with suppress(OSError, ValueError, IndexError):  # it has just ended
-            started_ns = int(fields_of(pid)[STARTED]) * 1_000_000_000 // TICKS
-            if started_ns >= since_ns and not helps(pid):
+            if int(fields_of(pid)[STARTED]) >= ticks and not helps(pid):
                 found.append(pid)
     return found
-
-
-def _boot_offset_ns() -> int:
-    """What the time since the boot is ahead of our clock.
-
-    The least of some readings: between the two of a pair, the thread may have to wait.
-    """
-    return min(int(-REAL.clock() + REAL.any_clock(time.CLOCK_BOOTTIME)) for _ in range(5))

@@ -260,6 +260,7 @@ def real_torch() -> SimpleNamespace:
         initialized=getattr(module, "is_initialized", lambda: True),
         capturing=getattr(module, "is_current_stream_capturing", lambda: False),
         devices=cache(getattr(module, "device_count", lambda: 1)),
+        empty=torch.empty,
         spin=getattr(module, "_sleep", None),
         in_use=getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True),
         in_backward=lambda: torch._C._current_graph_task_id() != -1,

@@ -1,21 +1,24 @@
 """Detect work that child processes do for a test, which the profiler of its own does not see.
 
 In a measured run they are asked to capture themselves: see `capture.children`. Of other ones,
-whether a child may have run torch is judged by what is known about it. A fork of this process has
-torch loaded. A program that was started must import torch first, which takes a while, and a running
-program can be inspected for what it has loaded. A DataLoader's workers are handled separately: see
-`analysis.work_elsewhere`.
+whether one may have run torch is judged by what is known about it. A fork of this process has torch
+loaded. A program that was started must load torch first, which takes a while: a thread looks which
+ones have (`Children.look`); where the system lists no processes, CPU time tells whether they can
+have. One that still runs at the end may load it yet if it is a Python or a shell. A DataLoader's
+workers are handled separately: see `analysis.work_elsewhere`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.capture.startup.arming import HELPERS
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -27,20 +30,30 @@ if TYPE_CHECKING:
 FORKED = because(Why.FORKED_WORK)
 
 #: Importing torch takes at least this much CPU time: 1.4 s on our machine, 0.5 s on the fastest.
-_IMPORT_S = 0.25
+_IMPORT_NS = 250_000_000
 #: CPU time above which a process has done work; a waiting one uses none.
 _WORKED_NS = 100_000
 #: Programs that never run torch, however long they take, by the last part of their names.
 _HARMLESS = late(
     r"(^|-)(git|hg|uname|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|lld|as|ar|nm|objdump|readelf|make|"
     r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget|"
-    r"pt_data_worker|pt_compile_worker)"
+    r"pt_data_worker|pt_helper)"
     r"(-?[\d.]+)?$"
 )
-#: torch's own processes that run no operators of a test, as named in their command lines.
-_TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
+#: Programs that can start a Python, or import torch, at any time.
+_MAY_LOAD = late(r"python|pypy|^(ba|da|z|k|fi)?sh$")
+#: One that has just been started may become another program.
+_SETTLED_NS = 300_000_000
+#: Whether the system lists processes, and when they started.
+_LISTED = hasattr(time, "CLOCK_BOOTTIME") and os.path.exists("/proc/self/stat")  # noqa: PTH110
 _DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
-_COMPILER = "pt_compile_worker"
+#: What a helper of Python or torch is called here, whatever its own name.
+_HELPER = "pt_helper"
+#: A server of forks, and what it has forked, which has the same command line.
+_FORKSERVER = "from multiprocessing.forkserver import"
+#: Of a process's fields after its name. Source: proc_pid_stat(5), whose numbers are larger by 3.
+#: Times are in ticks since the boot; where the stack begins tells a fork from another program.
+_PARENT, _GROUP, _SESSION, STARTED, _STACK = 1, 2, 3, 19, 25
 #: Loaded where multiprocessing has used a server of forks.
 _SERVER = "multiprocessing.popen_forkserver"
 #: A program started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
@@ -120,7 +133,12 @@ class Children:
         self.programs: list[str] = []
         self._ended_ns = 0
         self._alive: dict[int, int] = {}
-        self._names: dict[int, str] = {}
+        self._had_torch: dict[int, str] = {}
+        #: When it began, in the system's ticks since its boot.
+        self._since = 0
+        #: Names of new processes that have loaded torch, and known ones that do not count.
+        self._loaded: dict[int, str] = {}
+        self._workers: set[int] = set()
 
     def take(self) -> tuple[ChildTrace, ...]:
         """What was handed over, which is the caller's to close from now on."""
@@ -178,6 +196,7 @@ class Children:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def start(*args: Any, **options: Any) -> Any:
+            known = None
             with suppress(Exception):  # the original reports what cannot be started
                 path = args[0] if isinstance(args[0], (str, bytes, os.PathLike)) else args[0][0]
                 name = os.path.basename(os.fsdecode(path))  # noqa: PTH119
@@ -185,7 +204,10 @@ class Children:
                     self.programs.append(known or name)
                 if self._make_handover is not None and not _HARMLESS.search(known or name):
                     args = self._handed().told(args, name)
-            return original(*args, **options)
+            made = original(*args, **options)
+            if known == _WORKER:
+                self._workers.add(made)
+            return made
 
         _STARTS.add(start.__code__)
         return start
@@ -194,7 +216,39 @@ class Children:
         """Watch from here on."""
         self._ended_ns = _ended_ns()
         self._alive = descendants()
-        self._names = {pid: _name(pid) for pid in self._alive}
+        # They may end before they can be inspected.
+        self._had_torch = {pid: name for pid in self._alive if (name := _torch_in(pid))}
+        self._since = ticks_now()
+
+    def look(self) -> None:
+        """Note which programs that were started since `begin` have loaded torch."""
+        for pid in self._new():
+            if pid not in self._loaded and (name := _torch_in(pid)) is not None:
+                self._loaded[pid] = name
+
+    def _new(self) -> dict[int, list[bytes]]:
+        """Living programs that were started since `begin`, with their fields; not mere forks."""
+        if not (_LISTED and (self.forks or self.programs or self.ended or _has_children())):
+            return {}
+        folder = self._handover.folder if self._handover is not None else None
+        found = _started_since(self._since, os.fsencode(folder) if folder else None)
+        known = {*self._alive, *self._workers}
+        return {pid: fields for pid, fields in found.items() if pid not in known}
+
+    def _running(self, ours: frozenset[int]) -> list[str]:
+        """The names of new programs that are not among ``ours`` and may load torch yet."""
+        until = REAL.clock() + _SETTLED_NS
+        while True:
+            found, settles = [], False
+            for pid, fields in self._new().items():
+                if pid not in ours and fields[0] not in b"ZX" and not _HARMLESS.search(_name(pid)):
+                    with suppress(OSError):  # it has just ended, or belongs to another user
+                        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115, PTH119
+                        found += [program] if _MAY_LOAD.search(program) else []
+                    settles |= fields[0] in b"RD"
+            if found or not settles or REAL.clock() > until:
+                return found
+            REAL.sleep(0.01)
 
     @property
     def ended(self) -> bool:
@@ -215,27 +269,24 @@ class Children:
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
         ended -= found.cpu_ns if found is not None else 0
         used_ns = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
-        used_ns = {pid: ns for pid, ns in used_ns.items() if pid not in ours}
-        worked = [pid for pid, ns in used_ns.items() if ns > _WORKED_NS]
+        worked = {pid for pid, ns in used_ns.items() if ns > _WORKED_NS and pid not in ours}
         if self.forks > (found.forks if found is not None else 0) and (ended > 0 or worked):
             return FORKED
-        names = self.programs + [name for pid, name in self._names.items() if pid not in alive]
-        for name in found.programs if found is not None else ():
-            if name in names:
-                names.remove(name)
-        for pid in worked:
-            if _is_zombie(pid):  # it has ended too, and cannot be inspected
-                ended += used_ns[pid]
-                names.append(_name(pid))
-            elif (torchs := _torch_in(pid)) is not None:
-                return because(Why.PROGRAM_WORK, programs=(torchs,))
-        unknown = [name for name in names if not _HARMLESS.search(name)]
-        if ended > _IMPORT_S * 1e9 and (unknown or not names):
-            if not unknown:
-                # What has captured itself, or would have with torch, is accounted for.
-                return None if ours else because(Why.UNNAMED_PROGRAM_WORK)
+        self.look()
+        torchs = {pid: name for pid, name in self._loaded.items() if pid not in ours}
+        torchs |= {pid: name for pid in worked if (name := _torch_in(pid))}
+        over = {pid for pid in self._had_torch if pid not in alive or _is_zombie(pid)}
+        if ended > _WORKED_NS or over & worked:
+            torchs |= {pid: self._had_torch[pid] for pid in over}
+        if programs := [*torchs.values()] or self._running(ours):
+            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(programs)))
+        if _LISTED or ended < _IMPORT_NS:
+            return None
+        told = found.programs if found is not None else ()
+        unknown = [one for one in self.programs if not (_HARMLESS.search(one) or one in told)]
+        if unknown:
             return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
-        return None
+        return None if self.programs or ours else because(Why.UNNAMED_PROGRAM_WORK)
 
 
 def _nothing() -> None:
@@ -252,20 +303,14 @@ def _ended_ns() -> int:
 
 def descendants() -> dict[int, int]:
     """CPU time in ns of each living descendant, including that of its ended children."""
-    if REAL.waitid is None or REAL.any_clock is None:
-        return {}
-    try:
-        REAL.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # ChildProcessError: there are none, as usual
+    if REAL.any_clock is None or not _has_children():
         return {}
     me, found = REAL.getpid(), dict[int, int]()
-    parents = None if _lists_children(me) else _parents()
+    every = {} if _lists_children(me) else _processes()
     generation = {me}
     while generation:
-        if parents is None:
-            born = {child for pid in generation for child in _children_of(pid)}
-        else:
-            born = {pid for pid, parent in parents.items() if parent in generation}
+        born = {child for pid in generation for child in _children_of(pid)}
+        born |= {pid for pid, fields in every.items() if int(fields[_PARENT]) in generation}
         generation = born - set(found)
         for pid in generation:
             found[pid] = 0
@@ -273,6 +318,16 @@ def descendants() -> dict[int, int]:
                 ended = sum(int(ticks) for ticks in fields_of(pid)[13:15]) * 1_000_000_000 // TICKS
                 found[pid] = REAL.any_clock((~pid << 3) | 2) + ended  # its CPU clock
     return found
+
+
+def _has_children() -> bool:
+    if REAL.waitid is None:
+        return False
+    try:
+        REAL.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # ChildProcessError: there are none, as usual
+        return False
+    return True
 
 
 def fields_of(pid: int) -> list[bytes]:
@@ -297,14 +352,45 @@ def _children_of(pid: int) -> Iterator[int]:
                 yield from map(int, file.read().split())
 
 
-def _parents() -> dict[int, int]:
-    """The parent of each process: slow, and only for systems that do not list children."""
-    parents: dict[int, int] = {}
+def _processes() -> dict[int, list[bytes]]:
+    """The fields of each process, the oldest first: slow."""
+    found: dict[int, list[bytes]] = {}
     with suppress(OSError):
         for entry in filter(str.isdigit, REAL.listdir("/proc")):
             with suppress(OSError, ValueError, IndexError):  # it has just ended
-                parents[int(entry)] = int(fields_of(int(entry))[1])
-    return parents
+                fields = fields_of(int(entry))
+                int(fields[STARTED])
+                found[int(entry)] = fields
+    return dict(sorted(found.items(), key=lambda one: (int(one[1][STARTED]), one[0])))
+
+
+def ticks_now() -> int:
+    """The time since the boot, in the ticks that the system tells the start of a process in."""
+    return REAL.any_clock(time.CLOCK_BOOTTIME) * TICKS // 1_000_000_000 if _LISTED else 0
+
+
+def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
+    """Living programs that this process, or one that it has started, has started since then.
+
+    A parent that has ended no longer tells: such a program has ``mark`` in its environment, or is
+    in the session or the group of this process, and has a parent that is not.
+    """
+    every, related = _processes(), {REAL.getpid()}
+    mine, found = every.get(REAL.getpid()), dict[int, list[bytes]]()
+    for pid, fields in every.items():
+        above = every.get(int(fields[_PARENT]))
+        is_new = int(fields[STARTED]) >= since
+        if int(fields[_PARENT]) not in related:
+            if mine is None or not is_new:
+                continue
+            near = fields[_SESSION] == mine[_SESSION] or fields[_GROUP] == mine[_GROUP]
+            left = above is None or fields[_PARENT] == b"1" or above[_SESSION] != mine[_SESSION]
+            if not (near and left) and not (mark and mark in _read(pid, "environ")):
+                continue
+        related.add(pid)
+        if is_new and not (above and fields[_STACK] == above[_STACK]):
+            found[pid] = fields
+    return found
 
 
 _CHILDREN = -1  # resource.RUSAGE_CHILDREN, on every system
@@ -312,26 +398,33 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def _torch_in(pid: int) -> str | None:
-    """The name of a process that has torch loaded, or for which that is unknown."""
-    name = _name(pid)
-    try:
-        with REAL.open(f"/proc/{pid}/maps", "rb") as file:
-            loaded = b"libtorch" in file.read()
-    except OSError:  # it has just ended, or belongs to another user
+    """The name of a process that has torch loaded, but for a helper."""
+    if b"libtorch" not in _read(pid, "maps") or _HARMLESS.search(name := _name(pid)):
         return None
-    return name if loaded and not _HARMLESS.search(name) else None
+    return name
+
+
+def _read(pid: int, kind: str) -> bytes:
+    """What the system tells of a process; nothing if it has just ended or is another user's."""
+    with suppress(OSError), REAL.open(f"/proc/{pid}/{kind}", "rb") as file:
+        return bytes(file.read())
+    return b""
 
 
 def _name(pid: int) -> str:
-    """The name that a process gives itself."""
-    try:
-        with REAL.open(f"/proc/{pid}/comm", "rb") as file:
-            name = file.read().decode("utf-8", "replace").strip()
-        with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read()
-    except OSError:  # it has just ended
-        return _UNNAMED
-    return _COMPILER if any(own in command for own in _TORCHS_OWN) else name
+    """The name that a process gives itself, or what a helper is called here."""
+    name = _read(pid, "comm").decode("utf-8", "replace").strip()
+    return _HELPER if helps(pid) else name or _UNNAMED
+
+
+def helps(pid: int) -> bool:
+    """Whether it is a helper of Python or torch: a server of forks, a tracker, or a compiler."""
+    command = _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
+    if _FORKSERVER in command:  # or is it forked by one?
+        with suppress(OSError):
+            parent = int(fields_of(pid)[_PARENT])
+            return _FORKSERVER.encode() not in _read(parent, "cmdline")
+    return any(one in command for one in HELPERS)
 
 
 def _is_zombie(pid: int) -> bool:

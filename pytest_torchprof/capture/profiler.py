@@ -46,6 +46,7 @@ from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.unpatched import REAL, no_collection
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
+from pytest_torchprof.core.heap import blocks_apart
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.uncollected import others_froze
 from pytest_torchprof.trace.facts import Facts
@@ -61,6 +62,8 @@ OWN_PROFILER = because(Why.OWN_PROFILER)
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
+#: torch's records stay between the tensors of a block: holes of larger ones would never be filled.
+_APART_BYTES = 2**17
 
 
 class Capture:
@@ -68,7 +71,8 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine, and what the block itself ``needs``, is ended, see `Watchdog`. ``tracer``:
+    outgrows the machine, and what the block itself ``needs``, is ended, and other processes are
+    looked at, see `Watchdog`. ``tracer``:
     marks what runs; with one that does not measure, shapes and memory are not recorded.
     ``tensors``: the trace identifies tensors, which takes memory for each event. ``frozen``: other
     code of ours has frozen older objects.
@@ -101,7 +105,9 @@ class Capture:
         self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
         aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
-        self._watchdog = Watchdog(aside, needs=needs) if watchdog else None
+        self._children = Children(handover)
+        looks = self._children.look
+        self._watchdog = Watchdog(aside, needs=needs, looks=looks) if watchdog else None
         self._running = self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
@@ -113,7 +119,6 @@ class Capture:
         self._threads_at_work = Threads()
         self._started = StartedThreads()
         self._left = LeftThreads()
-        self._children = Children(handover)
         self._helpers, self._idle_kernels = helpers, idle_kernels
         self._elsewhere: Reason | None = None
         self._began = 0
@@ -140,6 +145,7 @@ class Capture:
         synchronize()
         look_for_graphs()  # the collector will not see them later
         with Undo() as undo:
+            undo.enter_context(blocks_apart(_APART_BYTES))
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)

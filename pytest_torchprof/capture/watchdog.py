@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.heap import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.structs import Frozen
@@ -24,6 +25,8 @@ LIMIT_OF_EVENTS = because(Why.LIMIT_OF_EVENTS)
 POSTPONED_BYTES = LIMIT_BYTES // 2
 #: What the end of a capture takes, as a multiple of what it has recorded, and as much again for us.
 _AT_THE_END = 12
+#: Of the memory that can be had, what may be free between pieces in use: other tests need some.
+_HOLES_SHARE = 4
 
 #: torch's profiler keeps 1,024 events a block. Source: AppendOnlyList in torch/csrc/profiler.
 _LARGEST_BLOCK_BYTES = 2**20
@@ -31,6 +34,8 @@ _LARGEST_BLOCK_BYTES = 2**20
 _INTERVAL_S = 0.02
 #: Between two looks into the heap, each of which holds up allocations.
 _LOOK_INTERVAL_S = 0.2
+#: Between two looks at other processes: less than torch takes to load; and for each one's own time.
+_LOOK_NS, _LOOK_SHARE = 50_000_000, 20
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 
 
@@ -116,19 +121,20 @@ class Growth:
         return NEED_UNKNOWN
 
 
-def growth_of(resident: int, before: Heap | None, now: Heap | None) -> int:
+def growth_of(resident: int, before: Heap | None, now: Heap | None, holes: int = 2**62) -> int:
     """Bytes by which what may be recorded events has grown, of ``resident`` bytes of growth.
 
-    The C library may leave much between the pieces in use, more while a capture's small ones hold
-    it. What it did not hand out, as other allocators do, counts in full. Blocks that are larger
-    than any of the profiler's are the test's own.
+    The C library may leave ``holes`` between the pieces in use, and more than these count. What it
+    did not hand out, as other allocators do, counts in full. Blocks that are larger than any of the
+    profiler's are the test's own.
     """
     if before is None or now is None:
         return resident
     blocks = max(now.mapped_blocks - before.mapped_blocks, 0)
     mapped = now.mapped_bytes - before.mapped_bytes
     large = max(mapped - blocks * _LARGEST_BLOCK_BYTES, 0)
-    return max(now.used_bytes - before.used_bytes, resident - now.free_bytes) - large
+    free = min(now.free_bytes, holes)
+    return max(now.used_bytes - before.used_bytes, resident - free) - large
 
 
 class Watchdog:
@@ -137,7 +143,8 @@ class Watchdog:
     Within a backward pass, the call waits for its end, as long as `POSTPONED_BYTES` allow. The
     limit is beyond what the test itself ``needs``. Where not all of this is known, growth is
     measured from the process's previous peak, as long as the machine's memory bears the end of such
-    a capture. Also once nobody waits for the capture: it is ``over``. Does nothing without
+    a capture. Also once holes between pieces in use take much of that memory, and once nobody waits
+    for the capture: it is ``over``. ``looks`` is called all the time. Does nothing without
     ``/proc``.
     """
 
@@ -146,8 +153,9 @@ class Watchdog:
         on_exceed: Callable[[], None],
         over: Callable[[], bool] = lambda: False,
         needs: Need = NEED_UNKNOWN,
+        looks: Callable[[], None] = lambda: None,
     ) -> None:
-        self._needs = needs
+        self._needs, self._looks = needs, looks
         self._called = self._is_urgent = False
         self._done = threading.Event()
         self._on_exceed, self._over = on_exceed, over
@@ -157,6 +165,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._start = 0
         self._heap: Heap | None = None
+        self._bearable_holes = 0
 
     def start(self) -> None:
         """Begin to watch."""
@@ -164,6 +173,7 @@ class Watchdog:
             return
         give_back_memory()  # else the capture fills that first, and the process does not grow
         self._start, self._heap = _resident_bytes(), heap_of_process()
+        self._bearable_holes = _available_bytes() // _HOLES_SHARE or 2**62
         self._thread = threading.Thread(target=self._watch, args=(self._limit(),), daemon=True)
         self._thread.start()
 
@@ -189,17 +199,26 @@ class Watchdog:
 
     def _watch(self, limit: int) -> None:
         interval_s = _INTERVAL_S
+        next_look = 0
         while not self._done.wait(interval_s):
+            if REAL.clock() >= next_look:
+                began = REAL.thread_clock()
+                with suppress(Exception):
+                    self._looks()
+                took = REAL.thread_clock() - began
+                next_look = REAL.clock() + max(_LOOK_NS, _LOOK_SHARE * took)
             is_over, interval_s = False, _INTERVAL_S
             with suppress(OSError):  # the test may replace the file system
                 resident = _resident_bytes() - self._start
                 if resident > limit:
-                    growth = growth_of(resident, self._heap, heap_of_process())
+                    heap = heap_of_process()
+                    growth = growth_of(resident, self._heap, heap, self._bearable_holes)
                     is_over, self._is_urgent = growth > limit, growth > limit + POSTPONED_BYTES
                     interval_s = _LOOK_INTERVAL_S
-            if is_over or self._over():
+            if (unwanted := self._over()) or is_over:
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
-                interval_s = _INTERVAL_S
+                # A process that waits in native code must not seem to work for later tests.
+                interval_s = 1.0 if unwanted else _INTERVAL_S
             if self._called:
                 return
 

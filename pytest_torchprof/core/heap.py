@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: The largest limit that glibc takes, on 64 bits, and the limit for trimming that it derives.
 _LARGEST: Final = 32 * 2**20
-#: While a trace is read, its text is the only block as large as this.
-_LARGE: Final = 2**20
 
 
 class Heap(NamedTuple):
@@ -61,14 +60,19 @@ def give_back_memory() -> None:
 
 
 @contextmanager
-def growing_apart() -> Iterator[None]:
-    """A large block that grows meanwhile is apart from the others, where the C library can (glibc).
+def blocks_apart(least: int) -> Iterator[None]:
+    """Blocks of at least so many bytes are apart from others meanwhile, where the C library can
+    (glibc).
 
-    It then grows in place. From the second one on, glibc would have it among the others, copy it as
-    it grows, and leave a hole of its size. Afterwards large blocks are among the others: columns
-    come and go, and pages that come anew take longer.
+    One that grows does so in place, and one that ends leaves no hole. Once glibc has seen a block
+    end, it would have those of its size among the others. Afterwards it does, as blocks that come
+    and go take longer apart. Does nothing if the user has set a limit.
     """
-    _place_apart(_LARGE)
+    set_by_user = "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
+    if set_by_user or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        yield
+        return
+    _place_apart(least)
     try:
         yield
     finally:

@@ -111,6 +111,7 @@ class Why(Enum):
     CHILD_WAS_KILLED = "child_was_killed"
     CHILD_USES_THREADS = "child_uses_threads"
     CHILD_ENDED_IN_THREAD = "child_ended_in_thread"
+    CHILD_FORKED_IN_TORCH = "child_forked_in_torch"
     CHILD_FORKED_WITH_DEVICE = "child_forked_with_device"
     OF_CHILD = "of_child"
     RANK_ENDED = "rank_ended"

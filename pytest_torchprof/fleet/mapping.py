@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
-from pytest_torchprof.core.heap import give_back_memory, growing_apart
+from pytest_torchprof.core.heap import blocks_apart, give_back_memory
 from pytest_torchprof.trace.jobs import JobFacts, job_facts
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of, require_regular
 from pytest_torchprof.trace.read import peek, read_trace
@@ -135,7 +135,7 @@ def _part(
 
 def _made(question: Question, source: Source, path: Path, progress: ReadProgress | None) -> Part:
     large = source.size > _LARGE_BYTES
-    with growing_apart() if large else nullcontext():
+    with blocks_apart(_LARGE_BYTES) if large else nullcontext():
         events = with_source(read_trace(path, progress=progress), source=source.shown)
     if large:
         give_back_memory()

@@ -22,6 +22,8 @@ OF_PROCESSES: Mapping[Why, str] = {
     Why.CHILD_WAS_KILLED: "{process} was ended before it could say what it did",
     Why.CHILD_USES_THREADS: "threads did work too, which is not recorded in a started process",
     Why.CHILD_ENDED_IN_THREAD: "it ended in another thread than it began in",
+    Why.CHILD_FORKED_IN_TORCH: "it could not be recorded: when it was forked, a thread held a lock "
+    "of torch that the profiler needs",
     Why.CHILD_FORKED_WITH_DEVICE: "it was forked while {device} was in use, which a forked process "
     "cannot use, nor end a session that records it: start it with the method spawn",
     Why.OF_CHILD: "{process}: {why}",

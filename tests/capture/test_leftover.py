@@ -11,7 +11,7 @@ import pytest
 
 from pytest_torchprof.capture.children import leftover
 from pytest_torchprof.capture.children.parent import is_alive
-from pytest_torchprof.capture.processes import descendants
+from pytest_torchprof.capture.processes import ticks_now
 from pytest_torchprof.capture.unpatched import REAL
 
 pytestmark = [
@@ -56,33 +56,18 @@ def test_those_of_the_run_are_ended_whatever_they_do_on_sigterm(
     monkeypatch.setattr(leftover, "_PATIENCE_S", 0.1)
     older = start(WAITS)
     REAL.sleep(0.05)  # more than the ticks by which the system counts
-    began_ns = REAL.clock()
+    began = ticks_now()
     hears, ignores = start(WAITS), start(IGNORES)
-    leftover.end_processes(began_ns)
+    leftover.end_processes(began)
     assert (-15, -9, None) == (hears.wait(60), ignores.wait(60), older.poll())
-
-
-def test_those_of_the_run_are_known_where_the_search_takes_long(
-    start: Callable[[str], Started], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow() -> Iterator[int]:
-        found = [*descendants()]
-        REAL.sleep(0.5)  # as on a machine with too much to do
-        yield from found
-
-    monkeypatch.setattr(leftover, "descendants", slow)
-    began_ns = REAL.clock()
-    program = start(WAITS)
-    leftover.end_processes(began_ns)
-    assert program.wait(60) == -15
 
 
 def test_helpers_stay_and_what_a_server_has_forked_does_not(
     start: Callable[[str], Started],
 ) -> None:
-    began_ns = REAL.clock()
+    began = ticks_now()
     server = start(SERVES + WAITS)
     (forked,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text("ascii").split()
-    leftover.end_processes(began_ns)
+    leftover.end_processes(began)
     assert server.poll() is None
     assert not is_alive(int(forked))

@@ -97,29 +97,6 @@ def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the
     assert ran.tests["test_large"]["reason"] == in_words(because(Why.LIMIT_OF_EVENTS))
 
 
-def test_memory_that_is_there_already_does_not_count() -> None:
-    calls: list[None] = []
-    dog = Watchdog(lambda: calls.append(None))
-    dog.start()
-    time.sleep(0.1)
-    dog.stop()
-    assert calls == []
-
-
-def test_growth_calls_once_in_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not watchdog._STATM.exists():
-        pytest.skip("this system has no /proc, so nothing is watched")
-    monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
-    calls: list[None] = []
-    dog = Watchdog(lambda: calls.append(None))
-    dog.start()
-    deadline = time.monotonic() + 60
-    while not calls and time.monotonic() < deadline:
-        time.sleep(0.01)
-    dog.stop()
-    assert calls == [None]
-
-
 def limit_after(peak: int, available: int, needs: Need, monkeypatch: Any) -> int:
     """By how many MiB a process of 100 MiB may grow, given its peak and the machine, in MiB."""
     for name, size in {"_resident": 100, "_peak": peak, "_available": available}.items():
@@ -198,6 +175,10 @@ def test_neither_what_is_free_between_pieces_in_use_nor_large_tensors_are_growth
     """In MiB."""
     old, new = map(in_bytes, (before, now))
     assert growth * 2**20 == growth_of(resident * 2**20, old, new)
+
+
+def test_holes_that_the_machine_does_not_bear_are_growth() -> None:
+    assert 600 == growth_of(900, Heap(500, 0), Heap(700, 800), holes=300)
 
 
 def test_the_heap_tells_what_it_handed_out() -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from support.sessions import accept, read_baseline, run
@@ -179,13 +181,6 @@ from concurrent.futures import ProcessPoolExecutor
 with ProcessPoolExecutor(1, mp_context=FORK) as pool: pool.submit(work).result()
 """,
         3,
-    ),
-    "becomes_another_program": (
-        """
-if (pid := os.fork()) == 0: os.execvp("true", ["true"])
-os.waitpid(pid, 0)
-""",
-        0,
     ),
 }
 
@@ -422,6 +417,20 @@ def test_a_started_python_runs_the_users_own_sitecustomize(users: bool, tmp_path
     assert f"{there} ['-c'] False False" == lines[-1]
     assert (["mine"] if users else []) == lines[:-1]
     assert [".seen"] == [one.suffix for one in tmp_path.iterdir() if one.name.startswith("1-")]
+
+
+def test_a_process_forked_while_a_thread_holds_a_lock_of_torch_runs_unrecorded(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever joins it without a timeout does not wait for ever."""
+    monkeypatch.setattr(
+        child, "real_torch", lambda: SimpleNamespace(empty=lambda _: Event().wait())
+    )
+    monkeypatch.setattr(child, "_UNLOCKED_S", 0.1)
+    pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(): start(work).join()")
+    ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
+    assert 1 == ran.outcomes["passed"]
+    assert "process 1: it could not be recorded" in ran.metric("flops", "test_it")["reason"]
 
 
 def test_a_process_forked_while_a_device_is_in_use_is_not_captured(

@@ -17,7 +17,7 @@ from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import in_words
 
-FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED, THREAD_LEFT = (
+FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, THREAD_LEFT = (
     in_words(because(why))
     for why in (
         Why.FORKED_WORK,
@@ -25,7 +25,6 @@ FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED, THREAD_LEFT =
         Why.DATALOADER_WORKERS,
         Why.POOL_WORK,
         Why.THREADS_WORK,
-        Why.UNNAMED_PROGRAM_WORK,
         Why.THREAD_LEFT,
     )
 )
@@ -74,82 +73,6 @@ WORKING = f"""{HEAD}
             def __init__(self): self.me = self
             def __del__(self): work()
         Cycle()
-"""
-HARMLESS = f"""{HEAD}
-    def test_git():
-        X @ X
-        subprocess.run(["git", "--version"])
-
-    def test_python_without_torch():
-        X @ X
-        subprocess.run([sys.executable, "-c", "print(1)"], preexec_fn=os.getpid)
-
-    def test_system():
-        X @ X
-        os.system("true")
-
-    def test_cycle_without_operators():
-        X @ X
-        cycle = [X + X]
-        cycle.append(cycle)
-
-    def test_idle_child(sleeper):
-        X @ X
-
-    @pytest.fixture
-    def sleeper():
-        child = subprocess.Popen(["sleep", "60"])
-        yield
-        child.kill()
-        child.wait()
-"""
-#: A child that has worked for as long as an import of torch takes, and has not imported it.
-LONG = f"""{HEAD}
-    import signal, time
-
-    pytestmark = pytest.mark.torchprof(warmup=0, rounds=0)
-    CODE = "import time\\nwhile time.process_time() < 0.35: pass\\nprint(1, flush=True)"
-    COMMAND = [sys.executable, "-ISc", CODE]
-    WAITING = [sys.executable, "-ISc", "input();" + "exec(" + repr(CODE) + ");input()"]
-    PIPES = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    @pytest.fixture
-    def child():
-        with subprocess.Popen(WAITING, **PIPES) as child:
-            yield child
-            child.kill()
-
-    def test_system():
-        os.system(f"{{sys.executable}} -ISc '{{CODE}}'")
-
-    def test_posix_spawn():
-        os.waitpid(os.posix_spawn(sys.executable, COMMAND, os.environ), 0)
-
-    def test_without_close_fds():
-        subprocess.run(COMMAND, close_fds=False)
-
-    def test_spawn():
-        os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-ISc", "1"])
-
-    def test_child_from_before(child):
-        child.stdin.write(b"1\\n")
-        child.stdout.readline()
-        child.stdin.write(b"1\\n")
-        child.wait()
-
-    def test_zombie(child):
-        child.stdin.write(b"1\\n")
-        child.stdout.readline()
-        child.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-
-    @pytest.mark.torchprof(warmup=1, rounds=0)  # its threads need another run
-    def test_dataloader():
-        X @ X
-        class Rows(torch.utils.data.Dataset):
-            def __len__(self): return 1
-            def __getitem__(self, i): exec(CODE.replace("time.process", "time.thread")); return i
-        list(torch.utils.data.DataLoader(Rows(), num_workers=1))
 """
 THREADS = f"""{HEAD}
     def test_low_level():
@@ -331,37 +254,6 @@ def test_work_of_other_processes_and_of_finalizers_is_not_measured(
         row = ran.metric(name, "test_fork")
         assert (None, "not_measured", FORKED) == (row["value"], row["status"], row["reason"])
     assert "budget max_flops not checked: " + FORKED in ran.out
-
-
-@pytest.mark.thorough
-@linux
-def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=HARMLESS)
-    ran = run(pytester, "--torchprof")
-    values = {test["metrics"]["flops"]["value"] for test in ran.tests.values()}
-    assert ({2 * 64**3}, 5) == (values, len(ran.tests)), ran.out
-    assert {None} == {test["reason"] for test in ran.tests.values()}
-
-
-@linux
-@pytest.mark.thorough
-def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(test_it=LONG)
-    ran = run(pytester, "--torchprof")
-    tests = dict(ran.tests)
-    loader = tests.pop("test_dataloader")
-    if sees_threads():  # it has a queue's
-        assert loader["metrics"]["flops"]["value"] is not None, ran.out
-    else:
-        assert NO_THREADS == loader["reason"]
-    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in tests.items()}
-    assert FORKED == reasons.pop("test_spawn")
-    assert reasons.pop("test_system") == UNNAMED
-    assert 4 == len(reasons)
-    for name, reason in reasons.items():
-        assert (reason or "").startswith(STARTED.format("python")), (name, reason)
 
 
 @pytest.mark.thorough

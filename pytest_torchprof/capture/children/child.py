@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pytest_torchprof.capture.children.protocol import JOB, Done, Job, write
 from pytest_torchprof.capture.children.termination import on_termination
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.lines import LineTracer
-from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet
+from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet, real_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.process_groups import described_groups
@@ -35,6 +36,9 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.facts import Facts
 
 _DATALOADER = "torch.utils.data._utils.worker"
+
+#: A lock that is free is had by then, also on a busy machine.
+_UNLOCKED_S = 5.0
 
 #: The capture of this process, if it has one: its end is found through it.
 HERE: list[Child] = []
@@ -104,6 +108,7 @@ class Child:
             if (device := accelerator()) is not None:
                 # Ending its session would call CUDA, which does not work in a forked process.
                 raise NotCapturedError(because(Why.CHILD_FORKED_WITH_DEVICE, device=device))
+            _require_unlocked()
             disable()  # the session of the process that it was forked from
         else:
             watch_forks()
@@ -154,15 +159,21 @@ class Child:
             original(status)
 
         def replaced(path: Any, args: Any) -> None:
-            self.end()
+            self._becomes_another()
             execv(path, args)
 
         def replaced_with(path: Any, args: Any, env: Any) -> None:
-            self.end()
+            self._becomes_another()
             execve(path, args, env)
 
         os._exit = leave  # type: ignore[assignment]
         os.execv, os.execve = replaced, replaced_with  # type: ignore[assignment]
+
+    def _becomes_another(self) -> None:
+        with suppress(OSError):
+            if REAL.getpid() == self._pid:
+                self._file("execs").touch(0o600)
+        self.end()
 
     def _watch_rank(self) -> None:
         """Note the rank when the default group is made: at the end, it is often gone."""
@@ -244,6 +255,24 @@ def _reason_of(error: Exception) -> Reason:
         if isinstance(found, Reason):
             return found
     return because(Why.ERROR, message=f"{type(error).__name__}: {error}")
+
+
+def _require_unlocked() -> None:
+    """Raise if a thread that this process was forked without holds a lock of torch for ever.
+
+    The first operator of a thread waits for the lock of torch's callbacks, as does our start.
+    """
+    passed = threading.Event()
+
+    def touch() -> None:
+        real_torch().empty(0)
+        passed.set()
+
+    thread = REAL.thread(target=touch, daemon=True)
+    thread.start()
+    if not passed.wait(_UNLOCKED_S):
+        raise NotCapturedError(because(Why.CHILD_FORKED_IN_TORCH))
+    thread.join()  # it would seem to work for the test
 
 
 def _is_dataloader_worker() -> bool:

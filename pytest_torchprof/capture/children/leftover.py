@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from typing import Any
 
 from pytest_torchprof.capture.children.parent import is_alive
-from pytest_torchprof.capture.processes import TICKS, descendants, fields_of
-from pytest_torchprof.capture.startup.arming import HELPERS
+from pytest_torchprof.capture.processes import STARTED, descendants, fields_of, helps
 from pytest_torchprof.capture.unpatched import REAL
 
 #: A process that does not end upon SIGTERM by then is killed. In ours, a thread ends one that waits
@@ -24,20 +22,15 @@ _PATIENCE_S = 2.0
 #: The system ends a killed process soon.
 _KILLED_S = 1.0
 _POLL_S = 0.01
-#: Of a process's fields after its name: its parent, and when it started, in ticks since the boot.
-#: Source: proc_pid_stat(5), fields 4 and 22.
-_PARENT, _STARTED = 1, 19
-#: A server of forks, and what it has forked, which has the same command line.
-_SERVER = "from multiprocessing.forkserver import"
 
 
-def end_processes(began_ns: int) -> None:
-    """End the descendants that were started since then, by our clock; on Linux.
+def end_processes(ticks: int) -> None:
+    """End the descendants that were started since then, see `ticks_now`; on Linux.
 
     Helpers of Python and torch stay, as they serve later tests: servers of forks, trackers, and
     compilers.
     """
-    born = _born_since(began_ns)
+    born = _born_since(ticks)
     for number, patience_s in ((signal.SIGTERM, _PATIENCE_S), (_KILL, _KILLED_S)):
         for pid in born:
             with suppress(OSError):  # it has just ended
@@ -55,36 +48,10 @@ def end_processes(began_ns: int) -> None:
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
-def _born_since(began_ns: int) -> list[int]:
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return []
-    # A tick earlier, as the system counts whole ones.
-    since_ns = began_ns + _boot_offset_ns() - 1_000_000_000 // TICKS
+def _born_since(ticks: int) -> list[int]:
     found = []
     for pid in descendants():
         with suppress(OSError, ValueError, IndexError):  # it has just ended
-            fields = fields_of(pid)
-            started_ns = int(fields[_STARTED]) * 1_000_000_000 // TICKS
-            if started_ns >= since_ns and not _helps(pid, int(fields[_PARENT])):
+            if int(fields_of(pid)[STARTED]) >= ticks and not helps(pid):
                 found.append(pid)
     return found
-
-
-def _boot_offset_ns() -> int:
-    """What the time since the boot is ahead of our clock.
-
-    The least of some readings: between the two of a pair, the thread may have to wait.
-    """
-    return min(int(-REAL.clock() + REAL.any_clock(time.CLOCK_BOOTTIME)) for _ in range(5))
-
-
-def _helps(pid: int, parent: int) -> bool:
-    command = _command_of(pid)
-    if _SERVER in command:
-        return _SERVER not in _command_of(parent)
-    return any(one in command for one in HELPERS)
-
-
-def _command_of(pid: int) -> str:
-    with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
-        return str(file.read().replace(b"\0", b" "), "utf-8", "replace")

@@ -67,9 +67,9 @@ class ChildTrace(Frozen, frozen=True):
 class Collected(NamedTuple):
     """What was handed over.
 
-    ``lost`` says why something is missing. ``pids`` are processes that are accounted for, of which
-    ``forks`` were forked by the test's process, and ``programs`` are the names of the others;
-    ``cpu_ns`` is the CPU time of those that have ended.
+    ``lost`` says why something is missing. ``pids`` are processes that are accounted for. Of those
+    that would have handed over, ``forks`` were forked by the test's process, and ``programs`` are
+    the names of the others; ``cpu_ns`` is the CPU time of those that have ended.
     """
 
     traces: tuple[ChildTrace, ...]
@@ -94,7 +94,7 @@ class Handover:
 
     def __init__(self, job: Callable[[], Job]) -> None:
         self._job = job
-        self._folder: Path | None = None
+        self.folder: Path | None = None
         self._last = 0
         self._pid = REAL.getpid()
         self._prefix = ""
@@ -170,16 +170,16 @@ class Handover:
         return f"{self._prefix}{self._last}"
 
     def _folder_now(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="torchprof-processes-"))
-            write(self._folder / JOB, self._job())
-        return self._folder
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="torchprof-processes-"))
+            write(self.folder / JOB, self._job())
+        return self.folder
 
     # ---------------------------------------------------------------- once the region is over
 
     def collect(self) -> Collected | None:
         """What was handed over; None if no process was started."""
-        if self._folder is None or REAL.getpid() != self._pid:
+        if self.folder is None or REAL.getpid() != self._pid:
             return None
         processes = self._settled()
         lost: list[Reason] = []
@@ -203,7 +203,7 @@ class Handover:
         return Collected(
             tuple(traces),
             several or next(iter(lost), None),
-            frozenset(one.pid for one in processes),
+            frozenset(one.pid for one in processes if one.kinds & {"done", "execs"} == {"done"}),
             sum(1 for name in names if name is None),
             tuple(name for name in names if name is not None),
             cpu_ns,
@@ -224,9 +224,9 @@ class Handover:
             REAL.sleep(_POLL_S)
 
     def _processes(self) -> list[_Process]:
-        assert self._folder is not None  # noqa: S101 - by callers
+        assert self.folder is not None  # noqa: S101 - by callers
         found: dict[str, set[str]] = {}
-        for name in REAL.listdir(self._folder):
+        for name in REAL.listdir(self.folder):
             number, dash, rest = name.partition("-")
             if not dash or name.startswith("."):
                 continue
@@ -245,18 +245,18 @@ class Handover:
 
     def _read(self, one: _Process, label: str) -> Reason | tuple[Done, ChildTrace | None]:
         """How it ended, and its trace; or why its numbers are unknown."""
-        assert self._folder is not None  # noqa: S101 - by callers
+        assert self.folder is not None  # noqa: S101 - by callers
         if "done" not in one.kinds:
             why = Why.CHILD_RUNS_ON if is_alive(one.pid) else Why.CHILD_WAS_KILLED
             return because(why, process=label)
         try:
-            done = msgspec.json.decode((self._folder / f"{one.stem}.done").read_bytes(), type=Done)
+            done = msgspec.json.decode((self.folder / f"{one.stem}.done").read_bytes(), type=Done)
             if done.aside:
                 return done, None
             label = label if done.rank is None else f"rank {done.rank}"
             if done.reason is not None:
                 return because(Why.OF_CHILD, process=label, why=done.reason)
-            path = self._folder / f"{one.stem}.pt.trace.json"
+            path = self.folder / f"{one.stem}.pt.trace.json"
             trace = parse_trace(path.read_bytes(), source=str(path))
             if trace.region is None:
                 return because(Why.OF_CHILD, process=label, why=because(Why.NOTHING_RECORDED))
@@ -267,8 +267,8 @@ class Handover:
 
     def close(self) -> None:
         """Remove the folder; a process that has not ended hands nothing over any more."""
-        if self._folder is not None and REAL.getpid() == self._pid:
-            folder, self._folder = self._folder, None
+        if self.folder is not None and REAL.getpid() == self._pid:
+            folder, self.folder = self.folder, None
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,10 +2,11 @@
 
 In a private folder of the measured run: ``job.json`` from the test's process, and from each other
 process ``NUMBER-PID.seen`` (a Python that would capture itself, if it imports torch),
-``NUMBER-PID.begun`` (its capture has begun), ``NUMBER-PID.ending`` (it is ending) and
-``NUMBER-PID.done`` (it has ended, with its trace in ``NUMBER-PID.pt.trace.json``, or the reason why
-there is none). Numbers count the processes that the test's process starts, from 1, so that they are
-the same in each run; of a process that is started by another one, both numbers, as in ``1.2``.
+``NUMBER-PID.begun`` (its capture has begun), ``NUMBER-PID.execs`` (it becomes another program),
+``NUMBER-PID.ending`` (it is ending) and ``NUMBER-PID.done`` (it has ended, with its trace in
+``NUMBER-PID.pt.trace.json``, or the reason why there is none). Numbers count the processes that the
+test's process starts, from 1, so that they are the same in each run; of a process that is started
+by another one, both numbers, as in ``1.2``.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from typing import Any
 #: runs none either: the processes that it forks are told by their parent.
 HELPERS = (
     "from multiprocessing.forkserver import",
-    "from multiprocessing.resource_tracker import",
-    "from multiprocessing.semaphore_tracker import",
+    "resource_tracker import main",
+    "semaphore_tracker import main",
+    "torch_shm_manager",
     "torch._inductor.compile_worker",
     "_inductor/compile_worker",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.limited import Limited
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.processes import ticks_now
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT, in_words
 from pytest_torchprof.session.isolation.time_limits import timeout_of
@@ -57,7 +57,7 @@ class Deadline:
         self.interrupted: str | None = None
         #: Whether the last run has failed; what it has started is ended after its teardown.
         self._failed = False
-        self._began_ns = 0
+        self._began = 0
         self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
         self.limit_s = LEAST_S + TIMES * first_s
         if (theirs := timeout_of(item)) is not None:
@@ -74,7 +74,7 @@ class Deadline:
         """
         what = _RUN_NAMES.get(kind, kind)
         if kind:
-            self._began_ns, self._failed = REAL.clock(), True
+            self._began, self._failed = ticks_now(), True
         try:
             self._limited(what, function, self.limit_s + more_s)
             self._failed &= not kind
@@ -98,7 +98,7 @@ class Deadline:
     def _end_processes(self) -> None:
         from pytest_torchprof.capture.children.leftover import end_processes
 
-        end_processes(self._began_ns)
+        end_processes(self._began)
 
     def _limited(self, what: str, function: Callable[[], None], limit_s: float) -> None:
         call = self._calls.get(what)

@@ -121,7 +121,7 @@ class Run:
                 threads=self.gatherer.plan.threads,
                 first=self.first,
                 everywhere=self._like == "threads",
-                watchdog=self._is_long,
+                watchdog=self._is_long or self.first,
                 needs=self.gatherer.rounds.needs,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,

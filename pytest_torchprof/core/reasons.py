@@ -159,7 +159,6 @@ class Why(Enum):
     MAYBE_META = "maybe_meta"
     KEPT_BY_PARTS = "kept_by_parts"
     CHIPS_DIFFER = "chips_differ"
-    CHIP_NOT_KEPT = "chip_not_kept"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"
@@ -208,6 +207,7 @@ class Why(Enum):
     NO_PRODUCT = "no_product"
     # compared with the baseline
     CHANGED = "changed"
+    CHANGED_BY = "changed_by"
     MORE_MATCHES = "more_matches"
     GRADIENTS_ADD_UP = "gradients_add_up"
     FEWER_ZERO_GRADS = "fewer_zero_grads"
@@ -225,6 +225,9 @@ class Why(Enum):
     FEW_ROUNDS = "few_rounds"
     OTHER_MACHINE = "other_machine"
     OTHER_CPU = "other_cpu"
+    OTHER_ENVIRONMENT = "other_environment"
+    SLOWER_WITH_LESS = "slower_with_less"
+    ORDER_CHANGED = "order_changed"
     WORKERS_CONTEND = "workers_contend"
     MACHINE_BUSY = "machine_busy"
     OTHERS_BUSY = "others_busy"

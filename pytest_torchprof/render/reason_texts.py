@@ -285,6 +285,19 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_PRODUCT: ("no product ran in the profiled run; " + _KEEPS),
     # compared with the baseline
     Why.CHANGED: "{name} {before} → {now}",
+    Why.CHANGED_BY: "{name} {before:{unit}} → {now:{unit}}",
+    Why.SLOWER_WITH_LESS: (
+        "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}, and times only "
+        "advise"
+    ),
+    Why.ORDER_CHANGED: (
+        "the same operators moved the same bytes and only the peak differs, so their order changed "
+        "(that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
+    ),
+    Why.OTHER_ENVIRONMENT: (
+        "no baseline of {here}, but of {accepted}, against which {changes:, }: pytest --accept "
+        "accepts those of here, too"
+    ),
     Why.MORE_MATCHES: "{rules:, }",
     Why.GRADIENTS_ADD_UP: (
         "gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"

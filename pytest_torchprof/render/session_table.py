@@ -286,7 +286,7 @@ def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
     times = (v for v in record.metrics.values() if metric_of(v).klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
-    return dict.fromkeys(f"time: {in_words(reason)}" for reason in checked)
+    return dict.fromkeys(f"time: {in_words(why)}" for why in checked if why != record.reason)
 
 
 def _several(names: Sequence[str]) -> str:

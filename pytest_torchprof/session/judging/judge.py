@@ -66,7 +66,9 @@ class Judge:
         self.traces = KeptTraces(settings)
         self._roots = Roots(root)
         self._compared: Compared | None = None
-        self._terms = Terms(settings.time, settings.strict, settings.accept, contended=is_worker)
+        self._terms = Terms(
+            settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
+        )
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
 
     def judge(

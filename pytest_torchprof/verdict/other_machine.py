@@ -1,4 +1,4 @@
-"""Numbers that were accepted on a CPU with another instruction set only advise."""
+"""Numbers of a CPU with another instruction set, or of another chip, only advise."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def other_cpu(measured: Measured, baseline: Baseline | None) -> Reason | None:
     if accepted is None or measured.cpu_capability in accepted.split(CPU_SEPARATOR):
         return None
     return because(Why.OTHER_CPU, accepted=accepted, here=measured.cpu_capability)
+
+
+def other_chip(measured: Measured, baseline: Baseline | None) -> Reason | None:
+    """Why estimates for a chip are not comparable with the baseline; None if they are."""
+    accepted, here = baseline.chip if baseline is not None else None, measured.trace.facts.chip
+    if accepted is None or here is None or accepted == here:
+        return None
+    return because(Why.OTHER_CHIP, accepted=accepted, here=here)
 
 
 def varies_by_cpu(metric: Metric) -> bool:

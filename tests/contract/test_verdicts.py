@@ -1,0 +1,145 @@
+"""What a change means: red, improved, advice, or as accepted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ACCEPT, CHECK = ("--accept",), ("--torchprof", "--torchprof-json=r.json")
+
+
+def session(pytester: pytest.Pytester, source: str, *options: str) -> tuple[Any, dict[str, Any]]:
+    """The result of a session over this test file, and its report of the last test."""
+    pytester.makepyfile(test_it=source)
+    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    report = Path("r.json")
+    return found, json.loads(report.read_text())["tests"][-1] if report.exists() else {}
+
+
+KEPT = """
+    import torch
+
+    def test_it(torchprof):
+        with torchprof("part"):
+            kept = torch.empty({size}, dtype=torch.uint8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("accepted", "now", "tolerance", "status"),
+    [
+        (100, 612, "", "ok"),  # 512 B more
+        (100, 613, "", "regressed"),
+        (613, 100, "", "improved"),
+        (1_000_000, 1_001_000, "", "ok"),  # 0.1 % more
+        (1_000_000, 1_001_001, "", "regressed"),
+        (1_000_000, 1_001_001, "*_bytes: 1 KiB", "ok"),
+        (1_000_000, 1_010_000, "*_bytes: 1 %", "ok"),
+        (1_000_000, 1_010_001, "*_bytes: 1 %", "regressed"),
+        (1_000_000, 1_000_001, "*_bytes: 0 %", "regressed"),
+    ],
+)
+def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
+    pytester: pytest.Pytester, accepted: int, now: int, tolerance: str, status: str
+) -> None:
+    """The same for a region, and accepting keeps what is within the tolerance."""
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {tolerance}")
+    session(pytester, KEPT.format(size=accepted), *ACCEPT)
+    (file,) = Path("__torchprof__").glob("*.json")
+    before = file.read_text()
+    found, test = session(pytester, KEPT.format(size=now), *CHECK)
+    assert (status, status == "regressed") == (test["status"], found.ret == 1)
+    for part in (test, test["regions"]["part"]):
+        for name in ("peak_cpu_bytes", "allocated_cpu_bytes"):
+            assert (status, now) == (
+                part["metrics"][name]["status"],
+                part["metrics"][name]["value"],
+            )
+    session(pytester, KEPT.format(size=now), *ACCEPT)
+    assert (status == "ok") == (before == file.read_text())
+
+
+def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
+    marked = KEPT.replace("def", "@__import__('pytest').mark.max_peak_cpu_bytes(100)\n    def")
+    assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1]["status"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("peek_cpu_bytes: 1 %", "*no such metric*did you mean peak_cpu_bytes*"),
+        ("flops: 4 KiB", "*no such metric of this unit*"),
+        ("ops: -1 %", "*negative*"),
+        ("ops", "*'ops' is no tolerance*METRIC_GLOB: 1 %*"),
+    ],
+)
+def test_a_wrong_tolerance_is_a_usage_error(
+    pytester: pytest.Pytester, line: str, said: str
+) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
+    found, _ = session(pytester, KEPT.format(size=1), *CHECK)
+    found.stderr.fnmatch_lines([said])
+
+
+ORDER = """
+    import torch
+
+    def test_it():
+        parts = []
+        for size in {sizes}:
+            parts.append(torch.ones(size) * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("accepted", "now", "status"),
+    [
+        ((9000, 1000), (1000, 9000), "regressed"),  # 10,000 + 1,000 floats → 19,000
+        ((50_000, 45_000), (45_000, 50_000), "ok"),  # 140,000 → 145,000
+        ((45_000, 50_000), (50_000, 45_000), "ok"),
+        ((50_000, 45_000), (50_000, 50_000), "regressed"),  # not the same bytes
+    ],
+)
+def test_another_order_of_the_same_operators_only_advises_on_the_peak_up_to_a_tenth(
+    pytester: pytest.Pytester, accepted: Any, now: Any, status: str
+) -> None:
+    session(pytester, ORDER.format(sizes=accepted), *ACCEPT)
+    found, test = session(pytester, ORDER.format(sizes=now), *CHECK, "--torchprof-strict")
+    assert (status, status == "regressed") == (test["status"], found.ret == 1)
+    if status == "ok":
+        assert "advisory" == test["metrics"]["peak_cpu_bytes"]["status"]
+        found.stdout.fnmatch_lines(["the same operators*only the peak*PYTHONHASHSEED*test_it*"])
+
+
+LESS = """
+    import time, torch
+
+    def test_it(torchprof):
+        with torchprof("part"):
+            for _ in range({runs}):
+                torch.ones(8) + 1
+        end = time.process_time() + {seconds}
+        while time.process_time() < end:
+            pass
+"""
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0.01, "improved"), (0.2, "ok")])
+def test_less_work_is_no_improvement_if_it_takes_longer(
+    pytester: pytest.Pytester, seconds: float, status: str
+) -> None:
+    """The time is said in words, old → new, in every report, and strict mode does not fail it."""
+    session(pytester, LESS.format(runs=3, seconds=0.02), *ACCEPT)
+    options = (*CHECK, "--torchprof-strict", "--torchprof-markdown=r.md", "--torchprof-html=r.html")
+    found, test = session(pytester, LESS.format(runs=2, seconds=seconds), *options)
+    ops = [part["metrics"]["ops"]["status"] for part in (test, test["regions"]["part"])]
+    assert (status, [status] * 2, status == "improved") == (test["status"], ops, found.ret == 1)
+    if status == "ok":
+        said = "less work, but slower, so not improved: wall_ms "
+        assert test["reason"].startswith(said)
+        found.stdout.fnmatch_lines([f"{said}* → *test_it*"])
+        for file in ("r.md", "r.html"):
+            assert "less work, but slower" in Path(file).read_text()

@@ -189,6 +189,7 @@ class Why(Enum):
     MODULES_RUN_DIFFERS = "modules_run_differs"
     NO_MODULES_RUN = "no_modules_run"
     SCOPE_DID_NOT_RUN = "scope_did_not_run"
+    SCOPE_UNKNOWN = "scope_unknown"
     SCOPE_DID_NOT_RUN_NEAR = "scope_did_not_run_near"
     REGION_NOT_TIMED = "region_not_timed"
     LAPS_NOT_TIMED = "laps_not_timed"

@@ -255,6 +255,10 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.NO_MODULES_RUN: "the test failed before the run in which modules are marked",
     Why.SCOPE_DID_NOT_RUN: "{scope} {name} did not run in the measured region",
+    Why.SCOPE_UNKNOWN: (
+        "{scope} {name} did not run, and nothing that could run here has this name (similar: "
+        "{near:, })"
+    ),
     Why.SCOPE_DID_NOT_RUN_NEAR: (
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     ),

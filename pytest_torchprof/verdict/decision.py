@@ -21,6 +21,7 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.verdict.other_machine import explains_not, varies_by_cpu
@@ -45,7 +46,8 @@ _ORDER_SHARE = 0.1
 
 _NO_LIMITS = Budget("")
 #: Nothing of its name ran, or nothing was recorded there.
-_NOT_RUN = DID_NOT_RUN | {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
+_NOT_RUN = DID_NOT_RUN - {Why.SCOPE_UNKNOWN}
+_NOT_RUN |= {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
 
 
 class Policy(Frozen, frozen=True):
@@ -134,7 +136,7 @@ def compare(
         value = profile.scoped.get(budget.label, MissingValue(because(Why.WAS_NOT_MEASURED)))
         if budget.source and isinstance(value, MissingValue) and value.reason.why in _NOT_RUN:
             continue  # a limit of the project is for the tests in which that part runs
-        verdicts.append(_scoped(row_of(budget.metric, profile.own), budget, value))
+        verdicts.append(_scoped(row_of(budget.metric, profile.own), budget, value, baseline))
     verdicts = with_own([*verdicts, *refused], profile.own)
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
@@ -264,15 +266,27 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
 
-def _scoped(metric: Metric, budget: Budget, value: Value) -> Verdict:
+def _scoped(metric: Metric, budget: Budget, value: Value, baseline: Baseline | None) -> Verdict:
     if isinstance(value, MissingValue):
         verdict = _unmeasured(metric, value, None, budget)
-        if value.reason.why in DID_NOT_RUN and (budget.least is not None or budget.limit == 0):
-            # What did not run has reached nothing, and exceeded nothing.
-            verdict = replace(verdict, status="ok" if budget.least is None else "over_budget")
+        if value.reason.why in DID_NOT_RUN:
+            # What did not run has reached nothing, and exceeded nothing, if it ever ran.
+            if budget.least is not None:
+                verdict = replace(verdict, status="over_budget")
+            elif budget.limit == 0 and _has_run(budget, baseline):
+                verdict = replace(verdict, status="ok")
         return replace(verdict, scope=budget)
     verdict = _limited(budget, value, None)
     return replace(verdict, scope=budget)
+
+
+def _has_run(budget: Budget, baseline: Baseline | None) -> bool:
+    """Whether the part that the budget names ran when the test was accepted."""
+    if baseline is None or budget.part is None:
+        return False
+    how, what = budget.part
+    known = {"op": baseline.operators, "kernel": baseline.kernels, "region": baseline.regions}
+    return any(is_of_name(what, name) for name in known.get(how, ()))
 
 
 def _limited(budget: Budget, value: Number, accepted: Number | None) -> Verdict:

@@ -35,7 +35,6 @@ from pytest_torchprof.verdict.decision import (
     slower_with_less,
     status_of,
 )
-from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.notes import not_compared, swapped_operators
 from pytest_torchprof.verdict.other_machine import other_chip, other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
@@ -370,12 +369,13 @@ def _accepts(
 
 def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline | None) -> Baseline:
     """The metrics, operators and kernels to accept; a value within its tolerance stays."""
-    within = {
-        v.metric: v.baseline
+    near = {
+        v.metric: v
         for v in verdicts
         if v.baseline is not None and not isinstance(v.value, MissingValue)
         if alike(v.baseline, v.value, v.tolerance, v.margin)
     }
+    within = {name: v.baseline for name, v in near.items() if v.baseline is not None}
     metrics = {
         key: within.get(key, value)
         for key, value in profile.metrics.items()
@@ -394,19 +394,19 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline |
     before = accepted.operators if accepted is not None else {}
     operators = {
         name: {
-            column: _kept(column, n, before.get(name, {}).get(column)) for column, n in row.items()
+            column: _kept(n, before.get(name, {}).get(column), near.get(column))
+            for column, n in row.items()
         }
         for name, row in stored_operators(profile.operators).items()
     }
     return Baseline(metrics, operators, dict(profile.kernels), own=own)
 
 
-def _kept(column: str, value: int, accepted: Number | None) -> int:
-    """An operator's number; the accepted one, as of the metric, if it is within its tolerance."""
-    metric = METRICS.get(column)
-    if metric is None or accepted is None:
+def _kept(value: int, accepted: int | None, near: Verdict | None) -> int:
+    """An operator's part of a metric; the accepted one, if both are within the tolerance."""
+    if accepted is None or near is None:
         return value
-    return int(accepted) if alike(accepted, value, metric.tolerance, metric.margin) else value
+    return accepted if alike(accepted, value, near.tolerance, near.margin) else value
 
 
 def _own_times(region: Profile) -> dict[str, Number]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - once, before an inner session forgets what it imports
 
+#: Plugins that an inner session does without.
+OTHERS = ("anyio", "asyncio", "cacheprovider", "hypothesispytest", "randomly", "timeout", "xdist")
 ACCEPT, CHECK = ("--accept",), ("--torchprof", "--torchprof-json=r.json")
 
 
 def session(pytester: pytest.Pytester, source: str, *options: str) -> tuple[Any, dict[str, Any]]:
     """The result of a session over this test file, and its report of the last test."""
     pytester.makepyfile(test_it=source)
-    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    sys.dont_write_bytecode = True  # of a file that is rewritten within its time stamp
+    found = pytester.runpytest_inprocess(*(f"-pno:{name}" for name in OTHERS), *options)
     report = Path("r.json")
     return found, json.loads(report.read_text())["tests"][-1] if report.exists() else {}
 
@@ -53,11 +58,8 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
     found, test = session(pytester, KEPT.format(size=now), *CHECK)
     assert (status, status == "regressed") == (test["status"], found.ret == 1)
     for part in (test, test["regions"]["part"]):
-        for name in ("peak_cpu_bytes", "allocated_cpu_bytes"):
-            assert (status, now) == (
-                part["metrics"][name]["status"],
-                part["metrics"][name]["value"],
-            )
+        said = [part["metrics"][f"{what}_cpu_bytes"]["status"] for what in ("peak", "allocated")]
+        assert [status] * 2 == said
     session(pytester, KEPT.format(size=now), *ACCEPT)
     assert (status == "ok") == (before == file.read_text())
 
@@ -70,7 +72,7 @@ def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("peek_cpu_bytes: 1 %", "*no such metric*did you mean peak_cpu_bytes*"),
+        ("peek_cpu_bytes: 1 %", "*no such metric*peak_cpu_bytes*"),
         ("flops: 4 KiB", "*no such metric of this unit*"),
         ("ops: -1 %", "*negative*"),
         ("ops", "*'ops' is no tolerance*METRIC_GLOB: 1 %*"),
@@ -97,7 +99,7 @@ ORDER = """
 @pytest.mark.parametrize(
     ("accepted", "now", "status"),
     [
-        ((9000, 1000), (1000, 9000), "regressed"),  # 10,000 + 1,000 floats → 19,000
+        ((30_000, 10_000), (10_000, 30_000), "regressed"),  # 240 → 280 kB
         ((50_000, 45_000), (45_000, 50_000), "ok"),  # 140,000 → 145,000
         ((45_000, 50_000), (50_000, 45_000), "ok"),
         ((50_000, 45_000), (50_000, 50_000), "regressed"),  # not the same bytes
@@ -143,3 +145,71 @@ def test_less_work_is_no_improvement_if_it_takes_longer(
         found.stdout.fnmatch_lines([f"{said}* → *test_it*"])
         for file in ("r.md", "r.html"):
             assert "less work, but slower" in Path(file).read_text()
+
+
+NAMED = """
+    import pytest, torch
+    from torch.profiler import record_function
+
+    class Head(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    class Tail(Head):
+        pass
+
+    if not hasattr(torch.ops.mine, "twice"):
+        torch.library.define("mine::twice", "(Tensor x) -> Tensor")
+
+    @pytest.mark.max_{metric}(0, {scope})
+    def test_it(torchprof):
+        with torchprof("part"), record_function("label"):
+            pass
+        Head()(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("metric", "scope", "near"),
+    [
+        ("ops", 'op="aten::unbind"', None),
+        ("ops", 'op="aten::unb*"', None),
+        ("ops", 'op="mine::twice"', None),
+        ("ops", 'op="MulBackward0"', None),
+        ("ops", 'op="aten::untbind"', "aten::unbind"),
+        ("ops", 'op="aten::untb*"', ""),
+        ("flops", 'op="aten::matmull"', "aten::matmul"),
+        ("ops", 'module="Tail"', None),
+        ("ops", 'module="Tial"', "Tail"),
+        ("ops", 'region="label"', None),
+        ("ops", 'region="part"', None),
+        ("ops", 'region="prt"', "part"),
+    ],
+)
+def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(
+    pytester: pytest.Pytester, metric: str, scope: str, near: str | None
+) -> None:
+    found, test = session(pytester, NAMED.format(metric=metric, scope=scope), *CHECK)
+    label = f"{metric}[{scope.replace(chr(34), '')}]"
+    status = test["metrics"][label]["status"]
+    if near is None:
+        assert "ok" == status
+    else:
+        assert "not_measured" == status
+        found.stdout.fnmatch_lines([f"budget max_{label.replace('[', '[[]')} not checked:*{near}*"])
+
+
+def test_a_misspelled_limit_of_the_project_is_said(pytester: pytest.Pytester) -> None:
+    """A region that this test does not have is another test's, and stays unsaid."""
+    lines = ["max_ops = 0, op=aten::untbind", "max_ops = 0, region=other"]
+    pytester.makeini("\n  ".join(["[pytest]\ntorchprof_budgets =", *lines]))
+    _, test = session(pytester, KEPT.format(size=4), *CHECK)
+    assert "not_measured" == test["metrics"]["ops[op=aten::untbind]"]["status"]
+
+
+def test_a_limit_of_zero_holds_for_a_region_that_was_accepted(pytester: pytest.Pytester) -> None:
+    session(pytester, KEPT.format(size=4), *ACCEPT)
+    marked = KEPT.replace("def", "@__import__('pytest').mark.max_ops(0, region='part')\n    def")
+    gone = marked.replace('torchprof("part")', 'torchprof("parts")').format(size=4)
+    _, test = session(pytester, gone, *CHECK)
+    assert "ok" == test["metrics"]["ops[region=part]"]["status"]

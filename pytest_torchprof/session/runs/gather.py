@@ -10,6 +10,7 @@ from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.device_watch import leave_device, watch_device
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.registry import could_run
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -292,6 +293,7 @@ class Gatherer(OfProcesses):
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
             seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
             draws=self.seeds.decide,
+            could_run=could_run,
             **self.of_processes,
         )
 

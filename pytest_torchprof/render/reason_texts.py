@@ -299,8 +299,8 @@ SENTENCES: Mapping[Why, str] = {
         "(that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
     ),
     Why.OTHER_ENVIRONMENT: (
-        "no baseline of {here}, but of {accepted}, against which {changes:, }: pytest --accept "
-        "accepts those of here, too"
+        "no baseline of {here} yet, only of {accepted}, so what differs is advice (pytest --accept "
+        "accepts): {changes:, }{same}"
     ),
     Why.MORE_MATCHES: "{rules:, }",
     Why.GRADIENTS_ADD_UP: (
@@ -360,6 +360,14 @@ def in_words(reason: Reason) -> str:
     """
     fields = _Fields((name, _Field(value)) for name, value in reason.data)
     return SENTENCES[reason.why].format_map(fields)
+
+
+def said_once(reason: Reason) -> tuple[str, str]:
+    """The words that several tests share, and those of this test alone, if any."""
+    if reason.why is not Why.OTHER_ENVIRONMENT:
+        return in_words(reason), ""
+    shared, _, own = in_words(reason).partition(": ")
+    return shared, own.removesuffix("nothing")
 
 
 class _Fields(dict[str, "_Field"]):

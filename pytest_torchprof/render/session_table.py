@@ -14,7 +14,7 @@ from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread, plural
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.reason_texts import in_words, said_once
 from pytest_torchprof.render.text_width import shorten, width_of
 from pytest_torchprof.verdict.own_metrics import metric_of
 
@@ -240,7 +240,9 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
         if record.status == "not_profiled" and record.reason:
             reasons.setdefault(f"not profiled: {in_words(record.reason)}", []).append(name)
         elif record.status in ("ok", "improved", "new") and record.reason:
-            reasons.setdefault(in_words(record.reason), []).append(name)
+            why, beside = said_once(record.reason)
+            names = reasons.setdefault(why, [])
+            names.insert(0 if beside else len(names), f"{name} {beside}".rstrip())
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:

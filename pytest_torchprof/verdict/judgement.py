@@ -195,6 +195,19 @@ def _is_unstored(verdict: Verdict) -> bool:
     return is_time and verdict.status == "new"
 
 
+def advice(profile: Profile, accepted: Baseline, terms: Terms) -> tuple[Reason, ...]:
+    """What differs from the baseline of another environment, where only work compares."""
+    policy = Policy("off", tolerances=terms.tolerances)
+    return tuple(
+        because(
+            Why.CHANGED_BY, name=v.label, before=v.baseline, now=v.value, unit=metric_of(v).unit
+        )
+        for v in compare(profile, accepted, (), policy)
+        if v.status in ("regressed", "improved") and v.baseline is not None
+        if not isinstance(v.value, MissingValue)
+    )
+
+
 def judged(
     measured: Measured,
     found: Compared,

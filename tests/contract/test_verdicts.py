@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 - once, before an inner session forgets what it imports
-
-#: Plugins that an inner session does without.
-OTHERS = ("anyio", "asyncio", "cacheprovider", "hypothesispytest", "randomly", "timeout", "xdist")
-ACCEPT, CHECK = ("--accept",), ("--torchprof", "--torchprof-json=r.json")
-
-
-def session(pytester: pytest.Pytester, source: str, *options: str) -> tuple[Any, dict[str, Any]]:
-    """The result of a session over this test file, and its report of the last test."""
-    pytester.makepyfile(test_it=source)
-    sys.dont_write_bytecode = True  # of a file that is rewritten within its time stamp
-    found = pytester.runpytest_inprocess(*(f"-pno:{name}" for name in OTHERS), *options)
-    report = Path("r.json")
-    return found, json.loads(report.read_text())["tests"][-1] if report.exists() else {}
-
+from support.inner import ACCEPT, CHECK, session
 
 KEPT = """
     import torch
@@ -55,7 +39,7 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
     session(pytester, KEPT.format(size=accepted), *ACCEPT)
     (file,) = Path("__torchprof__").glob("*.json")
     before = file.read_text()
-    found, test = session(pytester, KEPT.format(size=now), *CHECK)
+    found, [test] = session(pytester, KEPT.format(size=now), *CHECK)
     assert (status, status == "regressed") == (test["status"], found.ret == 1)
     for part in (test, test["regions"]["part"]):
         said = [part["metrics"][f"{what}_cpu_bytes"]["status"] for what in ("peak", "allocated")]
@@ -66,7 +50,7 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
 
 def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
     marked = KEPT.replace("def", "@__import__('pytest').mark.max_peak_cpu_bytes(100)\n    def")
-    assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1]["status"]
+    assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1][0]["status"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +93,7 @@ def test_another_order_of_the_same_operators_only_advises_on_the_peak_up_to_a_te
     pytester: pytest.Pytester, accepted: Any, now: Any, status: str
 ) -> None:
     session(pytester, ORDER.format(sizes=accepted), *ACCEPT)
-    found, test = session(pytester, ORDER.format(sizes=now), *CHECK, "--torchprof-strict")
+    found, [test] = session(pytester, ORDER.format(sizes=now), *CHECK, "--torchprof-strict")
     assert (status, status == "regressed") == (test["status"], found.ret == 1)
     if status == "ok":
         assert "advisory" == test["metrics"]["peak_cpu_bytes"]["status"]
@@ -136,7 +120,7 @@ def test_less_work_is_no_improvement_if_it_takes_longer(
     """The time is said in words, old → new, in every report, and strict mode does not fail it."""
     session(pytester, LESS.format(runs=3, seconds=0.02), *ACCEPT)
     options = (*CHECK, "--torchprof-strict", "--torchprof-markdown=r.md", "--torchprof-html=r.html")
-    found, test = session(pytester, LESS.format(runs=2, seconds=seconds), *options)
+    found, [test] = session(pytester, LESS.format(runs=2, seconds=seconds), *options)
     ops = [part["metrics"]["ops"]["status"] for part in (test, test["regions"]["part"])]
     assert (status, [status] * 2, status == "improved") == (test["status"], ops, found.ret == 1)
     if status == "ok":
@@ -189,7 +173,7 @@ NAMED = """
 def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(
     pytester: pytest.Pytester, metric: str, scope: str, near: str | None
 ) -> None:
-    found, test = session(pytester, NAMED.format(metric=metric, scope=scope), *CHECK)
+    found, [test] = session(pytester, NAMED.format(metric=metric, scope=scope), *CHECK)
     label = f"{metric}[{scope.replace(chr(34), '')}]"
     status = test["metrics"][label]["status"]
     if near is None:
@@ -203,7 +187,7 @@ def test_a_misspelled_limit_of_the_project_is_said(pytester: pytest.Pytester) ->
     """A region that this test does not have is another test's, and stays unsaid."""
     lines = ["max_ops = 0, op=aten::untbind", "max_ops = 0, region=other"]
     pytester.makeini("\n  ".join(["[pytest]\ntorchprof_budgets =", *lines]))
-    _, test = session(pytester, KEPT.format(size=4), *CHECK)
+    _, [test] = session(pytester, KEPT.format(size=4), *CHECK)
     assert "not_measured" == test["metrics"]["ops[op=aten::untbind]"]["status"]
 
 
@@ -211,5 +195,5 @@ def test_a_limit_of_zero_holds_for_a_region_that_was_accepted(pytester: pytest.P
     session(pytester, KEPT.format(size=4), *ACCEPT)
     marked = KEPT.replace("def", "@__import__('pytest').mark.max_ops(0, region='part')\n    def")
     gone = marked.replace('torchprof("part")', 'torchprof("parts")').format(size=4)
-    _, test = session(pytester, gone, *CHECK)
+    _, [test] = session(pytester, gone, *CHECK)
     assert "ok" == test["metrics"]["ops[region=part]"]["status"]

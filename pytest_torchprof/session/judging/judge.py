@@ -24,6 +24,7 @@ from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
     Terms,
+    advice,
     compared,
     judged,
     not_profiled,
@@ -93,6 +94,8 @@ class Judge:
         compared, self._compared = self._compare(subject, result), None
         measured, findings, faults = _located(result)
         verdict = judged(measured, compared, findings, self._roots, self._terms)
+        if verdict.status == "new" and not self._settings.accept:
+            verdict = self._against_elsewhere(subject, measured, verdict)
         failed = bool(verdict.causes) or measured.mismatch is not None
         kept = self.traces.keep(subject.nodeid, export, failed=failed)
         message = self._message(subject, measured, compared, verdict) if verdict.causes else None
@@ -161,6 +164,18 @@ class Judge:
 
     def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
         return store.entry_of(self.load(subject.baseline), subject.name, environment, cpu)
+
+    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
+        """The verdict, with what differs from a baseline of another torch or chip, as advice."""
+        data = self.load(subject.baseline)
+        found = store.entry_elsewhere(data, subject.name, measured.environment)
+        if found is None or verdict.profile is None:
+            return verdict
+        there, baseline = found
+        changes = advice(verdict.profile, baseline, self._terms)
+        data = {"here": measured.environment, "accepted": there, "changes": changes}
+        same = "" if changes else "nothing"
+        return replace(verdict, reason=because(Why.OTHER_ENVIRONMENT, **data, same=same))
 
     def _message(
         self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged

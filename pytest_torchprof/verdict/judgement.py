@@ -105,11 +105,6 @@ class Compared(Frozen, frozen=True):
         return explained or bool(new_findings(self.profile, self.baseline))
 
     @property
-    def differs(self) -> bool:
-        """Whether a metric that is compared exactly has another value."""
-        return any(v.status in ("regressed", "improved") for v in self.all_verdicts)
-
-    @property
     def fails(self) -> bool:
         """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None

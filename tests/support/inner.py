@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pytest  # noqa: TC002 - named in signatures
 import torch  # noqa: F401 - once, before an inner session forgets what it imports
 
 ACCEPT, CHECK = ("--accept",), ("--torchprof", "--torchprof-json=r.json")

@@ -144,17 +144,6 @@ class Judge:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
-    def wants_unseeded(self, subject: Subject, measured: Measured) -> bool:
-        """Whether numbers differ from a baseline that was accepted without a seed."""
-        if self._settings.accept or measured.mismatch is not None:
-            return False
-        try:
-            compared = self._compare(subject, measured)
-        except BaselineError:
-            return False
-        baseline = compared.baseline
-        return baseline is not None and baseline.seed is None and compared.differs
-
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
         """Computed once per trace and what is recorded beside it."""
         if self._compared is None or not self._compared.holds_for(measured):

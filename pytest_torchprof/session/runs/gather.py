@@ -47,8 +47,7 @@ class Gatherer(OfProcesses):
     ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
     called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
     of earlier tests. ``frozen``: objects from before the test are frozen for good, see
-    `GarbageControl`. ``name`` is what the test's seeds are made of, and ``wants_unseeded`` decides
-    whether the test is profiled again without one, as it was accepted.
+    `GarbageControl`. ``name`` is what the test's seeds are made of.
     """
 
     def __init__(
@@ -62,12 +61,10 @@ class Gatherer(OfProcesses):
         laps: RecentLaps | None = None,
         frozen: bool = False,
         name: str = "",
-        wants_unseeded: Callable[[Measured], bool] = lambda _: False,
     ) -> None:
         self.folder, self.own_files, self.frozen = folder, own_files, frozen
         self._machine = machine
         self._wants_lines = wants_lines
-        self._wants_unseeded = wants_unseeded
         self._recent_laps = laps if laps is not None else RecentLaps()
         #: Runs of the item, including the first.
         self.runs = 0
@@ -345,10 +342,6 @@ class Gatherer(OfProcesses):
             while kind == "profile" and self.wants_another and self.reason is None:
                 yield kind
         yield from self._settling
-        if self._has_trace and self.seeds.matter and self._asks(self._is_unseeded):
-            self.seeds.forgo()
-            yield from (kind for kind in kinds if kind in ("profile", "modules"))
-            yield from self._settling
         if self._has_trace and not self.asked.complete and self.asked.take_early():
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
@@ -366,9 +359,6 @@ class Gatherer(OfProcesses):
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
-
-    def _is_unseeded(self) -> bool:
-        return self._wants_unseeded(self.measured())
 
     @property
     def pairs_runs(self) -> list[RunKind]:

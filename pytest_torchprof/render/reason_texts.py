@@ -300,7 +300,7 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.OTHER_ENVIRONMENT: (
         "no baseline of {here} yet, only of {accepted}, so what differs is advice (pytest --accept "
-        "accepts): {changes:, }{same}"
+        "accepts): {changes:, }"
     ),
     Why.MORE_MATCHES: "{rules:, }",
     Why.GRADIENTS_ADD_UP: (

@@ -110,12 +110,10 @@ def compare(
         verdicts = [
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
         ]
-    if baseline is not None and policy.cpu_note is not None:
+    if baseline is not None and policy.cpu_note is not None and explains_not(baseline, profile):
         verdicts = [
             replace(v, status="regressed", reason=None)
-            if v.reason == policy.cpu_note
-            and _is_more(v)
-            and explains_not(v.metric, baseline, profile)
+            if v.metric == "ops" and v.reason == policy.cpu_note and _is_more(v)
             else v
             for v in verdicts
         ]

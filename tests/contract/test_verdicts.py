@@ -48,6 +48,15 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
     assert (status == "ok") == (before == file.read_text())
 
 
+@pytest.mark.parametrize(("now", "passes"), [(612, True), (613, False)])
+def test_an_inline_expectation_of_memory_has_the_same_tolerance(
+    pytester: pytest.Pytester, now: int, passes: bool
+) -> None:
+    line = 'torchprof["part"].assert_expected_inline("peak_cpu_bytes 100 B")'
+    found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", *CHECK)
+    assert passes == (found.ret == 0)
+
+
 def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
     marked = KEPT.replace("def", "@__import__('pytest').mark.max_peak_cpu_bytes(100)\n    def")
     assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1][0]["status"]

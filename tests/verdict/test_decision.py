@@ -356,6 +356,8 @@ OTHER_CPU = because(Why.OTHER_CPU, accepted="AVX512", here="AVX2")
         ("ops", 9, "advisory"),
         ("ops", 11, "advisory"),
         ("ops", 10, "ok"),
+        ("host_reads", 11, "regressed"),
+        ("launches", 11, "advisory"),
         ("allocated_cpu_bytes", 1000, "advisory"),
         ("peak_cpu_bytes", 1000, "advisory"),
         ("flops", 11, "regressed"),
@@ -376,6 +378,14 @@ def test_on_a_cpu_with_other_instructions_what_it_decides_only_advises(
     assert expected == [cause.kind for cause in fails]
     over = compare(Profile({metric: value}), baseline_of(metric, 10), [Budget(metric, 1)], policy)
     assert ["over_budget"] == [v.status for v in over]
+
+
+@pytest.mark.parametrize(("metric", "status"), [("bound_ms", "advisory"), ("ops", "regressed")])
+def test_a_bound_of_another_chip_only_advises(metric: str, status: str) -> None:
+    why = because(Why.OTHER_CHIP, accepted="H100 SXM", here="T4")
+    policy = Policy(strict=True, chip_note=why)
+    (found,) = compare(Profile({metric: 11}), baseline_of(metric, 10), [], policy)
+    assert (status, why if status == "advisory" else None) == (found.status, found.reason)
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,13 @@ class Judge:
             return verdict
         there, baseline = found
         changes = advice(verdict.profile, baseline, self._terms)
-        data = {"here": measured.environment, "accepted": there, "changes": changes}
-        same = "" if changes else "nothing"
-        return replace(verdict, reason=because(Why.OTHER_ENVIRONMENT, **data, same=same))
+        why = because(
+            Why.OTHER_ENVIRONMENT,
+            here=measured.environment,
+            accepted=there,
+            changes=changes or ("nothing",),
+        )
+        return replace(verdict, reason=why)
 
     def _message(
         self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged

@@ -76,20 +76,25 @@ def ranges_of(
 
 
 def _ranges(profile: Profile, other: Profile) -> dict[str, tuple[Range, str]]:
-    """By label, the range of each metric that differs, and its unit."""
-    found = {}
+    """By label, the range of each metric that differs, and its unit.
+
+    What differs within its tolerance has one only where something differs by more.
+    """
+    found, more = dict[str, tuple[Range, str]](), False
     for name, value in profile.metrics.items():
         metric, again = row_of(name, profile.own), other.metrics.get(name)
         if isinstance(value, MissingValue) or isinstance(again, MissingValue) or again is None:
             continue
-        less, more = sorted((value, again), key=abs)
-        if _may_vary(metric) and not alike(less, more, metric.tolerance, metric.margin):
+        if _may_vary(metric) and value != again:
+            low, high = sorted((value, again), key=abs)
+            more = more or not alike(low, high, metric.tolerance, metric.margin)
             found[name] = Range.of(value, again), metric.unit
     for rule, count in profile.compared.items():
         again = other.compared.get(rule)
         if again is not None and again != count:
             found[findings_label(rule)] = Range.of(count, again), "1"
-    return found
+            more = True
+    return found if more else {}
 
 
 def _holds(known: Range, value: Value | None) -> bool:

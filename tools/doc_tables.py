@@ -18,6 +18,7 @@ from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Finding, Record, Verdict
+from pytest_torchprof.core.units import format_tolerance
 from pytest_torchprof.render.json_report import REPORT_SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture.handle import Torchprof
@@ -29,6 +30,7 @@ from pytest_torchprof.session.options import (
     OPTIONS,
     STABLE_HELP,
     STRICT_HELP,
+    TOLERANCE_HELP,
 )
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.work.devices.device import DTYPES
@@ -50,7 +52,7 @@ def metrics() -> str:
         [
             f"`{m.name}`",
             m.unit,
-            f"{m.klass} {m.tolerance:.0%}" if m.tolerance else m.klass,
+            f"{m.klass} {format_tolerance(m.tolerance, m.margin, m.unit)}".rstrip(),
             m.help,
         ]
         for m in METRICS.values()
@@ -70,6 +72,7 @@ def options() -> str:
             "`torchprof_seed_imports`", "–", IMPORTS_HELP,
         ],
         ["–", "`torchprof_junit`", "off", JUNIT_HELP],
+        ["–", "`torchprof_tolerance`", "–", TOLERANCE_HELP],
     ]  # fmt: skip
     for option in OPTIONS:
         metavar = option.metavar.replace("|", "\\|")

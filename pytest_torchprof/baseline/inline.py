@@ -22,7 +22,13 @@ from pytest_torchprof.baseline.source_files import (
 )
 from pytest_torchprof.core.errors import BaselineError, SettingsError, UnitError
 from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
+from pytest_torchprof.core.units import (
+    alike,
+    format_exact,
+    format_quantity,
+    parse_quantity,
+    says,
+)
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -135,7 +141,12 @@ def _written(stated: str, value: Value, metric: Metric) -> str:
 def _holds(stated: str, value: Value, metric: Metric) -> bool:
     if isinstance(value, MissingValue):
         return bool(stated) and not _exceeded(stated, value, metric)
-    return stated == format_quantity(value, metric.unit) or says(stated, value, metric.unit)
+    if stated == format_quantity(value, metric.unit) or says(stated, value, metric.unit):
+        return True
+    with suppress(UnitError):
+        before = parse_quantity(stated, metric.unit)
+        return bool(metric.margin) and alike(before, value, metric.tolerance, metric.margin)
+    return False
 
 
 def _exceeded(stated: str, value: MissingValue, metric: Metric) -> bool:

@@ -37,12 +37,15 @@ from pytest_torchprof.baseline.document import (
 )
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline, Range
 from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line. Regions have sections of
 #: their own.
 _OPEN_LEVELS, _MORE_IN_REGIONS = 5, 2
+#: ``cpu, torch 2.13``; of several ranks, their number is the rest.
+_ENVIRONMENT = late(r"(?P<device>.+), torch (?P<torch>\d+(?:\.\d+)*)(?P<rest>.*)")
 _CPU, _SEED, _CHIP = "cpu_capability", "seed", "chip"
 
 
@@ -137,8 +140,32 @@ def entry_of(
     """
     entries = (data or {}).get("tests", {}).get(storable_name(test), {})
     found = entries.get(_of_cpu(environment, cpu_capability), entries.get(environment))
-    if found is None:
+    return None if found is None else _baseline(found)
+
+
+def entry_elsewhere(
+    data: Mapping[str, Any] | None, test: str, environment: str
+) -> tuple[str, Baseline] | None:
+    """The accepted numbers with another torch, or on another chip, and that environment.
+
+    The nearest: on the same device, with the newest torch.
+    """
+    here = _ENVIRONMENT.fullmatch(environment)
+    found = []
+    for key, entry in (data or {}).get("tests", {}).get(storable_name(test), {}).items():
+        there = _ENVIRONMENT.fullmatch(key)
+        if here is None or there is None or here["rest"] != there["rest"]:
+            continue
+        if (here["device"] == "cpu") == (there["device"] == "cpu") and key != environment:
+            version = [int(part) for part in there["torch"].split(".")]
+            found.append((there["device"] == here["device"], version, key, entry))
+    if not found:
         return None
+    *_, key, entry = max(found, key=lambda one: one[:3])
+    return key, _baseline(entry)
+
+
+def _baseline(found: Mapping[str, Any]) -> Baseline:
     sections = {section: found.get(section, {}) for section in SECTIONS}
     regions = {
         name: Baseline(

@@ -161,7 +161,6 @@ class Why(Enum):
     MAYBE_META = "maybe_meta"
     KEPT_BY_PARTS = "kept_by_parts"
     CHIPS_DIFFER = "chips_differ"
-    CHIP_NOT_KEPT = "chip_not_kept"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"
@@ -191,6 +190,7 @@ class Why(Enum):
     MODULES_RUN_DIFFERS = "modules_run_differs"
     NO_MODULES_RUN = "no_modules_run"
     SCOPE_DID_NOT_RUN = "scope_did_not_run"
+    SCOPE_UNKNOWN = "scope_unknown"
     SCOPE_DID_NOT_RUN_NEAR = "scope_did_not_run_near"
     REGION_NOT_TIMED = "region_not_timed"
     LAPS_NOT_TIMED = "laps_not_timed"
@@ -209,6 +209,7 @@ class Why(Enum):
     NO_PRODUCT = "no_product"
     # compared with the baseline
     CHANGED = "changed"
+    CHANGED_BY = "changed_by"
     MORE_MATCHES = "more_matches"
     GRADIENTS_ADD_UP = "gradients_add_up"
     FEWER_ZERO_GRADS = "fewer_zero_grads"
@@ -226,6 +227,9 @@ class Why(Enum):
     FEW_ROUNDS = "few_rounds"
     OTHER_MACHINE = "other_machine"
     OTHER_CPU = "other_cpu"
+    OTHER_ENVIRONMENT = "other_environment"
+    SLOWER_WITH_LESS = "slower_with_less"
+    ORDER_CHANGED = "order_changed"
     WORKERS_CONTEND = "workers_contend"
     MACHINE_BUSY = "machine_busy"
     OTHERS_BUSY = "others_busy"

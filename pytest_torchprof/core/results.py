@@ -189,6 +189,7 @@ class Verdict(Frozen, frozen=True, omit_defaults=True, gc=False):
     lower bound, and already over the limit or what was accepted. ``region``: it is of that one.
     ``source``: where the limit stands, if not in a marker. ``own``: what is declared of the metric,
     if it is the user's own. ``baseline_range``: what is accepted, if that varies.
+    ``tolerance`` and ``margin``: the share and the amount by which it may differ.
     """
 
     metric: str
@@ -207,6 +208,7 @@ class Verdict(Frozen, frozen=True, omit_defaults=True, gc=False):
     source: str = ""
     own: OwnMetric | None = None
     baseline_range: Range | None = None
+    margin: float = 0.0
 
     @property
     def limited(self) -> bool:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 #: Seconds of rounds for a time gate, unless the number of rounds is given.
 #: `python -m benchmarks.gate` measures what that achieves.
 GATE_TIME_S = 1.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """By which ``share``, or which ``amount`` in this ``unit``, metrics of a glob may differ."""
+
+    glob: str
+    unit: str = "%"
+    share: float = 0.0
+    amount: float = 0.0
+
+    def is_for(self, metric: str, unit: str) -> bool:
+        """Whether the metric of this unit may differ so."""
+        return fnmatchcase(metric, self.glob) and self.unit in ("%", unit)
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,7 @@ class Settings:
     ``checks_stable``: profile each test once more, with another seed.
     ``seed_imports``: files are imported, and wider fixtures set up, with that seed, too: True for
     all generators, None for NumPy's and torch's where nobody has seeded them.
-    ``device`` is the chip for which a device's work is estimated.
+    ``device`` is the chip for which a device's work is estimated. ``tolerances`` are in order.
     """
 
     enabled: bool
@@ -56,6 +71,7 @@ class Settings:
     checks_stable: bool = False
     seed_imports: bool | None = None
     device: str | None = None
+    tolerances: tuple[Tolerance, ...] = ()
 
     @property
     def gate_time_s(self) -> float:

@@ -327,6 +327,30 @@ def format_spread(spread: float | None) -> str:
     return f"±{percent:,} %" if percent or not spread else "±<1 %"
 
 
+def alike(before: float, now: float, share: float, margin: float = 0) -> bool:
+    """Whether they differ by at most this share of the first, or by at most this amount.
+
+    As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.
+
+    >>> alike(100, 110, 0.1), alike(100, 111, 0.1), alike(100, 612, 0.1, 512)
+    (True, False, True)
+    """
+    if before == now:
+        return True
+    accepted = _exact(before)
+    return abs(_exact(now) - accepted) <= max(abs(accepted) * _exact(share), _exact(margin))
+
+
+def format_tolerance(share: float, margin: float, unit: str) -> str:
+    """Print both parts of a tolerance, without those of 0.
+
+    >>> format_tolerance(0.001, 512, "B"), format_tolerance(0.25, 0, "ms")
+    ('0.1 % and 512 B', '25 %')
+    """
+    parts = [f"{share * 100:g} %"] * (share > 0) + [format_quantity(margin, unit)] * (margin > 0)
+    return " and ".join(parts)
+
+
 def plural(count: int, noun: str) -> str:
     """``1 test``, ``2 tests``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_torchprof.analysis.change_points import ChangePoint, change_points
+from pytest_torchprof.core.units import alike
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own_metrics import NEAR_TOLERANCE
 
@@ -51,16 +52,18 @@ def changes_in(
     return steps(values, before, tolerance_of(series))
 
 
-def tolerance_of(series: Series) -> float:
-    """How far a value of a near metric may be from the one before, relative to it."""
+def tolerance_of(series: Series) -> tuple[float, float]:
+    """How far a value may be from the one before: relative to it, and in its unit."""
     name = series.metric.partition("[")[0]
     if name in METRICS:
-        return METRICS[name].tolerance
-    return NEAR_TOLERANCE if series.klass == "near" else 0.0
+        return METRICS[name].tolerance, METRICS[name].margin
+    return (NEAR_TOLERANCE if series.klass == "near" else 0.0), 0.0
 
 
 def steps(
-    values: Mapping[int, Number], before: Sequence[tuple[int, ...]], tolerance: float = 0.0
+    values: Mapping[int, Number],
+    before: Sequence[tuple[int, ...]],
+    tolerance: tuple[float, float] = (0.0, 0.0),
 ) -> list[Change]:
     """Values that differ from those of all nearest runs before.
 
@@ -84,14 +87,9 @@ def steps(
         value = values[at]
         if not places or value == values[places[0]]:
             continue
-        if all(differ(values[place], value, tolerance) for place in places):
+        if not any(alike(values[place], value, *tolerance) for place in places):
             found.append(Change(at, places[0], values[places[0]], value, "step"))
     return found
-
-
-def differ(before: Number, value: Number, tolerance: float) -> bool:
-    """Whether a value is further from the one before than the tolerance, relative to it."""
-    return before != value and abs(value - before) > tolerance * abs(before)
 
 
 def drifts(

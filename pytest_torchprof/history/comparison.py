@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchprof.analysis.change_points import LEAST_RUNS
 from pytest_torchprof.core.errors import HistoryError
-from pytest_torchprof.history.changes import Change, differ, drifts, tolerance_of
+from pytest_torchprof.core.units import alike
+from pytest_torchprof.history.changes import Change, drifts, tolerance_of
 from pytest_torchprof.history.git import Git
 from pytest_torchprof.history.index import Index, Series, asked
 from pytest_torchprof.history.question import Asking, Question, SeriesAnswer
@@ -134,6 +135,6 @@ def _changes(
     if series.klass == "time":
         return [change for change in drifts(values, [*before, *after]) if change.at in after]
     last, now = before[-1], after[-1]
-    if not differ(values[last], values[now], tolerance_of(series)):
+    if alike(values[last], values[now], *tolerance_of(series)):
         return []
     return [Change(now, last, values[last], values[now], "step")]

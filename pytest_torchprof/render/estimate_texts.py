@@ -19,11 +19,7 @@ OF_ESTIMATES: Final[Mapping[Why, str]] = {
     ),
     Why.PLACES_UNKNOWN: "what a marker allows at its line or module is not known: {why}",
     Why.OTHER_CHIP: (
-        "bound_ms not compared: the baseline's is of {accepted}, and this one of {here}"
+        "bound_ms only advises: the baseline's is of {accepted}, and this one of {here}"
     ),
     Why.CHIPS_DIFFER: "bound_ms not compared: A's is of {a}, and B's of {b}",
-    Why.CHIP_NOT_KEPT: (
-        "bound_ms not compared: the baseline does not say of which chip it is, and this one of "
-        "{here} differs"
-    ),
 }

@@ -16,7 +16,13 @@ from pytest_torchprof.core.results import (
     Verdict,
     named_rank,
 )
-from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
+from pytest_torchprof.core.units import (
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+    format_tolerance,
+)
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, accepted_counts, called_from, finding_lines
 from pytest_torchprof.render.reason_texts import in_words
@@ -54,7 +60,6 @@ _SENTENCES: Mapping[CauseKind, str] = {
     "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
     "metric_advises": "strict: {metric} differs from the baseline: {reason}",
     "metric_new": "strict: the baseline has no {metric}",
-    "metric_apart": "strict: {reason}",
     "improved": "strict: improved, but the improvement is not accepted",
     "no_baseline": "strict: no baseline for this environment",
     "comparison_unchecked": "strict: {metric} was compared in the test, and not measured",
@@ -207,7 +212,8 @@ def _numbers(verdict: Verdict) -> str:
     if verdict.baseline is None:
         return format_quantity(verdict.value, unit)
     before, now = format_pair(verdict.baseline, verdict.value, unit)
-    tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
+    tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit)
+    tolerance = f", tolerance {tolerance}" if tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
     reason = f"; {in_words(verdict.reason)}" if verdict.reason else ""
     if verdict.multiples:
@@ -232,7 +238,8 @@ def _beside(verdict: Verdict) -> list[str]:
     lines = []
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
-        change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
+        tolerance = format_tolerance(verdict.tolerance, 0, "1")
+        change = f"{format_change(*verdict.multiples)}, tolerance {tolerance}"
         rate = verdict.own is not None and is_rate(verdict.own.unit)
         what = "best rate × time of the" if rate else "fastest round /"
         lines.append(f"{what} reference kernel: {before} → {now}  ({change})")

@@ -111,6 +111,7 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
     series = list(series_of(report))
     failed = [one for one in series if one.metric.status in ("regressed", "over_budget")]
     improved = [one for one in series if one.metric.status == "improved"]
+    told = [one for one in series if one.metric.status == "advisory" and one.metric.reason]
     unchecked = [
         one
         for one in series
@@ -126,6 +127,11 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
         ),
         _Table("Improved", compared, [_compared(one) for one in improved]),
         _Table(
+            "Differs, and only advises",
+            (*compared[:-1], "why"),
+            [[*_compared(one)[:-1], _words(one.metric.reason)] for one in told],
+        ),
+        _Table(
             "Not measured",
             ("test", "metric", "why"),
             [
@@ -138,7 +144,11 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
             ("test", "outcome", "why"),
             [[_code(t.nodeid), _words(t.outcome), _words(t.reason)] for t in others],
         ),
-        _Table("New, without a baseline", ("test",), [[_code(test.nodeid)] for test in new]),
+        _Table(
+            "New, without a baseline",
+            ("test", "why"),
+            [[_code(t.nodeid), _words(t.reason)] for t in new],
+        ),
     )
     return (table for table in tables if table.rows)
 

@@ -256,6 +256,10 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.NO_MODULES_RUN: "the test failed before the run in which modules are marked",
     Why.SCOPE_DID_NOT_RUN: "{scope} {name} did not run in the measured region",
+    Why.SCOPE_UNKNOWN: (
+        "{scope} {name} did not run, and nothing that could run here has this name (similar: "
+        "{near:, })"
+    ),
     Why.SCOPE_DID_NOT_RUN_NEAR: (
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     ),
@@ -286,6 +290,19 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_PRODUCT: ("no product ran in the profiled run; " + _KEEPS),
     # compared with the baseline
     Why.CHANGED: "{name} {before} → {now}",
+    Why.CHANGED_BY: "{name} {before:{unit}} → {now:{unit}}",
+    Why.SLOWER_WITH_LESS: (
+        "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}, and times only "
+        "advise"
+    ),
+    Why.ORDER_CHANGED: (
+        "the same operators moved the same bytes and only the peak differs, so their order changed "
+        "(that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
+    ),
+    Why.OTHER_ENVIRONMENT: (
+        "no baseline of {here} yet, only of {accepted}, so what differs is advice (pytest --accept "
+        "accepts): {changes:, }"
+    ),
     Why.MORE_MATCHES: "{rules:, }",
     Why.GRADIENTS_ADD_UP: (
         "gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
@@ -347,6 +364,14 @@ def in_words(reason: Reason) -> str:
     """
     fields = _Fields((name, _Field(value)) for name, value in reason.data)
     return SENTENCES[reason.why].format_map(fields)
+
+
+def said_once(reason: Reason) -> tuple[str, str]:
+    """The words that several tests share, and those of this test alone, if any."""
+    if reason.why is not Why.OTHER_ENVIRONMENT:
+        return in_words(reason), ""
+    shared, _, own = in_words(reason).partition(": ")
+    return shared, own.removesuffix("nothing")
 
 
 class _Fields(dict[str, "_Field"]):

@@ -14,7 +14,7 @@ from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread, plural
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.reason_texts import in_words, said_once
 from pytest_torchprof.render.text_width import shorten, width_of
 from pytest_torchprof.verdict.own_metrics import metric_of
 
@@ -277,7 +277,9 @@ def _notes(records: Sequence[Record], folder: str) -> list[str]:
     for record in records:
         name = _short_name(record, folder)
         if record.status != "not_profiled" and record.reason:
-            reasons.setdefault(in_words(record.reason), []).append(name)
+            why, beside = said_once(record.reason)
+            names = reasons.setdefault(why, [])
+            names.insert(0 if beside else len(names), f"{name} {beside}".rstrip())
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
@@ -323,7 +325,7 @@ def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
     times = (v for v in record.metrics.values() if metric_of(v).klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
-    return dict.fromkeys(f"time: {in_words(reason)}" for reason in checked)
+    return dict.fromkeys(f"time: {in_words(why)}" for why in checked if why != record.reason)
 
 
 def _several(names: Sequence[str]) -> str:

@@ -177,7 +177,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         PATCH_GUARD.learn_more()
-        wants_lines, wants_unseeded = self.verdicts.begin(item)
+        wants_lines = self.verdicts.begin(item)
         item.stash.setdefault(GATHERER, None)
         item.stash[GATHERER] = Gatherer(
             plan,
@@ -186,7 +186,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             wants_lines=wants_lines,
             laps=self._laps,
             name=seeded_name(item),
-            wants_unseeded=wants_unseeded,
         )
         self.verdicts.load(item)
 

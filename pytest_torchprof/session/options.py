@@ -14,7 +14,7 @@ from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
 from pytest_torchprof.session.switches import ACCEPT, enabled, seed_imports, switched, typed
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.core.settings import Settings, Tolerance
 
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
@@ -27,6 +27,10 @@ IMPORTS_HELP = (
     "seed all generators for them (default: NumPy's and torch's, where nobody has seeded them)"
 )
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
+TOLERANCE_HELP = (
+    "how much more than accepted is still ok, a line each: METRIC_GLOB: 1 %, or METRIC_GLOB: 4 KiB "
+    "(default: of memory, 0.1 % and 512 B)"
+)
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
@@ -215,6 +219,7 @@ def add_options(parser: pytest.Parser) -> None:
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
     ini("torchprof_junit", JUNIT_HELP, type="bool", default=False)
     ini("torchprof_budgets", BUDGETS_HELP, type="linelist", default=[])
+    ini("torchprof_tolerance", TOLERANCE_HELP, type="linelist", default=[])
     stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
     add("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
     add("--no-torchprof-check-stable", action="store_false", help="do not, either", **stable)
@@ -271,6 +276,30 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
+def _tolerance(line: str) -> Tolerance:
+    """A line of ``torchprof_tolerance``.
+
+    Raises:
+        TorchprofError: it names no metric of the table, or no share or amount of one.
+    """
+    from pytest_torchprof.core.settings import Tolerance
+    from pytest_torchprof.core.units import parse_share, parse_signed
+    from pytest_torchprof.verdict.metrics import METRICS
+
+    glob, colon, text = (part.strip() for part in line.partition(":"))
+    if text.endswith("%"):
+        found = Tolerance(glob, share=parse_share(text, glob))
+    else:
+        amount, unit = parse_signed(text) if colon else (0.0, "")
+        found = Tolerance(glob, unit or "1", amount=amount)
+    if found.share < 0 or found.amount < 0 or not colon:
+        raise SettingsError(f"{line!r} is no tolerance", "", "write METRIC_GLOB: 1 %, or 4 KiB")
+    if not any(found.is_for(one.name, one.unit) for one in METRICS.values()):
+        meant = near(glob, METRICS) if found.unit == "%" else ""
+        raise SettingsError(f"{line!r}: no such metric of this unit. {meant}".rstrip())
+    return found
+
+
 def _history_address(config: pytest.Config, text: str) -> str:
     """A URL, or a whole path: relative to where pytest was started; in an ini file, to the root."""
     if "://" in text:
@@ -308,6 +337,10 @@ def build_settings(config: pytest.Config) -> Settings:
                 values["thresholds"] = thresholds_of(str(text), config)
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(f"{source}: {error}")) from None
+    try:
+        tolerances = tuple(map(_tolerance, config.getini("torchprof_tolerance")))
+    except TorchprofError as error:
+        raise pytest.UsageError(escape.line(f"ini option torchprof_tolerance: {error}")) from None
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     stable = config.getoption("torchprof_check_stable")
@@ -336,4 +369,5 @@ def build_settings(config: pytest.Config) -> Settings:
         checks_stable=bool(accept if stable is None else stable),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),
+        tolerances=tolerances,
     )

@@ -21,7 +21,6 @@ CauseKind = Literal[
     "budget_unchecked",
     "metric_unchecked",
     "metric_new",
-    "metric_apart",
     "metric_advises",
     "improved",
     "no_baseline",
@@ -71,9 +70,7 @@ def failures(
             if not (accept and v.reason is not None and v.reason.why is Why.NOT_RECORDED)
         ]
         causes += [
-            Cause("metric_apart", v.label, v.reason)
-            if v.reason is not None and v.reason == policy.chip_note
-            else Cause("metric_new", v.label)
+            Cause("metric_new", v.label)
             for v in verdicts
             if v.status == "new"
             and has_baseline
@@ -84,8 +81,7 @@ def failures(
         causes += [
             Cause("metric_advises", v.label, v.reason)
             for v in verdicts
-            if v.status == "advisory" and v.reason is not None and v.reason == policy.cpu_note
-            if not accept
+            if v.status == "advisory" and v.reason in policy.notes and not accept
         ]
         if not accept and any(v.status == "improved" for v in verdicts):
             causes.append(Cause("improved"))

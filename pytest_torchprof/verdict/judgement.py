@@ -23,6 +23,7 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.units import alike
 from pytest_torchprof.trace.regions import uses_workers
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.counted_findings import offered, placed
@@ -31,16 +32,18 @@ from pytest_torchprof.verdict.decision import (
     Policy,
     compare,
     new_findings,
+    slower_with_less,
     status_of,
 )
 from pytest_torchprof.verdict.notes import not_compared, swapped_operators
-from pytest_torchprof.verdict.other_cpu import other_cpu
+from pytest_torchprof.verdict.other_machine import other_chip, other_cpu
 from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
 from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
 from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
 from pytest_torchprof.verdict.unstable import advising, ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.places.roots import Roots
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
@@ -60,10 +63,14 @@ class Terms(Frozen, frozen=True):
     strict: bool = False
     accept: bool = False
     contended: bool = False
+    tolerances: tuple[Tolerance, ...] = ()
 
 
 class Compared(Frozen, frozen=True):
-    """What was measured so far, its profile, its baseline, and their comparison."""
+    """What was measured so far, its profile, its baseline, and their comparison.
+
+    ``slower`` says why less work is no improvement, if there is less.
+    """
 
     measured: Measured
     profile: Profile
@@ -71,6 +78,7 @@ class Compared(Frozen, frozen=True):
     policy: Policy
     verdicts: list[Verdict]
     regions: Mapping[str, Sequence[Verdict]] = {}
+    slower: Reason | None = None
 
     def holds_for(self, measured: Measured) -> bool:
         """Whether it is the comparison of this, too: a test may record more after its trace."""
@@ -95,11 +103,6 @@ class Compared(Frozen, frozen=True):
         bad = [v.metric for v in self.all_verdicts if v.status in failing]
         explained = any(metric in _HAS_PLACES for metric in bad)
         return explained or bool(new_findings(self.profile, self.baseline))
-
-    @property
-    def differs(self) -> bool:
-        """Whether a metric that is compared exactly has another value."""
-        return any(v.status in ("regressed", "improved") for v in self.all_verdicts)
 
     @property
     def fails(self) -> bool:
@@ -140,15 +143,27 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
         measured, profile = of_all(measured)
     else:
         profile = profile_of(measured)
-    if measured.trace.facts.chip is not None:
-        from pytest_torchprof.verdict.other_chip import of_this_chip
-
-        baseline, why = of_this_chip(measured, profile, baseline)
-        policy = replace(policy, chip_note=why)
     baseline = advising(baseline, strict=terms.strict)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
-    return Compared(measured, profile, baseline, policy, verdicts, regions)
+    less = "improved" in {v.status for v in chain(verdicts, *regions.values())}
+    slower = slower_with_less(verdicts, policy) if less else None
+    if slower is not None:
+        verdicts = _unpraised(verdicts, slower)
+        regions = {name: _unpraised(region, slower) for name, region in regions.items()}
+    return Compared(measured, profile, baseline, policy, verdicts, regions, slower)
+
+
+def _unpraised(verdicts: Sequence[Verdict], slower: Reason) -> list[Verdict]:
+    """No improvement of a test that takes longer, which its wall time says."""
+    return [
+        replace(v, reason=v.reason or slower)
+        if v.metric == "wall_ms" and v.status == "advisory"
+        else replace(v, status="ok")
+        if v.status == "improved"
+        else v
+        for v in verdicts
+    ]
 
 
 def compare_regions(
@@ -173,6 +188,19 @@ def compare_regions(
 def _is_unstored(verdict: Verdict) -> bool:
     is_time = verdict.own is None and metric_of(verdict).klass == "time"
     return is_time and verdict.status == "new"
+
+
+def advice(profile: Profile, accepted: Baseline, terms: Terms) -> tuple[Reason, ...]:
+    """What differs from the baseline of another environment, where only work compares."""
+    policy = Policy("off", tolerances=terms.tolerances)
+    return tuple(
+        because(
+            Why.CHANGED_BY, name=v.label, before=v.baseline, now=v.value, unit=metric_of(v).unit
+        )
+        for v in compare(profile, accepted, (), policy)
+        if v.status in ("regressed", "improved") and v.baseline is not None
+        if not isinstance(v.value, MissingValue)
+    )
 
 
 def judged(
@@ -209,9 +237,7 @@ def judged(
         if measured.pairs_gap is not None:
             causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
-    other = found.policy.cpu_note
-    if other is not None and not any(map(_only_advises, verdicts)):
-        other = None
+    other = next((v.reason for v in found.all_verdicts if _is_told(v, found.policy)), None)
     swapped = None
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
         swapped = swapped_operators(profile, baseline)
@@ -221,9 +247,9 @@ def judged(
         status,
         verdicts,
         causes,
-        other
+        found.slower
+        or other
         or swapped
-        or found.policy.chip_note
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
         or not_compared(measured.unmeasured, profile)
         or measured.pairs_gap,
@@ -261,13 +287,15 @@ def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
 
 def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Policy:
     note = None
+    chip = other_chip(measured, baseline)
     if terms.contended:
         note = because(Why.WORKERS_CONTEND)
     elif measured.busy:
         note = because(Why.MACHINE_BUSY, signs=measured.busy)
     elif baseline is not None and baseline.times.get("machine") != measured.host:
         note = because(Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
-    return Policy(terms.time, terms.strict, note, other_cpu(measured, baseline))
+    cpu = other_cpu(measured, baseline)
+    return Policy(terms.time, terms.strict, note, cpu, chip, terms.tolerances)
 
 
 def _mismatched(
@@ -319,7 +347,7 @@ def _accepts(
     # Reads operands, so only where it is written.
     cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
     return replace(
-        _numbers(profile, found.verdicts),
+        _numbers(profile, found.verdicts, found.baseline),
         findings=offered(measured, profile, found.baseline),
         times=times,
         cpu_capability=cpu,
@@ -330,7 +358,9 @@ def _accepts(
         ranks={label: stored_numbers(own) for label, own in profile.ranks.items()},
         regions={
             name: replace(
-                _numbers(region, found.regions[name]),
+                _numbers(
+                    region, found.regions[name], found.baseline and found.baseline.regions.get(name)
+                ),
                 findings={rule: n for rule, n in sorted(region.compared.items()) if n},
                 laps=region.laps,
                 times=_own_times(region),
@@ -346,13 +376,15 @@ def _accepts(
     )
 
 
-def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
+def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline | None) -> Baseline:
     """The metrics, operators and kernels to accept; a value within its tolerance stays."""
-    within = {
-        v.metric: v.baseline
+    near = {
+        v.metric: v
         for v in verdicts
-        if v.status == "ok" and v.tolerance and v.baseline is not None
+        if v.baseline is not None and not isinstance(v.value, MissingValue)
+        if alike(v.baseline, v.value, v.tolerance, v.margin)
     }
+    within = {name: v.baseline for name, v in near.items() if v.baseline is not None}
     metrics = {
         key: within.get(key, value)
         for key, value in profile.metrics.items()
@@ -368,8 +400,22 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict]) -> Baseline:
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
-    operators = stored_operators(profile.operators)
+    before = accepted.operators if accepted is not None else {}
+    operators = {
+        name: {
+            column: _kept(n, before.get(name, {}).get(column), near.get(column))
+            for column, n in row.items()
+        }
+        for name, row in stored_operators(profile.operators).items()
+    }
     return Baseline(metrics, operators, dict(profile.kernels), own=own)
+
+
+def _kept(value: int, accepted: int | None, near: Verdict | None) -> int:
+    """An operator's part of a metric; the accepted one, if both are within the tolerance."""
+    if accepted is None or near is None:
+        return value
+    return accepted if alike(accepted, value, near.tolerance, near.margin) else value
 
 
 def _own_times(region: Profile) -> dict[str, Number]:
@@ -397,5 +443,8 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     return False
 
 
-def _only_advises(verdict: Verdict) -> bool:
-    return verdict.status == "advisory" and metric_of(verdict).stored
+def _is_told(verdict: Verdict, policy: Policy) -> bool:
+    """Whether its reason is the test's, too: why it only advises."""
+    why = verdict.reason
+    told = why is not None and (why in policy.notes or why.why is Why.ORDER_CHANGED)
+    return told and verdict.status == "advisory"

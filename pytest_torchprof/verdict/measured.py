@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.recorded import Recordings
 
 
+#: Asks, by kind of scope, for all names that could run in this process.
+CouldRun: TypeAlias = Callable[[], Mapping[str, frozenset[str]]]
+
+
 class Measured(Frozen, frozen=True):
     """A test that was measured.
 
@@ -37,7 +41,7 @@ class Measured(Frozen, frozen=True):
     ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
     test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
     ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
-    whether the numbers that it draws depend on it.
+    whether the numbers that it draws depend on it. ``could_run`` is asked about unknown names.
     ``processes`` are those that it has beside its own, and ``rank`` is that of its own, if it is
     one of a job. ``located_processes`` maps events of those others to lines.
     """
@@ -70,6 +74,7 @@ class Measured(Frozen, frozen=True):
     recorded_reseeded: Recordings = msgspec.field(default_factory=dict)
     seed: int | None = None
     draws: bool = False
+    could_run: CouldRun = dict
 
     @property
     def trace(self) -> Events:

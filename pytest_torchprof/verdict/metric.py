@@ -22,12 +22,14 @@ class Metric(NamedTuple):
     Attributes:
         name: report key, baseline key, column; the marker is ``max_<name>``.
         unit: unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``; of a user's own metric, any.
-        klass: ``exact`` must equal the baseline, ``near`` within ``tolerance``, ``time`` follows
+        klass: ``exact`` must not exceed the baseline, ``near`` not by more than
+            the tolerance, ``time`` follows
             ``--torchprof-time``; ``never``: only limits apply, to a user's own metric.
         needs: what the capture must hold; without it, the metric is not measured.
         extract: the value from a trace; pure.
         help: one line for tables and ``--markers``.
-        tolerance: relative, of a ``near`` metric.
+        tolerance: by which share it may differ from the baseline, and still be as accepted.
+        margin: the same in its unit; the larger of the two counts.
         scopable: whether a limit may name an operator or a module.
         depends_on_order: whether it has a value depends on what ran earlier in the process.
         adds_up: whether more work can only increase it, so that a part of the work gives a lower
@@ -60,6 +62,7 @@ class Metric(NamedTuple):
     on_request: bool = False
     better: Better = "lower"
     own: OwnMetric | None = None
+    margin: float = 0.0
 
     @property
     def stored(self) -> bool:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.own_metrics import OwnMetric
     from pytest_torchprof.core.results import Finding
     from pytest_torchprof.rules.engine.check import Checked
-    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured
     from pytest_torchprof.verdict.metric import Metric
 
@@ -138,11 +137,11 @@ def _limited(
             return MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
         if budget.part is None:
             return values[at][1].get(metric.name, _UNTOLD)
-        return _in_process(others[at].checked.trace, budget, metric)
+        return _in_process(measured, others[at], budget, metric)
     if budget.module is not None:
         return _UNTOLD
     value = value_of_part(measured, budget, metric)
-    theirs = ((one.label, _in_process(one.checked.trace, budget, metric)) for one in others)
+    theirs = ((one.label, _in_process(measured, one, budget, metric)) for one in others)
     ran = [pair for pair in ((MAIN, value), *theirs) if not _did_not_run(pair[1])]
     return total(metric, ran) if ran else value
 
@@ -150,11 +149,11 @@ def _limited(
 _UNTOLD = MissingValue(because(Why.NOT_BY_PROCESS))
 
 
-def _in_process(trace: Events, budget: Budget, metric: Metric) -> Value:
+def _in_process(measured: Measured, one: Process, budget: Budget, metric: Metric) -> Value:
     """The same, of another process, in which no modules are marked."""
     if budget.module is not None or metric.timed_by_region or metric.own is not None:
         return _UNTOLD
-    return value_within_part(trace, budget, metric, unseen=False)
+    return value_within_part(one.checked.trace, budget, metric, measured.could_run)
 
 
 def _did_not_run(value: Value) -> bool:

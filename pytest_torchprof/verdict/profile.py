@@ -20,7 +20,7 @@ from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.own_limits import in_units, not_in_region, value_within
 from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
 from pytest_torchprof.verdict.regions import RegionValues, time_within, view_of
-from pytest_torchprof.verdict.scopes import did_not_run
+from pytest_torchprof.verdict.scopes import did_not_run, is_unknown
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.measured import Measured
+    from pytest_torchprof.verdict.measured import CouldRun, Measured
     from pytest_torchprof.verdict.metric import Metric
 
 _COLUMNS = (
@@ -95,7 +95,9 @@ def values_of(
     return values | {metric.name: measure(metric, trace) for metric in own}
 
 
-def value_within_part(source: Events, budget: Budget, metric: Metric, *, unseen: bool) -> Value:
+def value_within_part(
+    source: Events, budget: Budget, metric: Metric, could_run: CouldRun, *, unseen: bool = False
+) -> Value:
     """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
     assert budget.part is not None  # noqa: S101 - by callers
     how, what = budget.part
@@ -104,10 +106,13 @@ def value_within_part(source: Events, budget: Budget, metric: Metric, *, unseen:
     view = source.within(**{how: what})
     if unseen:
         return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
-    # A limit on something that did not run holds by mistake, unless it is 0: a name may be wrong.
+    # A limit on something that did not run holds by mistake, unless it is 0, of a known name.
     counted = metric.own is None and (budget.limit == 0 or budget.least is not None)
     if not view.selection.any() and not counted:
         return MissingValue(did_not_run(source, how, what))
+    if not view.selection.any() and budget.least is None:
+        why = is_unknown(source, how, what, could_run)
+        return measure(metric, view) if why is None else MissingValue(why)
     return measure(metric, view)
 
 
@@ -202,7 +207,7 @@ def value_of_part(measured: Measured, budget: Budget, metric: Metric) -> Value:
         is_of_name(module, name) for name in measured.unseen_modules
     )
     gap = _gap_of(budget, measured.region_gaps)
-    return gap or value_within_part(source, budget, metric, unseen=unseen)
+    return gap or value_within_part(source, budget, metric, measured.could_run, unseen=unseen)
 
 
 def _region(measured: Measured, name: str, laps: int | None) -> Profile:

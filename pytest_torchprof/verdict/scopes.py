@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, region_name
 
@@ -12,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.measured import CouldRun
 
 #: How a scope is called in a sentence.
 _WORDS = {"op": "operator", "kernel": "kernel", "module": "module", "region": "region"}
 _MOST_SHOWN = 3
 #: Why a part of a test has no number: nothing of its name ran.
-DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
+DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR, Why.SCOPE_UNKNOWN})
 
 
 def did_not_run(trace: Events, how: str, what: str) -> Reason:
@@ -31,6 +33,18 @@ def did_not_run(trace: Events, how: str, what: str) -> Reason:
     if near:
         return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)
     return because(Why.SCOPE_DID_NOT_RUN, scope=_WORDS[how], name=what)
+
+
+def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reason | None:
+    """Why nothing of this name or glob could run; None if something could, or nobody knows."""
+    import difflib
+
+    ran, known = _ran(trace, how), could_run()
+    names = {*ran, *known.get(how, ())}
+    if not known or any(is_of_name(what, name) for name in names):
+        return None
+    near = tuple(difflib.get_close_matches(what, sorted(names), _MOST_SHOWN)) or ("none",)
+    return because(Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
 
 
 def _ran(trace: Events, how: str) -> list[str]:

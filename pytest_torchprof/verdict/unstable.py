@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, MissingValue, Range, Unstable, of_rules
+from pytest_torchprof.core.units import alike
 from pytest_torchprof.verdict.own_metrics import row_of
 
 if TYPE_CHECKING:
@@ -75,19 +76,25 @@ def ranges_of(
 
 
 def _ranges(profile: Profile, other: Profile) -> dict[str, tuple[Range, str]]:
-    """By label, the range of each metric that differs, and its unit."""
-    found = {}
+    """By label, the range of each metric that differs, and its unit.
+
+    What differs within its tolerance has one only where something differs by more.
+    """
+    found, more = dict[str, tuple[Range, str]](), False
     for name, value in profile.metrics.items():
         metric, again = row_of(name, profile.own), other.metrics.get(name)
         if isinstance(value, MissingValue) or isinstance(again, MissingValue) or again is None:
             continue
-        if _may_vary(metric) and _differ(value, again, metric.tolerance):
+        if _may_vary(metric) and value != again:
+            low, high = sorted((value, again), key=abs)
+            more = more or not alike(low, high, metric.tolerance, metric.margin)
             found[name] = Range.of(value, again), metric.unit
     for rule, count in profile.compared.items():
         again = other.compared.get(rule)
         if again is not None and again != count:
             found[findings_label(rule)] = Range.of(count, again), "1"
-    return found
+            more = True
+    return found if more else {}
 
 
 def _holds(known: Range, value: Value | None) -> bool:
@@ -109,10 +116,6 @@ def _may_vary(metric: Metric) -> bool:
     """Whether the profiled run decides it; findings vary rule by rule."""
     told = metric.of_region or metric.own is not None
     return metric.stored and told and metric.name != "findings"
-
-
-def _differ(one: Number, other: Number, tolerance: float) -> bool:
-    return abs(one - other) > tolerance * min(abs(one), abs(other))
 
 
 # -------------------------------------------------------------------- comparing

@@ -507,3 +507,14 @@ def test_baselines_of_another_project_are_not_named_as_left_behind(tmp_path: Pat
     for name, whose in (("test_ours", project), ("test_theirs", "somebody")):
         update(store / f"{name}.json", [entry(ops=1)], existing=None, project=whose)
     assert [store / "test_ours.json"] == orphans(tests, store, project)
+
+
+def test_a_bound_is_kept_with_its_chip(tmp_path: Path) -> None:
+    """Without one, a bound that was accepted stays, and so does its chip."""
+    path = tmp_path / "test_x.json"
+    for chip, kept in ((None, None), ("T4", "T4"), (None, "T4"), ("L4", "L4")):
+        accepted = Baseline(metrics={"ops": 1, **({"bound_ms": 1.0} if chip else {})}, chip=chip)
+        update(path, [Entry("test_a", CPU, accepted)], existing=None)
+        found = entry_of(load(path), "test_a", CPU)
+        assert found is not None
+        assert kept == found.chip

@@ -57,15 +57,16 @@ def test_a_step_is_a_value_that_no_run_before_has(
     ("value", "stepped"), [(100, False), (101, False), (102, True), (98, True)]
 )
 def test_within_the_tolerance_there_is_no_step(value: int, stepped: bool) -> None:
-    assert stepped == bool(steps({0: 100, 1: value}, CHAIN[:2], tolerance=0.01))
+    assert stepped == bool(steps({0: 100, 1: value}, CHAIN[:2], tolerance=(0.01, 0)))
 
 
 def test_the_tolerance_is_that_of_the_metric() -> None:
-    assert 0 == tolerance_of(series("ops"))
-    assert 0 < tolerance_of(series("instructions", "near"))
+    assert (0, 0) == tolerance_of(series("ops"))
+    assert (0.001, 512) == tolerance_of(series("peak_cpu_bytes"))
+    assert (0.01, 0) == tolerance_of(series("instructions", "near"))
     assert tolerance_of(series("kernels[op=a]")) == tolerance_of(series("kernels"))
-    assert 0.01 == tolerance_of(series("my_number", "near"))
-    assert 0 == tolerance_of(series("my_number"))
+    assert (0.01, 0) == tolerance_of(series("my_number", "near"))
+    assert (0, 0) == tolerance_of(series("my_number"))
 
 
 def test_a_drift_is_between_runs_of_the_line_alone() -> None:

@@ -206,7 +206,7 @@ To accept the new values: pytest --accept tests/test_a.py""",
             """\
 torchprof: wall_ms 3 ms → 4.5 ms (+56.0 %): regressed against the baseline
   wall_ms  3 ms → 4.5 ms  (+50.0 %)
-           fastest round / reference kernel: 15 → 23.4  (+56.0 %, tolerance 25%)
+           fastest round / reference kernel: 15 → 23.4  (+56.0 %, tolerance 25 %)
            40 rounds, ±3 %: quartiles 4.4 ms and 4.7 ms, fastest 4.25 ms
   to confirm the time: torchprof ab REF -- tests/test_a.py
 
@@ -411,7 +411,7 @@ def numbers_line(metric: str, before: float, now: float) -> str:
 
 
 @given(
-    st.sampled_from(["flops", "ops", "allocated_cpu_bytes"]),
+    st.sampled_from(["flops", "ops", "moved_bytes"]),
     st.integers(0, 2**62),
     st.integers(1, 2**30),
 )
@@ -430,8 +430,8 @@ def test_a_change_is_never_printed_as_none(metric: str, before: int, more: int) 
         ("ops", 100_000, 100_001, "100,000 → 100,001  (+<0.1 %)"),
         ("ops", 0, 1, "0 → 1  (from 0)"),
         ("flops", 2**62, 2**62 + 1, "4,611,686,018,427,387,904 FLOP → 4,611,686,018,427,387,905"),
-        ("allocated_cpu_bytes", 2**29, 2**29 + 1, "536,870,912 B → 536,870,913 B  (+<0.1 %)"),
-        ("self_cuda_ms", 1.0, 60.0, "1 ms → 60 ms  (×60, tolerance 25%)"),
+        ("moved_bytes", 2**29, 2**29 + 1, "536,870,912 B → 536,870,913 B  (+<0.1 %)"),
+        ("self_cuda_ms", 1.0, 60.0, "1 ms → 60 ms  (×60, tolerance 25 %)"),
     ],
 )
 def test_numbers(metric: str, before: float, now: float, expected: str) -> None:

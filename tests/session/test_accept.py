@@ -84,11 +84,11 @@ def test_what_changed_is_printed_old_and_new(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TWO)
     accept(pytester)
     doctor(pytester, "test_a", ops=7, allocated_cpu_bytes=2048)
-    doctor(pytester, "test_b", allocated_cpu_bytes=17)
+    doctor(pytester, "test_b", allocated_cpu_bytes=1000)
     ran = accept(pytester)
     assert [
         "__torchprof__/test_it.json: test_a: allocated_cpu_bytes 2 KiB → 16 B, ops 7 → 1",
-        "__torchprof__/test_it.json: test_b: allocated_cpu_bytes 17 B → 16 B",
+        "__torchprof__/test_it.json: test_b: allocated_cpu_bytes 1,000 B → 16 B",
     ] == after(ran.out)
     assert {"test_a": "ok", "test_b": "ok"} == run(pytester, "--torchprof").statuses
 
@@ -97,11 +97,11 @@ def test_the_printed_change_has_enough_digits_to_distinguish_the_numbers(
     pytester: pytest.Pytester,
 ) -> None:
     source = "import torch\ndef test_a(): torch.ones({size}, dtype=torch.uint8)"
-    pytester.makepyfile(test_it=source.format(size=3520))
+    pytester.makepyfile(test_it=source.format(size=2**22))
     accept(pytester)
-    pytester.makepyfile(test_it=source.format(size=3521))
+    pytester.makepyfile(test_it=source.format(size=2**22 + 5000))
     (line,) = after(accept(pytester).out)
-    assert "allocated_cpu_bytes 3.4375 KiB → 3.4385 KiB, " in line
+    assert "allocated_cpu_bytes 4 MiB → 4.005 MiB, " in line
 
 
 def test_a_regression_is_accepted_and_the_test_passes(pytester: pytest.Pytester) -> None:
@@ -382,7 +382,7 @@ def test_b(torchprof):
     torchprof.assert_expected_inline(
         """\\
 ops                   7
-allocated_cpu_bytes   1 B
+allocated_cpu_bytes   1 KiB
 """
     )
 
@@ -433,7 +433,7 @@ def test_inline_expectations_are_rewritten_in_place(pytester: pytest.Pytester) -
     assert ({"failed": 2, "passed": 1}, INLINE) == (before.outcomes, source(pytester))
     ran = accept(pytester)
     assert ACCEPTED == source(pytester)
-    changed = "test_it.py:14 rewritten: ops 7 → 2, allocated_cpu_bytes 1 B → 32 B"
+    changed = "test_it.py:14 rewritten: ops 7 → 2, allocated_cpu_bytes 1 KiB → 32 B"
     assert ["test_it.py:8 rewritten", changed] == [
         line for line in ran.out.splitlines() if " rewritten" in line
     ]
@@ -447,7 +447,7 @@ def test_an_inline_mismatch_shows_both_and_how_to_accept(pytester: pytest.Pytest
     out = run(pytester, "--torchprof", "-k", "test_b").out
     assert "torchprof: ops 7 → 2: the inline expectation does not match" in out
     for line in ("  -ops                   7", "  +ops                   2",
-                 "  -allocated_cpu_bytes   1 B", "  +allocated_cpu_bytes   32 B",
+                 "  -allocated_cpu_bytes   1 KiB", "  +allocated_cpu_bytes   32 B",
                  "To accept the new values: pytest --accept test_it.py::test_b"):  # fmt: skip
         assert line in out.splitlines(), line
 

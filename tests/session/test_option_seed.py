@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.sessions import accept, doctor, read_baseline, run
+from support.sessions import accept, read_baseline, run
 
 from pytest_torchprof.capture.seeding import seed_for
 from pytest_torchprof.session.runs.seeds import MOST_TRIES
@@ -169,25 +169,6 @@ def test_a_plugin_that_seeds_at_random_gets_our_seed(pytester: pytest.Pytester) 
     one, other = (drawn(pytester, f"--randomly-seed={seed}", seed=1) for seed in (11, 22))
     assert one[0] != other[0]
     assert one[1:] == other[1:]
-
-
-@pytest.mark.thorough
-def test_a_baseline_accepted_without_a_seed_stays_valid(pytester: pytest.Pytester) -> None:
-    """A number that differs is measured once more, as it was accepted."""
-    pytester.makepyfile(test_it=LOOPS.format(digits=3))
-    random.seed(1)
-    accept(pytester, "--torchprof-seed=keep")
-    (entry,) = read_baseline(pytester)["tests"]["test_loops"].values()
-    assert "seed" not in entry
-    random.seed(1)
-    again = run(pytester, "--torchprof")
-    assert {"test_loops": "ok"} == again.statuses
-    assert "1 test profiled in 4 runs" in again.out
-
-    doctor(pytester, "test_loops", ops=entry["metrics"]["ops"] - 1)
-    random.seed(1)
-    worse = run(pytester, "--torchprof")
-    assert {"test_loops": "regressed"} == worse.statuses
 
 
 @pytest.mark.thorough

@@ -72,7 +72,7 @@ def test_a_gated_regression_says_all_that_it_was_decided_by(pytester: pytest.Pyt
     assert re.search(r"torchprof: wall_ms .* → .*: regressed against the baseline", ran.out)
     lines = iter(ran.out.splitlines())
     assert next(line for line in lines if line.startswith("  wall_ms  <0.001 us → "))
-    assert re.fullmatch(r" +fastest round / reference kernel: .* → .*25%\)", next(lines))
+    assert re.fullmatch(r" +fastest round / reference kernel: .* → .*25 %\)", next(lines))
     assert re.fullmatch(r" +2 rounds, ±.* %: quartiles .* and .*, fastest .*", next(lines))
     assert "  to confirm the time: torchprof ab REF -- test_it.py::test_add" == next(lines)
     metric = ran.metric("wall_ms")

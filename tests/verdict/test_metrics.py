@@ -58,6 +58,7 @@ FROM_EVENTS = [
     "exposed_comm_ms",
 ]
 #: From the allocator's totals, which a capture without device memory lacks.
+WHAT = ("peak", "allocated", "leaked")
 TOTALS = ["max_cuda_bytes", "max_reserved_cuda_bytes"]
 #: Of a device's work, for tests that ask for them.
 ESTIMATES = ["host_reads", "launches", "bound_ms", "estimated_cuda_bytes"]
@@ -97,10 +98,10 @@ def test_the_table_holds_every_metric_once() -> None:
     assert all(name == metric.name and metric.help for name, metric in METRICS.items())
     assert {m.klass for m in METRICS.values() if m.unit == "ms" and not m.on_request} == {"time"}
     assert {m.name for m in METRICS.values() if m.tolerance} == {
-        *("instructions", "peak_cuda_bytes", "allocated_cuda_bytes"),
-        *("bound_ms", "estimated_cuda_bytes"),
-        *TOTALS,
+        *("instructions", "bound_ms", "estimated_cuda_bytes", *TOTALS),
+        *(memory := [f"{what}_{where}_bytes" for what in WHAT for where in ("cpu", "cuda")]),
     }
+    assert {m.name: m.margin for m in METRICS.values() if m.margin} == dict.fromkeys(memory, 512)
     assert {m.name for m in METRICS.values() if m.on_request} == {*ESTIMATES}
     assert {m.name for m in METRICS.values() if m.depends_on_order} == {*COMPILED}
     assert {m.name for m in METRICS.values() if not m.compared} == {

@@ -134,9 +134,9 @@ def profile(ops: Any = 5, **other: Any) -> Profile:
 
 def test_ranges_are_of_what_the_profiled_run_decides() -> None:
     assert {} == ranges_of(profile(), profile(), None)
-    first = profile(recompiles=1, leaked_cpu_bytes=-4)
-    other = profile(7, recompiles=2, leaked_cpu_bytes=4)
-    expected = {"ops": Range(5, 7), "leaked_cpu_bytes": Range(-4, 4)}
+    first = profile(recompiles=1, leaked_cpu_bytes=-400)
+    other = profile(7, recompiles=2, leaked_cpu_bytes=400)
+    expected = {"ops": Range(5, 7), "leaked_cpu_bytes": Range(-400, 400)}
     assert expected == ranges_of(first, other, None) == ranges_of(other, first, None)
     assert (
         {} == ranges_of(profile(), profile(GONE), None) == ranges_of(profile(GONE), profile(), None)
@@ -158,16 +158,16 @@ def test_without_another_run_ranges_stay_that_still_hold() -> None:
 def test_what_varies_is_told_with_units_regions_and_operators() -> None:
     first, other = (
         Profile(
-            {"ops": n, "allocated_cpu_bytes": 4},
+            {"ops": n, "moved_bytes": 4},
             operators={"aten::add": {"calls": n}, "aten::mul": {"calls": 1}},
-            regions={"part": Profile({"allocated_cpu_bytes": n}), f"only {n}": Profile({"ops": n})},
+            regions={"part": Profile({"moved_bytes": n}), f"only {n}": Profile({"ops": n})},
         )
         for n in (3, 1)
     )
     found = unstable(first, other, drawn=True)
     assert found is not None
-    assert {"ops": Range(1, 3), "part: allocated_cpu_bytes": Range(1, 3)} == found.ranges
-    assert {"ops": "1", "part: allocated_cpu_bytes": "B"} == found.units
+    assert {"ops": Range(1, 3), "part: moved_bytes": Range(1, 3)} == found.ranges
+    assert {"ops": "1", "part: moved_bytes": "B"} == found.units
     assert {"aten::add": Range(1, 3)} == found.operators
     assert found.drawn
     assert unstable(first, first, drawn=True) is None

@@ -75,16 +75,10 @@ class ItemVerdicts:
         #: The first test of each baseline that cannot be used, which says why.
         self._told: dict[Path, str] = {}
 
-    def begin(
-        self, item: pytest.Item
-    ) -> tuple[Callable[[Measured], bool], Callable[[Measured], bool]]:
-        """Start a test without a verdict.
-
-        Return what decides later whether to locate lines, and whether to profile without a seed.
-        """
+    def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
+        """Start a test without a verdict; return what decides later whether to locate lines."""
         item.stash[_VERDICT] = ItemVerdict()
-        subject, judge = self._subject(item), self._judge
-        return partial(judge.wants_lines, subject), partial(judge.wants_unseeded, subject)
+        return partial(self._judge.wants_lines, self._subject(item))
 
     def load(self, item: pytest.Item) -> None:
         """Read the test's baseline file now; errors in it are reported when the test is judged."""

@@ -24,6 +24,7 @@ from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
     Terms,
+    advice,
     compared,
     judged,
     not_profiled,
@@ -66,7 +67,9 @@ class Judge:
         self.traces = KeptTraces(settings)
         self._roots = Roots(root)
         self._compared: Compared | None = None
-        self._terms = Terms(settings.time, settings.strict, settings.accept, contended=is_worker)
+        self._terms = Terms(
+            settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
+        )
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
 
     def judge(
@@ -91,6 +94,8 @@ class Judge:
         compared, self._compared = self._compare(subject, result), None
         measured, findings, faults = _located(result)
         verdict = judged(measured, compared, findings, self._roots, self._terms)
+        if verdict.status == "new" and not self._settings.accept:
+            verdict = self._against_elsewhere(subject, measured, verdict)
         failed = bool(verdict.causes) or measured.mismatch is not None
         kept = self.traces.keep(subject.nodeid, export, failed=failed)
         message = self._message(subject, measured, compared, verdict) if verdict.causes else None
@@ -139,17 +144,6 @@ class Judge:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
-    def wants_unseeded(self, subject: Subject, measured: Measured) -> bool:
-        """Whether numbers differ from a baseline that was accepted without a seed."""
-        if self._settings.accept or measured.mismatch is not None:
-            return False
-        try:
-            compared = self._compare(subject, measured)
-        except BaselineError:
-            return False
-        baseline = compared.baseline
-        return baseline is not None and baseline.seed is None and compared.differs
-
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
         """Computed once per trace and what is recorded beside it."""
         if self._compared is None or not self._compared.holds_for(measured):
@@ -159,6 +153,22 @@ class Judge:
 
     def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
         return store.entry_of(self.load(subject.baseline), subject.name, environment, cpu)
+
+    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
+        """The verdict, with what differs from a baseline of another torch or chip, as advice."""
+        data = self.load(subject.baseline)
+        found = store.entry_elsewhere(data, subject.name, measured.environment)
+        if found is None or verdict.profile is None:
+            return verdict
+        there, baseline = found
+        changes = advice(verdict.profile, baseline, self._terms)
+        why = because(
+            Why.OTHER_ENVIRONMENT,
+            here=measured.environment,
+            accepted=there,
+            changes=changes or ("nothing",),
+        )
+        return replace(verdict, reason=why)
 
     def _message(
         self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged

@@ -10,6 +10,7 @@ from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.device_watch import leave_device, watch_device
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.registry import could_run
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -46,8 +47,7 @@ class Gatherer(OfProcesses):
     ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
     called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
     of earlier tests. ``frozen``: objects from before the test are frozen for good, see
-    `GarbageControl`. ``name`` is what the test's seeds are made of, and ``wants_unseeded`` decides
-    whether the test is profiled again without one, as it was accepted.
+    `GarbageControl`. ``name`` is what the test's seeds are made of.
     """
 
     def __init__(
@@ -61,12 +61,10 @@ class Gatherer(OfProcesses):
         laps: RecentLaps | None = None,
         frozen: bool = False,
         name: str = "",
-        wants_unseeded: Callable[[Measured], bool] = lambda _: False,
     ) -> None:
         self.folder, self.own_files, self.frozen = folder, own_files, frozen
         self._machine = machine
         self._wants_lines = wants_lines
-        self._wants_unseeded = wants_unseeded
         self._recent_laps = laps if laps is not None else RecentLaps()
         #: Runs of the item, including the first.
         self.runs = 0
@@ -300,6 +298,7 @@ class Gatherer(OfProcesses):
             recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
             seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
             draws=self.seeds.decide,
+            could_run=could_run,
             **self.of_processes,
         )
 
@@ -351,10 +350,6 @@ class Gatherer(OfProcesses):
             while kind == "profile" and self.wants_another and self.reason is None:
                 yield kind
         yield from self._settling
-        if self._has_trace and self.seeds.matter and self._asks(self._is_unseeded):
-            self.seeds.forgo()
-            yield from (kind for kind in kinds if kind in ("profile", "modules"))
-            yield from self._settling
         if self._has_trace and not self.asked.complete and self.asked.take_early():
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
@@ -379,9 +374,6 @@ class Gatherer(OfProcesses):
         """Note that a run has not told what rules ask for, if so."""
         if self._has_trace and self._asks(still_asked):
             self._captures.note_untold()
-
-    def _is_unseeded(self) -> bool:
-        return self._wants_unseeded(self.measured())
 
     @property
     def pairs_runs(self) -> list[RunKind]:

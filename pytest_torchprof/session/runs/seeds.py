@@ -37,8 +37,6 @@ class Seeds:
         self._name = name
         self._start = start
         self._attempt = 0
-        #: The next runs draw like the first one.
-        self._unseeded = False
         #: The generators that the first run has used, or seeded itself; None if it is the only one.
         self._used: Differing | None = None
         #: The states at the end of the profiled run, and of the one with another seed.
@@ -48,8 +46,8 @@ class Seeds:
 
     @property
     def number(self) -> int | None:
-        """The user's seed, None if the run at hand has none."""
-        return None if self._unseeded else self._number
+        """The user's seed, None for none."""
+        return self._number
 
     @property
     def matter(self) -> bool:
@@ -100,14 +98,10 @@ class Seeds:
 
     def next_try(self) -> bool:
         """Whether another seed is left after a run that failed; the next run has it."""
-        if not self.matter or self._unseeded or self._attempt + 1 >= MOST_TRIES:
+        if not self.matter or self._attempt + 1 >= MOST_TRIES:
             return False
         self._attempt += 1
         return True
-
-    def forgo(self) -> None:
-        """Run as the first run did from here on, without a seed."""
-        self._unseeded = True
 
 
 def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:

@@ -1,0 +1,208 @@
+"""What a change means: red, improved, advice, or as accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inner import ACCEPT, CHECK, session
+
+KEPT = """
+    import torch
+
+    def test_it(torchprof):
+        with torchprof("part"):
+            kept = torch.empty({size}, dtype=torch.uint8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("accepted", "now", "tolerance", "status"),
+    [
+        (100, 612, "", "ok"),  # 512 B more
+        (100, 613, "", "regressed"),
+        (613, 100, "", "improved"),
+        (1_000_000, 1_001_000, "", "ok"),  # 0.1 % more
+        (1_000_000, 1_001_001, "", "regressed"),
+        (1_000_000, 1_001_001, "*_bytes: 1 KiB", "ok"),
+        (1_000_000, 1_010_000, "*_bytes: 1 %", "ok"),
+        (1_000_000, 1_010_001, "*_bytes: 1 %", "regressed"),
+        (1_000_000, 1_000_001, "*_bytes: 0 %", "regressed"),
+    ],
+)
+def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
+    pytester: pytest.Pytester, accepted: int, now: int, tolerance: str, status: str
+) -> None:
+    """The same for a region, and accepting keeps what is within the tolerance."""
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {tolerance}")
+    session(pytester, KEPT.format(size=accepted), *ACCEPT)
+    (file,) = Path("__torchprof__").glob("*.json")
+    before = file.read_text()
+    found, [test] = session(pytester, KEPT.format(size=now), *CHECK)
+    assert (status, status == "regressed") == (test["status"], found.ret == 1)
+    for part in (test, test["regions"]["part"]):
+        said = [part["metrics"][f"{what}_cpu_bytes"]["status"] for what in ("peak", "allocated")]
+        assert [status] * 2 == said
+    session(pytester, KEPT.format(size=now), *ACCEPT)
+    assert (status == "ok") == (before == file.read_text())
+
+
+@pytest.mark.parametrize(("now", "passes"), [(612, True), (613, False)])
+def test_an_inline_expectation_of_memory_has_the_same_tolerance(
+    pytester: pytest.Pytester, now: int, passes: bool
+) -> None:
+    line = 'torchprof["part"].assert_expected_inline("peak_cpu_bytes 100 B")'
+    found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", *CHECK)
+    assert passes == (found.ret == 0)
+
+
+def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
+    marked = KEPT.replace("def", "@__import__('pytest').mark.max_peak_cpu_bytes(100)\n    def")
+    assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1][0]["status"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("peek_cpu_bytes: 1 %", "*no such metric*peak_cpu_bytes*"),
+        ("flops: 4 KiB", "*no such metric of this unit*"),
+        ("ops: -1 %", "*negative*"),
+        ("ops", "*'ops' is no tolerance*METRIC_GLOB: 1 %*"),
+    ],
+)
+def test_a_wrong_tolerance_is_a_usage_error(
+    pytester: pytest.Pytester, line: str, said: str
+) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
+    found, _ = session(pytester, KEPT.format(size=1), *CHECK)
+    found.stderr.fnmatch_lines([said])
+
+
+ORDER = """
+    import torch
+
+    def test_it():
+        parts = []
+        for size in {sizes}:
+            parts.append(torch.ones(size) * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("accepted", "now", "status"),
+    [
+        ((30_000, 10_000), (10_000, 30_000), "regressed"),  # 240 → 280 kB
+        ((50_000, 45_000), (45_000, 50_000), "ok"),  # 140,000 → 145,000
+        ((45_000, 50_000), (50_000, 45_000), "ok"),
+        ((50_000, 45_000), (50_000, 50_000), "regressed"),  # not the same bytes
+    ],
+)
+def test_another_order_of_the_same_operators_only_advises_on_the_peak_up_to_a_tenth(
+    pytester: pytest.Pytester, accepted: Any, now: Any, status: str
+) -> None:
+    session(pytester, ORDER.format(sizes=accepted), *ACCEPT)
+    found, [test] = session(pytester, ORDER.format(sizes=now), *CHECK, "--torchprof-strict")
+    assert (status, status == "regressed") == (test["status"], found.ret == 1)
+    if status == "ok":
+        assert "advisory" == test["metrics"]["peak_cpu_bytes"]["status"]
+        found.stdout.fnmatch_lines(["the same operators*only the peak*PYTHONHASHSEED*test_it*"])
+
+
+LESS = """
+    import time, torch
+
+    def test_it(torchprof):
+        with torchprof("part"):
+            for _ in range({runs}):
+                torch.ones(8) + 1
+        end = time.process_time() + {seconds}
+        while time.process_time() < end:
+            pass
+"""
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0.01, "improved"), (0.2, "ok")])
+def test_less_work_is_no_improvement_if_it_takes_longer(
+    pytester: pytest.Pytester, seconds: float, status: str
+) -> None:
+    """The time is said in words, old → new, in every report, and strict mode does not fail it."""
+    session(pytester, LESS.format(runs=3, seconds=0.02), *ACCEPT)
+    options = (*CHECK, "--torchprof-strict", "--torchprof-markdown=r.md", "--torchprof-html=r.html")
+    found, [test] = session(pytester, LESS.format(runs=2, seconds=seconds), *options)
+    ops = [part["metrics"]["ops"]["status"] for part in (test, test["regions"]["part"])]
+    assert (status, [status] * 2, status == "improved") == (test["status"], ops, found.ret == 1)
+    if status == "ok":
+        said = "less work, but slower, so not improved: wall_ms "
+        assert test["reason"].startswith(said)
+        found.stdout.fnmatch_lines([f"{said}* → *test_it*"])
+        for file in ("r.md", "r.html"):
+            assert "less work, but slower" in Path(file).read_text()
+
+
+NAMED = """
+    import pytest, torch
+    from torch.profiler import record_function
+
+    class Head(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    class Tail(Head):
+        pass
+
+    if not hasattr(torch.ops.mine, "twice"):
+        torch.library.define("mine::twice", "(Tensor x) -> Tensor")
+
+    @pytest.mark.max_{metric}(0, {scope})
+    def test_it(torchprof):
+        with torchprof("part"), record_function("label"):
+            pass
+        Head()(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("metric", "scope", "near"),
+    [
+        ("ops", 'op="aten::unbind"', None),
+        ("ops", 'op="aten::unb*"', None),
+        ("ops", 'op="mine::twice"', None),
+        ("ops", 'op="MulBackward0"', None),
+        ("ops", 'op="aten::untbind"', "aten::unbind"),
+        ("ops", 'op="aten::untb*"', ""),
+        ("flops", 'op="aten::matmull"', "aten::matmul"),
+        ("ops", 'module="Tail"', None),
+        ("ops", 'module="Tial"', "Tail"),
+        ("ops", 'region="label"', None),
+        ("ops", 'region="part"', None),
+        ("ops", 'region="prt"', "part"),
+    ],
+)
+def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(
+    pytester: pytest.Pytester, metric: str, scope: str, near: str | None
+) -> None:
+    found, [test] = session(pytester, NAMED.format(metric=metric, scope=scope), *CHECK)
+    label = f"{metric}[{scope.replace(chr(34), '')}]"
+    status = test["metrics"][label]["status"]
+    if near is None:
+        assert "ok" == status
+    else:
+        assert "not_measured" == status
+        found.stdout.fnmatch_lines([f"budget max_{label.replace('[', '[[]')} not checked:*{near}*"])
+
+
+def test_a_misspelled_limit_of_the_project_is_said(pytester: pytest.Pytester) -> None:
+    """A region that this test does not have is another test's, and stays unsaid."""
+    lines = ["max_ops = 0, op=aten::untbind", "max_ops = 0, region=other"]
+    pytester.makeini("\n  ".join(["[pytest]\ntorchprof_budgets =", *lines]))
+    _, [test] = session(pytester, KEPT.format(size=4), *CHECK)
+    assert "not_measured" == test["metrics"]["ops[op=aten::untbind]"]["status"]
+
+
+def test_a_limit_of_zero_holds_for_a_region_that_was_accepted(pytester: pytest.Pytester) -> None:
+    session(pytester, KEPT.format(size=4), *ACCEPT)
+    marked = KEPT.replace("def", "@__import__('pytest').mark.max_ops(0, region='part')\n    def")
+    gone = marked.replace('torchprof("part")', 'torchprof("parts")').format(size=4)
+    _, [test] = session(pytester, gone, *CHECK)
+    assert "ok" == test["metrics"]["ops[region=part]"]["status"]

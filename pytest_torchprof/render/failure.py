@@ -212,7 +212,8 @@ def _numbers(verdict: Verdict) -> str:
     if verdict.baseline is None:
         return format_quantity(verdict.value, unit)
     before, now = format_pair(verdict.baseline, verdict.value, unit)
-    tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit)
+    near = metric_of(verdict).klass != "exact"  # elsewhere it is the same few bytes in each line
+    tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
     reason = f"; {in_words(verdict.reason)}" if verdict.reason else ""

@@ -28,6 +28,9 @@ _LARGEST_NS = 2**61
 _LARGEST_US = _LARGEST_NS / 1000
 #: Among more events, some start together.
 _FEW = 10_000
+#: A name is cut there. Those of kernels have some thousand characters; patterns on longer ones take
+#: seconds.
+_LONGEST_NAME = 16_384
 
 
 class Event(msgspec.Struct, gc=False):
@@ -138,7 +141,7 @@ class Columns:
         order = _in_time_order(ts, dur, kind)
         names: dict[str, int] = {}
         threads: dict[tuple[Any, Any], int] = {}
-        written = [label[0] or "" for label in self._labels]
+        written = [(label[0] or "")[:_LONGEST_NAME] for label in self._labels]
         shown = base_names(written, [kind == Kind.OP for kind in self._labels.kinds])
         name = [names.setdefault(one, len(names)) for one in shown]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]

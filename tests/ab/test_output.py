@@ -196,7 +196,9 @@ def test_a_narrow_terminal_has_no_intervals(
 
 def test_markdown_is_fit_for_a_comment(say: Say, fake: Fake) -> None:
     _, out, _ = say("main", "--format", "markdown")
-    assert out.startswith("- A: main (3f2a91c)\n- B: working tree, uncommitted changes\n\n| test ")
+    assert out.startswith(
+        "- A: main `(3f2a91c)`\n- B: working tree, uncommitted changes\n\n| test "
+    )
     row = next(line for line in out.splitlines() if "test_step" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [

@@ -412,6 +412,33 @@ def samples_loaded_by_workers():
     return block
 
 
+@ON_GPU.near_miss("sync-dataloader")
+def batches_from_a_list():
+    model, _, _ = classifier()
+    batches = [torch.randn(4, 3, 32, 32) for _ in range(4)]
+
+    def block():
+        with torch.no_grad():
+            for x in batches:
+                model(x.cuda())
+
+    return block
+
+
+@ON_GPU.near_miss("sync-dataloader")
+def workers_that_persist_over_two_epochs():
+    model, _, _ = classifier()
+    loader = DataLoader(Slow(8, 0.002), batch_size=4, num_workers=1, persistent_workers=True)
+
+    def block():
+        with torch.no_grad():
+            for _ in range(2):
+                for x, _ in loader:
+                    model(x.cuda())
+
+    return block
+
+
 @ON_GPU.positive("starved-loader", ANY)
 def one_worker_for_slow_samples():
     model, optimizer, criterion = classifier()

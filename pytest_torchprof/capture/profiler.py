@@ -242,8 +242,9 @@ class Capture:
     def _lap(self, name: str) -> Iterator[None]:
         with real_torch().mark(region_mark(name)):
             yield
-            if not self._first:  # what is live at the end is no garbage
-                collect()
+            # What is live at the end is no garbage. Only what the lap has made is looked through.
+            if not self._first:
+                collect(0)
 
     # ---------------------------------------------------------------- the end
 

@@ -62,7 +62,7 @@ def dask_answers(
                 continue
             try:
                 found = _answer_of(future, sources[places[future]])
-            except TimeoutError:  # its worker ended before we had it: another one asks again
+            except TimeoutError:  # still on its way, or its worker ended: another one asks again
                 _check_alive(client, address)
                 done.put(future)
                 continue
@@ -73,9 +73,10 @@ def _answer_of(future: Any, source: Source) -> Answer:
     try:
         found: Answer = future.result(timeout=_LOOK_S)
     except Exception as error:  # noqa: BLE001 - that of a worker
-        if future.status == "pending":
+        kind = type(error).__name__  # asyncio's timeout is of another type until Python 3.11
+        if kind == "TimeoutError" and future.status != "error":
             raise TimeoutError from None
-        if type(error).__name__ != "KilledWorker":
+        if kind != "KilledWorker":
             return fault(source, error)
         what = f"{source.shown}: its workers ended, one after the other"
         return Answer(None, None, TraceError(what, "", "it may need more memory"))

@@ -21,9 +21,9 @@ SUFFIX = ".run.json"
 #: Schemes whose file systems are packages of their own, and our extras that bring them.
 _EXTRAS = {"s3": "history-s3", "s3a": "history-s3", "gs": "history-gs", "gcs": "history-gs"}
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
-#: Between scheme and host: a user and a password.
 #: Of a file in an object store: what a new content changes, as one or the other store has it.
 _CHANGING = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
+#: Between scheme and host: a user and a password.
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 
 

@@ -95,7 +95,7 @@ SENTENCES: Mapping[Why, str] = {
         "warm-up run"
     ),
     Why.THREADS_NOT_PROFILED: "the test starts threads, and this torch cannot profile them",
-    Why.COMPARISON_FAILED: "the test's own comparison of measured numbers failed",
+    Why.COMPARISON_FAILED: "an assertion failed once the test's numbers were measured",
     Why.TWO_REGIONS: "the test measures more than one region through the fixture",
     Why.REGION_NOT_REACHED: (
         "the test measures a part through the torchprof fixture, but never reached it"

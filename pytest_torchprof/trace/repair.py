@@ -22,8 +22,8 @@ _QUOTE = late(rb'(\\.)|"')
 #: (pytorch/kineto#617), and control characters; elsewhere, an invalid number: a bandwidth over no
 #: time (pytorch/kineto#105); or a trailing comma. No part is tried twice, whatever the text is.
 _FAULT = late(
-    rb'"|\\(?:["\\/bfnrt]|u[0-9a-f]{4})?|[\x00-\x1f]|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])',
-    re.IGNORECASE,
+    rb'"|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?|[\x00-\x1f]'
+    rb"|[-+]?\b(?i:nan|inf(?:inity)?)\b|,(?=\s*[\]}])",
 )
 _TOKEN = late(rb'"|\\.|{|}|\[|\]', re.DOTALL)
 

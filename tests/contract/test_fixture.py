@@ -78,7 +78,7 @@ def test_a_failed_comparison_of_measured_numbers_is_over_budget_and_says_so(
     source = f"import time\n{HEAD}\nfast, slow = lambda: 0, lambda: time.sleep(0.002)\n"
     pytester.makepyfile(test_it=f"{source}\ndef test_it(torchprof):\n    {body}\n")
     ran = run(pytester, "--accept", "--torchprof-html=page.html")
-    test, why = ran.tests["test_it"], "own comparison of measured numbers failed"
+    test, why = ran.tests["test_it"], "assertion failed once the test's numbers were measured"
     assert (test["outcome"], test["status"]) == ("failed", "over_budget"), ran.out
     assert ran.metric("flops", "test_it")["value"] == 0
     assert why in test["reason"]

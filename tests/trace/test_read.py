@@ -352,6 +352,7 @@ def test_null_bytes_that_a_crash_leaves_are_skipped() -> None:
     ("old", "new", "name"),
     [
         (b"aten::mm", rb"C:\Users\me.py(3): f", r"C:\Users\me.py(3): f"),
+        (b"aten::mm", rb"C:\Temp\New\Best\Runs\F", r"C:\Temp\New\Best\Runs\F"),
         (b"aten::mm", b'{"device": "cpu", "n": 1}(12): run', '{"device": "cpu", "n": 1}(12): run'),
         (b"aten::mm", b"two\nlines\tx", "two lines x"),
         (b"aten::mm", b"caf\xe9", "caf\N{REPLACEMENT CHARACTER}"),

@@ -132,3 +132,5 @@ def test_what_cannot_be_read_in_a_history_is_skipped_and_counted(
         UNREADABLE[kind](history / f"{kind}.json")
     status, _, said = say("history", history)
     assert (0, True) == (status, "skipped 3 files: 3 that cannot be read" in said), said
+    (history / "nowhere").write_text(_run(), "utf-8")  # where the first link leads
+    assert "skipped 2 files" in say("history", history)[2]

@@ -143,27 +143,6 @@ def test_what_is_no_document_is_counted_once_and_read_again_if_it_grows(folder: 
     assert {("t.py::test_a", None, "ops"): [1, 1]} == stored(store)
 
 
-def test_a_document_that_cannot_be_read_is_counted_and_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_of(str(folder))
-    _, second = save(folder, run(C, {"ops": 1}), run(C, {"ops": 2}))
-    plain = Path.read_bytes
-
-    def read(path: Path) -> bytes:
-        if path.name == second:
-            raise PermissionError
-        return plain(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read)
-    assert {"unreadable": 1} == asked(store, lambda index: index.skipped())
-    assert {("t.py::test_a", None, "ops"): [1]} == stored(store)
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
-    assert {} == asked(store, lambda index: index.skipped())
-    assert {("t.py::test_a", None, "ops"): [1, 2]} == stored(store)
-
-
 def test_series_are_apart_by_all_that_makes_numbers_comparable(folder: Path) -> None:
     base = {"ops": 1, "wall_ms": 1.0}
     save(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.trace_builder import TraceBuilder
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m",
@@ -67,3 +71,39 @@ def assert_json(text: str) -> Any:
 def in_utf8(text: str) -> str:
     """As a file has it."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def hostile_trace(path: Path, texts: Sequence[str]) -> Path:
+    """A trace in which every name is hostile: of these texts, one after the other."""
+    text = itertools.cycle(map(in_utf8, texts)).__next__
+    b = TraceBuilder(device=f"{text()} NVIDIA")
+    b.metadata("distributedInfo", {"rank": 0, "world_size": 2, "backend": text()})
+    b.metadata("host", text())
+    b.metadata("traceName", text())
+    with b.annotation("ProfilerStep#1"), b.annotation(text()):
+        with b.python(f"{text()}.py(3): {text()}"), b.module(f"{text()}_0"):
+            for at in range(12):
+                name, shapes = ("aten::mm", "aten::select", text())[at % 3], [[64, 64], [64, 64]]
+                with b.op(name, shapes, [text(), "float"], [text(), ""]):
+                    b.memory(4096, "cpu")
+                    b.memory(1024)
+                    b.launch(f"void {text()}<int>(int)", 5)
+                    b.launch(text(), 5)
+                with b.op("aten::item", [[]]):
+                    b.memcpy("DtoH", 4)
+        b.sync("cudaDeviceSynchronize", 50)
+        b.kernel_without_runtime(text(), 1)
+    document = b.document()
+    document["traceEvents"] += [
+        {
+            "ph": "M",
+            "name": kind,
+            "pid": 1,
+            "tid": 1,
+            "ts": 0,
+            "args": {"name": text(), "labels": text()},
+        }
+        for kind in ("process_name", "process_labels", "thread_name")
+    ]
+    path.write_text(json.dumps(document), "utf-8")
+    return path

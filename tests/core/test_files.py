@@ -175,20 +175,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert old == (path.read_bytes() if path.exists() else None)
 
 
-def test_temporary_names_can_neither_be_foreseen_nor_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, mine = tmp_path / "file", tmp_path / "mine"
-    mine.write_bytes(b"mine")
-    monkeypatch.setattr("secrets.token_hex", lambda n: "known")
-    (tmp_path / f"{files.TEMPORARY_PREFIX}known.tmp").symlink_to(mine)
-    write(path)
-    assert (b"mine", b"new") == (mine.read_bytes(), path.read_bytes())
-    assert {"file", "mine", f"{files.TEMPORARY_PREFIX}known.tmp"} == {
-        found.name for found in tmp_path.iterdir()
-    }
-
-
 def test_the_longest_possible_name_leaves_room_beside_it(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     write(path)

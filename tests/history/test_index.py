@@ -226,13 +226,6 @@ def test_many_documents_are_stored_in_parts(folder: Path, monkeypatch: pytest.Mo
     assert [n / 7 for n in range(20)] == found["t.py::test_a", None, "wall_ms"]
 
 
-def test_hostile_names_are_stored_as_they_are(folder: Path) -> None:
-    names = ["<script>", "]]>", "'; DROP TABLE run; --", "\x1b[31m", "a\nb", "x" * 10_000, ""]
-    tests = [RunTest(name, "ok", None, None, {name: 1}) for name in names]
-    save(folder, run(C, {}, tests=tests))
-    assert set(names) == {one.test for one in series_of(store_of(str(folder)))}
-
-
 def _write(folder: str, number: int, barrier: Any) -> None:
     barrier.wait()
     store = store_of(folder)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Say
-from support.hostile import EVERY, HOSTILE, assert_json, assert_terminal, hostile_trace
+from support.hostile import (
+    EVERY,
+    HOSTILE,
+    assert_csv,
+    assert_json,
+    assert_markdown,
+    assert_terminal,
+    hostile_trace,
+)
 
 OUTPUTS = [
     *(f"{command} --format {form}"
@@ -48,6 +56,10 @@ def test_no_name_of_a_trace_does_anything_in_any_output(
         assert 0 == status, said
         assert_terminal(shown)
         assert_terminal(said)
+        if "csv" in output:
+            assert_csv(shown)
+        if "markdown" in output:
+            assert_markdown(shown)
         if "json" in output or "sarif" in output or "gitlab" in output:
             assert_json(shown)
         if "github" in output:

@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.command_line import Say, say
 from support.handmade_rows import Fake, decided, undecided
-from support.hostile import EVERY, HOSTILE, LEGIT, assert_json, assert_terminal, hostile_trace
+from support.hostile import (
+    EVERY,
+    HOSTILE,
+    LEGIT,
+    assert_csv,
+    assert_json,
+    assert_markdown,
+    assert_terminal,
+    hostile_trace,
+)
 from support.reasons import words
 from support.trace_builder import TraceBuilder
 
@@ -27,74 +36,12 @@ from pytest_torchprof.api import Trace
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.render import escape, ops_table, row_formats, session_table
+from pytest_torchprof.render import escape, ops_table, session_table
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
 
 __all__ = ["say"]  # a fixture
-
-_MARKUP = re.compile(
-    r"<[a-zA-Z/!?]|@\w|\]\(|!\[|\w?#\d|://|www\.|GH-\d|\*\w|~~|&\w+;|\$\w|:[a-z]+:|(?<!\w)_+\w|<h"
-)
-
-
-def without_code(line: str) -> str:
-    """A line of Markdown without its code spans: a run of backquotes up to the next as long."""
-    out, at = "", 0
-    while opening := re.compile("`+").search(line, at):
-        ticks = opening[0]
-        closing = re.compile(rf"(?<!`){ticks}(?!`)").search(line, opening.end())
-        assert closing, f"a span that does not end: {line!r}"
-        out += line[at : opening.start()]
-        at = closing.end()
-    return out + line[at:]
-
-
-def assert_markdown(text: str, *, strong: bool = False) -> None:
-    """Outside of code there is nothing that Markdown or GitHub makes something of."""
-    assert_terminal(text)
-    columns = 0
-    for line in text.splitlines():
-        cells = [line]
-        if line.startswith("|"):
-            cells = re.split(r"(?<!\\)\|", line)[1:-1]
-            assert columns in (0, len(cells)), f"a cell was split: {line!r}"
-            columns = len(cells)
-            assert "\\\\|" not in line
-            cells = [cell.replace("\\|", "|") for cell in cells]
-        else:
-            columns = 0  # a table has ended
-        for cell in cells:
-            bare = without_code(cell)
-            if strong:
-                bare = re.sub(r"^ \*\*(slower|failed|error)\*\* +$", "", bare)
-            assert not _MARKUP.search(bare), (bare, line)
-            assert not re.match(r"- (#|>|[-+*] |\d+[.)] )", bare), line
-
-
-def assert_csv(text: str) -> list[list[str]]:
-    """No cell is a formula, and none holds a control."""
-    assert_terminal(text)
-    cells = list(csv.reader(io.StringIO(text)))
-    assert len({len(row) for row in cells}) == 1
-    for cell in (cell for row in cells for cell in row):
-        number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", cell)
-        assert number or not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell), cell
-    return cells
-
-
-def leaves(value: Any) -> Iterator[str]:
-    """Every text in a JSON document, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (key, *leaves(inner))
-    elif isinstance(value, Sequence):
-        for inner in value:
-            yield from leaves(inner)
-
 
 # -------------------------------------------------------------------- the functions
 
@@ -142,21 +89,6 @@ def test_a_command_to_paste_gives_the_shell_these_words(text: str) -> None:
 
 
 # -------------------------------------------------------------------- commands on traces
-
-
-@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
-def test_any_row_is_harmless_in_every_format(text: str) -> None:
-    fields = [*row_formats._TEXTS, "calls", "total_ms"]
-    rows = [{**dict.fromkeys(fields, text), "calls": -1, "shapes": [[1], text], "total_ms": -2.5}]
-    assert_terminal(row_formats.text_table(rows, fields, total=rows[0]))
-    assert_terminal(row_formats.text_table(rows, fields, width=80))
-    assert_markdown(
-        row_formats.markdown_page([text], row_formats.markdown_table(rows, fields), [text])
-    )
-    assert {"-1", "-2.5"} <= set(assert_csv(row_formats.to_csv(rows, fields))[1])
-    document = assert_json(row_formats.to_json({"rows": rows}))
-    assert {text} == set(leaves(list(document["rows"][0].values())))
-    assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
 
 
 @pytest.mark.one_in(3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import re
@@ -66,6 +68,56 @@ def assert_json(text: str) -> Any:
     assert_terminal(text)
     text.encode("utf-8")
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+_MARKUP = re.compile(
+    r"<[a-zA-Z/!?]|@\w|\]\(|!\[|\w?#\d|://|www\.|GH-\d|\*\w|~~|&\w+;|\$\w|:[a-z]+:|(?<!\w)_+\w|<h"
+)
+
+
+def without_code(line: str) -> str:
+    """A line of Markdown without its code spans: a run of backquotes up to the next as long."""
+    out, at = "", 0
+    while opening := re.compile("`+").search(line, at):
+        ticks = opening[0]
+        closing = re.compile(rf"(?<!`){ticks}(?!`)").search(line, opening.end())
+        assert closing, f"a span that does not end: {line!r}"
+        out += line[at : opening.start()]
+        at = closing.end()
+    return out + line[at:]
+
+
+def assert_markdown(text: str, *, strong: bool = False) -> None:
+    """Outside of code there is nothing that Markdown or GitHub makes something of."""
+    assert_terminal(text)
+    columns = 0
+    for line in text.splitlines():
+        cells = [line]
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            assert columns in (0, len(cells)), f"a cell was split: {line!r}"
+            columns = len(cells)
+            assert "\\\\|" not in line
+            cells = [cell.replace("\\|", "|") for cell in cells]
+        else:
+            columns = 0  # a table has ended
+        for cell in cells:
+            bare = without_code(cell)
+            if strong:
+                bare = re.sub(r"^ \*\*(slower|failed|error)\*\* +$", "", bare)
+            assert not _MARKUP.search(bare), (bare, line)
+            assert not re.match(r"- (#|>|[-+*] |\d+[.)] )", bare), line
+
+
+def assert_csv(text: str) -> list[list[str]]:
+    """No cell is a formula, and none holds a control."""
+    assert_terminal(text)
+    cells = list(csv.reader(io.StringIO(text)))
+    assert len({len(row) for row in cells}) == 1
+    for cell in (cell for row in cells for cell in row):
+        number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", cell)
+        assert number or not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell), cell
+    return cells
 
 
 def in_utf8(text: str) -> str:

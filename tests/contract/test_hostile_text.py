@@ -48,9 +48,10 @@ def test_no_name_of_a_trace_does_anything_in_any_output(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     harmless = None
-    for at, text in enumerate(("plain " * 80, EVERY, *(HOSTILE if "github" in output else ()))):
-        hostile_trace(Path("trace.json"), [text])
-        hostile_trace(Path("other.json"), [f"other {text}"])
+    each = [[text] for text in HOSTILE] if "github" in output else []
+    for at, texts in enumerate((["plain " * 80], [EVERY], HOSTILE, *each)):
+        hostile_trace(Path("trace.json"), texts)
+        hostile_trace(Path("other.json"), [f"other {text}" for text in texts])
         words = output.format(trace="trace.json", other="other.json", out="out").split()
         status, shown, said = say(*words, *([] if "{trace}" in output else ["trace.json"]))
         assert 0 == status, said

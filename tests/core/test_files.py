@@ -47,14 +47,6 @@ def test_a_device_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_full_device_says_so() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        write(Path("/dev/full"))
-
-
-@posix
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     pipe, read = tmp_path / "pipe", list[bytes]()
     os.mkfifo(pipe)

@@ -34,7 +34,6 @@ _WHAT: Final = (
     "a lower bound, no prediction: without the host, waits, copies to and from it, and caches"
 )
 _NEXT: Final = "name a trace, or a report of pytest --torchprof --torchprof-json=FILE"
-_RATE: Final = "FLOP/s"
 #: How many fusions a table names.
 _SOME: Final = 5
 

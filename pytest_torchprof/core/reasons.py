@@ -202,7 +202,6 @@ class Why(Enum):
     ONLY_OF_TEST = "only_of_test"
     REGION_ELSEWHERE = "region_elsewhere"
     REGION_RAISED = "region_raised"
-    RELATIONS_NEED_A_RUN = "relations_need_a_run"
     MODULE_RAN_UNSEEN = "module_ran_unseen"
     NOTHING_RAN = "nothing_ran"
     NOTHING_ON_DEVICE = "nothing_on_device"

@@ -278,9 +278,6 @@ SENTENCES: Mapping[Why, str] = {
     Why.ONLY_OF_TEST: "known for whole tests only",
     Why.REGION_ELSEWHERE: "region {name} was entered in another thread",
     Why.REGION_RAISED: "region {name} was left with {error}",
-    Why.RELATIONS_NEED_A_RUN: (
-        "numbers of regions are known after the profiled run only, which was the test's only run"
-    ),
     Why.MODULE_RAN_UNSEEN: (
         "module {name} may have run inside a scripted or compiled one, whose parts are not told "
         "apart"

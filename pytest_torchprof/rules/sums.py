@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 _JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
-_GATHERS: Final = frozenset({"aten::stack", "aten::cat"})
 #: These are not sums, but a sum that passes through them still is one.
 _SCALES: Final = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")

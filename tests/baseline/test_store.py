@@ -314,6 +314,8 @@ ODD = {
     "findings": '{"findings": {"host-sync": null}}',
     "a truth": '{"metrics": {"ops": true}}',
     "no sections": "[]",
+    "metrics in a list": '{"metrics": []}',
+    "half a range": '{"unstable": {"ops": [1]}}',
     "400 digits": f'{{"metrics": {{"ops": {"9" * 400}}}}}',
     "5,000 digits": f'{{"metrics": {{"ops": {"9" * 5000}}}}}',
     "400 digits of a time": f'{{"times": {{"wall_ms": {"9" * 400}}}}}',

@@ -196,19 +196,3 @@ def test_workers_print_what_one_process_prints(say: Say, command: str) -> None:
     assert one == say(*words, "--jobs", "3", "--no-cache")
     assert one == say(*words, "--jobs", "1")
     assert one == say(*words, "--jobs", "1")  # from the cache
-
-
-@pytest.mark.thorough
-def test_a_bar_shows_how_much_is_read(
-    say: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
-
-    from pytest_torchprof.commands import inputs
-
-    save_ranks(Path("job"), 3)
-    monkeypatch.setattr(inputs, "BAR_FROM_BYTES", 1)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for words in (["--jobs", "2"], []):
-        status, _, err = say("ops", "job", *words)
-        assert (0, True) == (status, "reading: " in err)

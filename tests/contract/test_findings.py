@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.command_line import Say, say
+from support.plain_traces import write, x
 
 __all__ = ["say"]  # a fixture
 
@@ -114,34 +115,21 @@ def test_a_finding_does_not_vanish_because_an_extra_run_was_of_no_use(
     assert "did something else" in test["unchecked"]["missing-no-grad"]
 
 
-def complete(name: str, at: int, dur: int, cat: str = "cpu_op", **args: object) -> Json:
-    """An event of a Chrome trace; times in us."""
-    tid = 7 if cat == "kernel" else 1
-    event = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": at, "dur": dur}
-    return {**event, "args": args}
-
-
-def launched(name: str, at: int, dur: int, number: int) -> list[Json]:
-    """A kernel that a launch of so long starts."""
-    of_kernel = {"device": 0, "stream": 7, "correlation": number}
-    return [
-        complete("cudaLaunchKernel", at, dur, "cuda_runtime", correlation=number),
-        complete(name, at + dur, 5, "kernel", **of_kernel),
-    ]
-
-
 def found_in(say: Say, folder: Path, events: list[Json]) -> list[Json]:
     """What `torchprof lint` finds in these events."""
-    devices = [{"id": 0, "name": "NVIDIA A10G"}]
-    document = {"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events}
-    (folder / "trace.json").write_text(json.dumps(document))
-    status, out, _ = say("lint", folder / "trace.json", "--format", "json")
+    status, out, _ = say("lint", write(folder / "trace.json", events), "--format", "json")
     assert status == 0
     findings: list[Json] = json.loads(out)["findings"]
     return findings
 
 
-@pytest.mark.parametrize("operators", [[], [complete("aten::relu", 1, 2)]])
+def launched(name: str, at: int, dur: int, number: int) -> list[Json]:
+    """A kernel that a launch of so long starts."""
+    launch = x("cuda_runtime", "cudaLaunchKernel", at, dur, number)
+    return [launch, x("kernel", name, at + dur, 5, number)]
+
+
+@pytest.mark.parametrize("operators", [[], [x("cpu_op", "aten::relu", 1, 2)]])
 def test_idle_time_that_nothing_explains_is_no_warm_up(
     say: Say, tmp_path: Path, operators: list[Json]
 ) -> None:
@@ -157,11 +145,11 @@ def test_a_variant_is_recompiled_only_where_the_trace_has_its_compilation(
 ) -> None:
     """Variants that run in turn were compiled before; one that is compiled costs that time."""
     events = [
-        complete(f"Torch-Compiled Region: 0/{variant}", 1000 * turn + 400 * variant, 300)
+        x("cpu_op", f"Torch-Compiled Region: 0/{variant}", 1000 * turn + 400 * variant, 300)
         for turn in range(1, 7)
         for variant in range(2)
     ]
-    events += [complete("_compile.compile_inner (dynamo_timed)", 1301, 90) for _ in compiles]
+    events += [x("cpu_op", "_compile.compile_inner (dynamo_timed)", 1301, 90) for _ in compiles]
     found = found_in(say, tmp_path, events)
     assert [(one["rule"], one["count"]) for one in found] == [("recompile", n) for n in wanted]
     assert all(one["cost_ms"] == pytest.approx(0.09) for one in found)

@@ -1,14 +1,20 @@
 """Names that others chose reach a terminal, a comment, or a page only as text."""
 
 import html.parser
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command_line import Say
-from support.hostile import EVERY, HOSTILE, assert_json, assert_terminal
+from support.hostile import (
+    EVERY,
+    HOSTILE,
+    assert_csv,
+    assert_json,
+    assert_markdown,
+    assert_terminal,
+    hostile_trace,
+)
 
 OUTPUTS = [
     *(f"{command} --format {form}"
@@ -20,48 +26,6 @@ OUTPUTS = [
     *(f"lint --format {form}" for form in ("github", "gitlab", "sarif")),
     "report -o {out}", "diff --html {out} {other}", "stacks {trace} {out}", "augment {trace} {out}",
 ]  # fmt: skip
-
-
-def _trace(name: str) -> dict[str, Any]:
-    """One step of each kind of event, with this name wherever a trace has one."""
-    events: list[dict[str, Any]] = []
-
-    def add(kind: str, what: str, ts: float, dur: float, tid: Any = 1, **args: Any) -> None:
-        events.append({"ph": "X", "cat": kind, "name": what, "pid": 1, "tid": tid, "ts": ts,
-                       "dur": dur, "args": args})  # fmt: skip
-
-    add("user_annotation", "ProfilerStep#1", 1, 900)
-    add("user_annotation", name, 2, 890)
-    add("python_function", f"{name}.py(3): {name}", 3, 880, **{"Python id": 1})
-    add("python_function", f"nn.Module: {name}_0", 4, 870,
-        **{"Python id": 2, "Python parent id": 1, "Python module id": 0})  # fmt: skip
-    for at in range(12):
-        more = {"External id": at + 1, "Input Dims": [[64, 64], [64, 64]],
-                "Input type": [name, "float"], "Concrete Inputs": [name, ""]}  # fmt: skip
-        ts = 10 + 60 * at
-        add("cpu_op", "aten::select" if at % 2 else "aten::mm", ts, 20, **more)
-        add("cpu_op", name, ts + 22, 5, **more)
-        add("cpu_op", "aten::item", ts + 30, 15, **more)
-        add("cuda_runtime", "cudaLaunchKernel", ts + 1, 3, correlation=at + 100)
-        add("kernel", name, ts + 5, 9, tid=7, stream=name, device=0, correlation=at + 100,
-            **{"External id": at + 1, "grid": [1, 1, 1], "block": [32, 1, 1]})  # fmt: skip
-    events += [
-        {
-            "ph": "M",
-            "name": kind,
-            "pid": 1,
-            "tid": 1,
-            "ts": 0,
-            "args": {"name": name, "labels": name},
-        }
-        for kind in ("process_name", "process_labels", "thread_name")
-    ]
-    events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1,
-                   "ts": 12, "args": {"Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 512,
-                                      "Total Allocated": 512}})  # fmt: skip
-    device = {"id": 0, "name": name, "totalGlobalMem": 1, "numSms": 1}
-    return {"schemaVersion": 1, "deviceProperties": [device], "traceName": name, "with_stack": 1,
-            "record_shapes": 1, "profile_memory": 1, "traceEvents": events}  # fmt: skip
 
 
 class _Tags(html.parser.HTMLParser):
@@ -84,15 +48,19 @@ def test_no_name_of_a_trace_does_anything_in_any_output(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     harmless = None
-    for at, text in enumerate(("plain " * 80, EVERY, *(HOSTILE if "github" in output else ()))):
-        name = text.encode(errors="ignore").decode()  # a lone surrogate is no JSON
-        Path("trace.json").write_text(json.dumps(_trace(name)), "utf-8")
-        Path("other.json").write_text(json.dumps(_trace(f"other {name}")), "utf-8")
+    each = [[text] for text in HOSTILE] if "github" in output else []
+    for at, texts in enumerate((["plain " * 80], [EVERY], HOSTILE, *each)):
+        hostile_trace(Path("trace.json"), texts)
+        hostile_trace(Path("other.json"), [f"other {text}" for text in texts])
         words = output.format(trace="trace.json", other="other.json", out="out").split()
         status, shown, said = say(*words, *([] if "{trace}" in output else ["trace.json"]))
         assert 0 == status, said
         assert_terminal(shown)
         assert_terminal(said)
+        if "csv" in output:
+            assert_csv(shown)
+        if "markdown" in output:
+            assert_markdown(shown)
         if "json" in output or "sarif" in output or "gitlab" in output:
             assert_json(shown)
         if "github" in output:

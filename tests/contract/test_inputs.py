@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 from support.command_line import Say
+from support.plain_traces import write, x
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
 
-TRACE = json.dumps(
-    {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1,
-                      "dur": 5, "args": {"External id": 1}}]}
-)  # fmt: skip
 MANY_DIGITS = "7" * 400
 COMMANDS = ("summary", "steps --step-name aten::mm", "idle", "ops", "ops --merge",
             "ops --merge --jobs 1", "kernels", "lint", "memory", "collectives", "ranks",
@@ -36,7 +33,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of one trace."""
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "job").mkdir()
-    (folder / "rank0.json").write_text(TRACE, "utf-8")
+    write(folder / "rank0.json", [x("cpu_op", "aten::mm", 1, 5)])
     return folder
 
 
@@ -132,3 +129,5 @@ def test_what_cannot_be_read_in_a_history_is_skipped_and_counted(
         UNREADABLE[kind](history / f"{kind}.json")
     status, _, said = say("history", history)
     assert (0, True) == (status, "skipped 3 files: 3 that cannot be read" in said), said
+    (history / "nowhere").write_text(_run(), "utf-8")  # where the first link leads
+    assert "skipped 2 files" in say("history", history)[2]

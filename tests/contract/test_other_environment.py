@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.inner import ACCEPT, CHECK, session
+from support.sessions import session
 
 RUNS = """
     import torch
@@ -33,7 +33,7 @@ def test_a_baseline_of_another_environment_is_said_once_with_what_differs(
 ) -> None:
     """All tests stay new, nothing fails but in strict mode, and accepting ends it."""
     before, now = RUNS.format(runs=2), RUNS.format(runs=3)
-    session(pytester, before, *ACCEPT)
+    session(pytester, before, "--accept")
     (file,) = Path("__torchprof__").glob("*.json")
     document = json.loads(file.read_text())
     for entries in document["tests"].values():
@@ -43,7 +43,7 @@ def test_a_baseline_of_another_environment_is_said_once_with_what_differs(
         if not is_said:
             del entries["cpu, torch 2.1"]
     file.write_text(json.dumps(document))
-    found, tests = session(pytester, now, *CHECK, "--torchprof-markdown=r.md")
+    found, tests = session(pytester, now, "--torchprof", "--torchprof-markdown=r.md")
     assert (0, ["new"] * 2) == (found.ret, [test["status"] for test in tests])
     lines = [line for line in found.outlines if line.startswith("no baseline of cpu, torch")]
     assert len(lines) == is_said
@@ -53,6 +53,6 @@ def test_a_baseline_of_another_environment_is_said_once_with_what_differs(
         assert "ops " in tests[1]["reason"]
         assert ": nothing" in tests[0]["reason"]
         assert "ops " in Path("r.md").read_text()
-    assert session(pytester, now, *CHECK, "--torchprof-strict")[0].ret == 1
-    session(pytester, now, *ACCEPT)
-    assert session(pytester, now, *CHECK, "--torchprof-strict")[0].ret == 0
+    assert session(pytester, now, "--torchprof", "--torchprof-strict")[0].ret == 1
+    session(pytester, now, "--accept")
+    assert session(pytester, now, "--torchprof", "--torchprof-strict")[0].ret == 0

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.plain_traces import write, x
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,25 +39,9 @@ def test_text_without_an_end_takes_no_longer_than_json_takes_for_events(
         assert time.process_time() - took[-1] < 2 * (took[1] - took[0]), text[:40]
 
 
-def x(cat: str, name: str, ts: int, dur: int, number: int = 0, **args: Any) -> dict[str, Any]:
-    """An event; those of one number belong to one launch."""
-    on_device = cat == "kernel"
-    where = {"pid": 0, "tid": 7} if on_device else {"pid": 1, "tid": 1}
-    args |= {"External id": number, "correlation": number} if number else {}
-    args |= {"device": 0, "stream": 7} if on_device else {}
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args, **where}
-
-
 def memory(name: str, ts: int, size: int) -> dict[str, Any]:
     args = {"Bytes": size, "Addr": 64, "Device Id": -1, "Device Type": 0, "Total Allocated": 0}
     return x("cpu_instant_event", name, ts, 0, **args) | {"ph": "i", "s": "t"}
-
-
-def write(path: Path, events: list[dict[str, Any]], **metadata: Any) -> Path:
-    """A trace of an H100."""
-    top = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
-    path.write_text(json.dumps({**top, **metadata, "traceEvents": events}))
-    return path
 
 
 def test_ranks_whose_hosts_run_ahead_are_compared_by_when_their_devices_are_done(

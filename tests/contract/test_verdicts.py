@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inner import ACCEPT, CHECK, session
+from support.sessions import session
 
 KEPT = """
     import torch
@@ -36,15 +36,15 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
 ) -> None:
     """The same for a region, and accepting keeps what is within the tolerance."""
     pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {tolerance}")
-    session(pytester, KEPT.format(size=accepted), *ACCEPT)
+    session(pytester, KEPT.format(size=accepted), "--accept")
     (file,) = Path("__torchprof__").glob("*.json")
     before = file.read_text()
-    found, [test] = session(pytester, KEPT.format(size=now), *CHECK)
+    found, [test] = session(pytester, KEPT.format(size=now), "--torchprof")
     assert (status, status == "regressed") == (test["status"], found.ret == 1)
     for part in (test, test["regions"]["part"]):
         said = [part["metrics"][f"{what}_cpu_bytes"]["status"] for what in ("peak", "allocated")]
         assert [status] * 2 == said
-    session(pytester, KEPT.format(size=now), *ACCEPT)
+    session(pytester, KEPT.format(size=now), "--accept")
     assert (status == "ok") == (before == file.read_text())
 
 
@@ -53,13 +53,15 @@ def test_an_inline_expectation_of_memory_has_the_same_tolerance(
     pytester: pytest.Pytester, now: int, passes: bool
 ) -> None:
     line = 'torchprof["part"].assert_expected_inline("peak_cpu_bytes 100 B")'
-    found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", *CHECK)
+    found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", "--torchprof")
     assert passes == (found.ret == 0)
 
 
 def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
     marked = KEPT.replace("def", "@__import__('pytest').mark.max_peak_cpu_bytes(100)\n    def")
-    assert "over_budget" == session(pytester, marked.format(size=101), *CHECK)[1][0]["status"]
+    assert (
+        "over_budget" == session(pytester, marked.format(size=101), "--torchprof")[1][0]["status"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_wrong_tolerance_is_a_usage_error(
     pytester: pytest.Pytester, line: str, said: str
 ) -> None:
     pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
-    found, _ = session(pytester, KEPT.format(size=1), *CHECK)
+    found, _ = session(pytester, KEPT.format(size=1), "--torchprof")
     found.stderr.fnmatch_lines([said])
 
 
@@ -101,8 +103,8 @@ ORDER = """
 def test_another_order_of_the_same_operators_only_advises_on_the_peak_up_to_a_tenth(
     pytester: pytest.Pytester, accepted: Any, now: Any, status: str
 ) -> None:
-    session(pytester, ORDER.format(sizes=accepted), *ACCEPT)
-    found, [test] = session(pytester, ORDER.format(sizes=now), *CHECK, "--torchprof-strict")
+    session(pytester, ORDER.format(sizes=accepted), "--accept")
+    found, [test] = session(pytester, ORDER.format(sizes=now), "--torchprof", "--torchprof-strict")
     assert (status, status == "regressed") == (test["status"], found.ret == 1)
     if status == "ok":
         assert "advisory" == test["metrics"]["peak_cpu_bytes"]["status"]
@@ -127,8 +129,13 @@ def test_less_work_is_no_improvement_if_it_takes_longer(
     pytester: pytest.Pytester, seconds: float, status: str
 ) -> None:
     """The time is said in words, old → new, in every report, and strict mode does not fail it."""
-    session(pytester, LESS.format(runs=3, seconds=0.02), *ACCEPT)
-    options = (*CHECK, "--torchprof-strict", "--torchprof-markdown=r.md", "--torchprof-html=r.html")
+    session(pytester, LESS.format(runs=3, seconds=0.02), "--accept")
+    options = (
+        "--torchprof",
+        "--torchprof-strict",
+        "--torchprof-markdown=r.md",
+        "--torchprof-html=r.html",
+    )
     found, [test] = session(pytester, LESS.format(runs=2, seconds=seconds), *options)
     ops = [part["metrics"]["ops"]["status"] for part in (test, test["regions"]["part"])]
     assert (status, [status] * 2, status == "improved") == (test["status"], ops, found.ret == 1)
@@ -182,7 +189,7 @@ NAMED = """
 def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(
     pytester: pytest.Pytester, metric: str, scope: str, near: str | None
 ) -> None:
-    found, [test] = session(pytester, NAMED.format(metric=metric, scope=scope), *CHECK)
+    found, [test] = session(pytester, NAMED.format(metric=metric, scope=scope), "--torchprof")
     label = f"{metric}[{scope.replace(chr(34), '')}]"
     status = test["metrics"][label]["status"]
     if near is None:
@@ -196,13 +203,13 @@ def test_a_misspelled_limit_of_the_project_is_said(pytester: pytest.Pytester) ->
     """A region that this test does not have is another test's, and stays unsaid."""
     lines = ["max_ops = 0, op=aten::untbind", "max_ops = 0, region=other"]
     pytester.makeini("\n  ".join(["[pytest]\ntorchprof_budgets =", *lines]))
-    _, [test] = session(pytester, KEPT.format(size=4), *CHECK)
+    _, [test] = session(pytester, KEPT.format(size=4), "--torchprof")
     assert "not_measured" == test["metrics"]["ops[op=aten::untbind]"]["status"]
 
 
 def test_a_limit_of_zero_holds_for_a_region_that_was_accepted(pytester: pytest.Pytester) -> None:
-    session(pytester, KEPT.format(size=4), *ACCEPT)
+    session(pytester, KEPT.format(size=4), "--accept")
     marked = KEPT.replace("def", "@__import__('pytest').mark.max_ops(0, region='part')\n    def")
     gone = marked.replace('torchprof("part")', 'torchprof("parts")').format(size=4)
-    _, [test] = session(pytester, gone, *CHECK)
+    _, [test] = session(pytester, gone, "--torchprof")
     assert "ok" == test["metrics"]["ops[region=part]"]["status"]

@@ -47,14 +47,6 @@ def test_a_device_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_full_device_says_so() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        write(Path("/dev/full"))
-
-
-@posix
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     pipe, read = tmp_path / "pipe", list[bytes]()
     os.mkfifo(pipe)
@@ -173,20 +165,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     monkeypatch.undo()
     assert ([] if old is None else [path]) == list(tmp_path.iterdir())
     assert old == (path.read_bytes() if path.exists() else None)
-
-
-def test_temporary_names_can_neither_be_foreseen_nor_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, mine = tmp_path / "file", tmp_path / "mine"
-    mine.write_bytes(b"mine")
-    monkeypatch.setattr("secrets.token_hex", lambda n: "known")
-    (tmp_path / f"{files.TEMPORARY_PREFIX}known.tmp").symlink_to(mine)
-    write(path)
-    assert (b"mine", b"new") == (mine.read_bytes(), path.read_bytes())
-    assert {"file", "mine", f"{files.TEMPORARY_PREFIX}known.tmp"} == {
-        found.name for found in tmp_path.iterdir()
-    }
 
 
 def test_the_longest_possible_name_leaves_room_beside_it(tmp_path: Path) -> None:

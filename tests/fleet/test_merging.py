@@ -20,30 +20,6 @@ def row(name: str, **values: Any) -> dict[str, Any]:
     return {"name": name, **values}
 
 
-def test_rows_of_one_name_are_added_up_with_the_least_and_the_most() -> None:
-    each = [
-        (0, [row("mm", time_ms=1.5, calls=2, op="a"), row("add", time_ms=1.0, calls=1, op="x")]),
-        (7, [row("mm", time_ms=0.5, calls=1, op="b"), row("mm", time_ms=2.0, calls=1, op="b")]),
-    ]
-    (add, mm) = merged_rows(TIMES, each)
-    assert (
-        {"name": "mm", "op": None, "time_ms": 4.0, "calls": 4, "traces": 2, "min_ms": 1.5,
-         "max_ms": 2.5},
-        7,
-    ) == mm  # fmt: skip
-    assert ("x", 1, 1.0, 1.0, 0) == (
-        add[0]["op"], add[0]["traces"], add[0]["min_ms"], add[0]["max_ms"], add[1],
-    )  # fmt: skip
-
-
-def test_a_sum_with_an_unknown_part_is_unknown() -> None:
-    each = [(0, [row("mm", time_ms=None, calls=1)]), (1, [row("mm", time_ms=1.0, calls=1)])]
-    ((merged, most),) = merged_rows(TIMES, each)
-    assert (None, 2, 1.0, 1) == (merged["time_ms"], merged["calls"], merged["max_ms"], most)
-    ((merged, most),) = merged_rows(TIMES, each[:1])
-    assert (None, None, -1) == (merged["min_ms"], merged["max_ms"], most)
-
-
 def test_rates_are_weighted_and_names_are_counted() -> None:
     how = Merging(
         ("k",), "ms", ("ms", "calls"), weighted=("rate",), weight="ms", names=("op",),

@@ -143,27 +143,6 @@ def test_what_is_no_document_is_counted_once_and_read_again_if_it_grows(folder: 
     assert {("t.py::test_a", None, "ops"): [1, 1]} == stored(store)
 
 
-def test_a_document_that_cannot_be_read_is_counted_and_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_of(str(folder))
-    _, second = save(folder, run(C, {"ops": 1}), run(C, {"ops": 2}))
-    plain = Path.read_bytes
-
-    def read(path: Path) -> bytes:
-        if path.name == second:
-            raise PermissionError
-        return plain(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read)
-    assert {"unreadable": 1} == asked(store, lambda index: index.skipped())
-    assert {("t.py::test_a", None, "ops"): [1]} == stored(store)
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
-    assert {} == asked(store, lambda index: index.skipped())
-    assert {("t.py::test_a", None, "ops"): [1, 2]} == stored(store)
-
-
 def test_series_are_apart_by_all_that_makes_numbers_comparable(folder: Path) -> None:
     base = {"ops": 1, "wall_ms": 1.0}
     save(
@@ -245,13 +224,6 @@ def test_many_documents_are_stored_in_parts(folder: Path, monkeypatch: pytest.Mo
     found = stored(store_of(str(folder)))
     assert list(range(20)) == found["t.py::test_a", None, "ops"]
     assert [n / 7 for n in range(20)] == found["t.py::test_a", None, "wall_ms"]
-
-
-def test_hostile_names_are_stored_as_they_are(folder: Path) -> None:
-    names = ["<script>", "]]>", "'; DROP TABLE run; --", "\x1b[31m", "a\nb", "x" * 10_000, ""]
-    tests = [RunTest(name, "ok", None, None, {name: 1}) for name in names]
-    save(folder, run(C, {}, tests=tests))
-    assert set(names) == {one.test for one in series_of(store_of(str(folder)))}
 
 
 def _write(folder: str, number: int, barrier: Any) -> None:

@@ -26,22 +26,6 @@ class Pictures(Dataset[torch.Tensor]):
         return torch.full((3, 4, 4), float(index))
 
 
-class Shards(IterableDataset[torch.Tensor]):
-    """Batches that are read one after the other."""
-
-    def __iter__(self):
-        for _ in range(4):
-            time.sleep(0.004)
-            yield torch.ones(2, 3)
-
-
-class Nested(IterableDataset[torch.Tensor]):
-    """Batches of another loader."""
-
-    def __iter__(self):
-        return iter(DataLoader(Pictures(), batch_size=2))
-
-
 class Squares(Dataset[torch.Tensor]):
     """Items that are made one by one."""
 
@@ -70,26 +54,6 @@ def batches_that_are_decoded_and_the_end_of_the_loader():
     return epoch
 
 
-@EXAMPLES.positive("sync-dataloader", 5)
-def shuffled_batches_in_a_trainer():
-    class Trainer:
-        def __init__(self, loader):
-            self.loader, self.seen = loader, 0
-
-        def fit(self):
-            for step, batch in enumerate(self.loader):  # <- here
-                self.seen += step * len(batch)
-
-    trainer = Trainer(DataLoader(Pictures(), batch_size=2, shuffle=True, drop_last=True))
-    return trainer.fit
-
-
-@EXAMPLES.positive("sync-dataloader", 5)
-def shards_that_are_batches_already():
-    loader = DataLoader(Shards(), batch_size=None)
-    return lambda: [batch.sum() for batch in loader]  # <- here
-
-
 @EXAMPLES.positive("sync-dataloader", 10)
 def two_epochs():
     loader = DataLoader(Pictures(4, 4), batch_size=1)
@@ -100,12 +64,6 @@ def two_epochs():
                 batch.mul(i)
 
     return train
-
-
-@EXAMPLES.positive("sync-dataloader", 5)
-def a_loader_that_reads_from_another():
-    loader = DataLoader(Nested(), batch_size=None)
-    return lambda: [batch.sum() for batch in loader]  # <- here
 
 
 @EXAMPLES.positive("sync-dataloader", 4)
@@ -123,65 +81,14 @@ def an_endless_iterator_over_a_loader():
     return train
 
 
-class Sampler:
-    """Draws a batch whenever it is asked, from a new iterator each time or from one."""
-
-    def __init__(self, loader, again):
-        self.loader, self.again, self.batches = loader, again, None
-
-    def draw(self):
-        if self.again or self.batches is None:
-            self.batches = iter(self.loader)
-        return next(self.batches)  # <- here
-
-
 @EXAMPLES.positive("sync-dataloader", 4)
 def a_batch_of_a_new_iterator_in_each_step():
     loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
 
     def train():
-        sampler = Sampler(loader, again=True)
-        return [sampler.draw().sum() for _ in range(4)]
+        return [next(iter(loader)).sum() for _ in range(4)]  # <- here
 
     return train
-
-
-@EXAMPLES.positive("sync-dataloader", 4)
-def a_batch_of_the_same_iterator_in_each_step():
-    loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
-
-    def train():
-        sampler = Sampler(loader, again=False)
-        return [sampler.draw().sum() for _ in range(4)]
-
-    return train
-
-
-@EXAMPLES.positive("sync-dataloader", 8)
-def epochs_of_one_batch():
-    loader = DataLoader(Pictures(4, 1), batch_size=4)
-
-    def train():
-        for _ in range(4):
-            for batch in loader:
-                batch.sum()
-
-    return train
-
-
-def epochs(count: int, batches: int, fetch_ms: float) -> TraceBuilder:
-    """A trace of epochs over a loader, as torch records their iterators and fetches."""
-    trace = TraceBuilder("NVIDIA H200")
-    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-    for _ in range(count):
-        for seed in ("aten::empty", "aten::random_", "aten::item"):
-            trace.op(seed, [[]])
-        for _ in range(batches):
-            with trace.annotation(name):
-                trace.op("aten::stack", [[[4], [4]], []], dur_us=fetch_ms * 1e3)
-            with trace.op("aten::relu", [[8, 4]], dur_us=100):
-                trace.launch("relu_kernel")
-    return trace
 
 
 def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):

@@ -5,13 +5,11 @@ Hostile text goes into every string that an output is made of, and every output 
 
 from __future__ import annotations
 
-import ast
 import csv
 import dataclasses
 import io
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,82 +17,31 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.command_line import Say, say
 from support.handmade_rows import Fake, decided, undecided
-from support.hostile import EVERY, HOSTILE, LEGIT, assert_json, assert_terminal, in_utf8
+from support.hostile import (
+    EVERY,
+    HOSTILE,
+    LEGIT,
+    assert_csv,
+    assert_json,
+    assert_markdown,
+    assert_terminal,
+    hostile_trace,
+)
 from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.api import Trace
-from pytest_torchprof.cli import main
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.render import escape, ops_table, row_formats, session_table
+from pytest_torchprof.render import escape, ops_table, session_table
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
 
-_MARKUP = re.compile(
-    r"<[a-zA-Z/!?]|@\w|\]\(|!\[|\w?#\d|://|www\.|GH-\d|\*\w|~~|&\w+;|\$\w|:[a-z]+:|(?<!\w)_+\w|<h"
-)
-
-
-def without_code(line: str) -> str:
-    """A line of Markdown without its code spans: a run of backquotes up to the next as long."""
-    out, at = "", 0
-    while opening := re.compile("`+").search(line, at):
-        ticks = opening[0]
-        closing = re.compile(rf"(?<!`){ticks}(?!`)").search(line, opening.end())
-        assert closing, f"a span that does not end: {line!r}"
-        out += line[at : opening.start()]
-        at = closing.end()
-    return out + line[at:]
-
-
-def assert_markdown(text: str, *, strong: bool = False) -> None:
-    """Outside of code there is nothing that Markdown or GitHub makes something of."""
-    assert_terminal(text)
-    columns = 0
-    for line in text.splitlines():
-        cells = [line]
-        if line.startswith("|"):
-            cells = re.split(r"(?<!\\)\|", line)[1:-1]
-            assert columns in (0, len(cells)), f"a cell was split: {line!r}"
-            columns = len(cells)
-            assert "\\\\|" not in line
-            cells = [cell.replace("\\|", "|") for cell in cells]
-        else:
-            columns = 0  # a table has ended
-        for cell in cells:
-            bare = without_code(cell)
-            if strong:
-                bare = re.sub(r"^ \*\*(slower|failed|error)\*\* +$", "", bare)
-            assert not _MARKUP.search(bare), (bare, line)
-            assert not re.match(r"- (#|>|[-+*] |\d+[.)] )", bare), line
-
-
-def assert_csv(text: str) -> list[list[str]]:
-    """No cell is a formula, and none holds a control."""
-    assert_terminal(text)
-    cells = list(csv.reader(io.StringIO(text)))
-    assert len({len(row) for row in cells}) == 1
-    for cell in (cell for row in cells for cell in row):
-        number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", cell)
-        assert number or not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell), cell
-    return cells
-
-
-def leaves(value: Any) -> Iterator[str]:
-    """Every text in a JSON document, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (key, *leaves(inner))
-    elif isinstance(value, Sequence):
-        for inner in value:
-            yield from leaves(inner)
-
+__all__ = ["say"]  # a fixture
 
 # -------------------------------------------------------------------- the functions
 
@@ -141,131 +88,12 @@ def test_a_command_to_paste_gives_the_shell_these_words(text: str) -> None:
         assert [text] == shlex.split(escape.command([text]))
 
 
-# -------------------------------------------------------------------- streams
-
-
-_DOORS = {
-    "print": "streams.out or streams.say",
-    "write_line": "a function that calls escape.line",
-    "set_description_str": "escape.line",
-    "fail": "escape.block",
-    "UsageError": "escape.line",
-}
-#: What a test itself has printed, what only our own processes read, and names of our own options.
-_FREE = {
-    "render/streams.py",
-    "ab/cleanup_process.py",
-    "ab/interpreters.py",
-    "session/isolation/silence.py",
-    "session/options.py",
-}
-
-
-def raw(source: str) -> list[str]:
-    """Calls that let text out of the process without a function of `escape` around it."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name not in {*_DOORS, "write"}:
-            continue
-        written = ast.unparse(node)
-        is_stream = re.match(r"sys\.(__)?std(out|err)(__)?\.write", written)
-        constant = all(isinstance(arg, ast.Constant) for arg in node.args)
-        if (name in _DOORS or is_stream) and not constant and "escape." not in written:
-            found.append(f"{written}: use {_DOORS.get(name, 'streams.out')}")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("source", "count"),
-    [
-        ("print(name)", 1),
-        ("print(escape.line(name))", 0),
-        ("reporter.write_line(f'{name}')", 1),
-        ("pytest.fail(message, pytrace=False)", 1),
-        ("pytest.fail(escape.block(message), pytrace=False)", 0),
-        ("raise pytest.UsageError(str(error))", 1),
-        ("raise pytest.UsageError('all our own')", 0),
-        ("sys.stderr.write(text)", 1),
-        ("file.write(text)", 0),
-    ],
-)
-def test_a_call_that_lets_text_out_is_known(source: str, count: int) -> None:
-    assert count == len(raw(source))
-
-
-def test_no_output_forgets_to_escape() -> None:
-    root = Path(escape.__file__).parents[1]
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-    assert files.keys() >= _FREE
-    found = {name: raw(path.read_text("utf-8")) for name, path in files.items()}
-    written = {name: lines for name, lines in found.items() if lines and name not in _FREE}
-    assert {} == written
-
-
 # -------------------------------------------------------------------- commands on traces
-
-
-def hostile_trace(folder: Path, rank: int, texts: Sequence[str]) -> Path:
-    """A trace in which every name is hostile: of these texts, one after the other."""
-    text = itertools.cycle(map(in_utf8, texts)).__next__
-    b = TraceBuilder(device=f"{text()} NVIDIA")
-    b.metadata("distributedInfo", {"rank": rank, "world_size": 2, "backend": text()})
-    b.metadata("host", text())
-    with b.python(f"{text()}.py(3): {text()}"), b.module(f"{text()}_0"), b.annotation(text()):
-        for _ in texts:
-            with b.op(text(), [[4, 4], [4, 4]], ["float"] * 2):
-                b.memory(4096, "cpu")
-                b.memory(1024)
-                b.launch(f"void {text()}<int>(int)", 5)
-                b.launch(text(), 5)
-                b.memcpy("DtoH", 4096)
-        with b.op("aten::mm", [[4, 4]], [text()]):
-            b.sync("cudaDeviceSynchronize", 50)
-            b.launch("gemm", 9)
-        b.kernel_without_runtime(text(), 1)
-    name = re.sub(r"[/\x00]", "_", in_utf8("".join(texts)))
-    return b.save(folder / f"{name[:40]}{rank}.json")
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command; exit status, stdout, stderr, which is one harmless line a message."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        assert_terminal(err)
-        assert all(line.startswith("torchprof") for line in err.splitlines()), err
-        return status, out, err
-
-    return run
-
-
-@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
-def test_any_row_is_harmless_in_every_format(text: str) -> None:
-    fields = [*row_formats._TEXTS, "calls", "total_ms"]
-    rows = [{**dict.fromkeys(fields, text), "calls": -1, "shapes": [[1], text], "total_ms": -2.5}]
-    assert_terminal(row_formats.text_table(rows, fields, total=rows[0]))
-    assert_terminal(row_formats.text_table(rows, fields, width=80))
-    assert_markdown(
-        row_formats.markdown_page([text], row_formats.markdown_table(rows, fields), [text])
-    )
-    assert {"-1", "-2.5"} <= set(assert_csv(row_formats.to_csv(rows, fields))[1])
-    document = assert_json(row_formats.to_json({"rows": rows}))
-    assert {text} == set(leaves(list(document["rows"][0].values())))
-    assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", [EVERY, HOSTILE[0], HOSTILE[4], HOSTILE[-1]])
-def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str) -> None:
+def test_typed_text_is_escaped_when_printed(say: Say, tmp_path: Path, text: str) -> None:
     text = text.replace("\0", "")
     trace = TraceBuilder().save(tmp_path / "t.json")
     for typed in (
@@ -275,7 +103,9 @@ def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str)
         ["stacks", trace, f"{tmp_path}/{text}/x"], ["ab", f"x{text}", text, "--", text],
         ["ab", "--a", f"/nowhere{text}", "--", "x"],
     ):  # fmt: skip
-        say(*typed)
+        _, out, err = say(*typed)
+        assert_terminal(out + err)
+        assert all(line.startswith("torchprof") for line in err.splitlines()), err
 
 
 # -------------------------------------------------------------------- torchprof ab
@@ -284,7 +114,7 @@ def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str)
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", [EVERY, *HOSTILE])
 def test_ab_is_fit_for_a_terminal_and_for_a_comment(
-    say: Any, monkeypatch: pytest.MonkeyPatch, text: str
+    say: Say, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     differs = [Difference("ops", 1, 2), Difference(f"ops[op={text}]", 1, 2)]
     slower = decided(text, "slower", 1.2, spread=0.4, reason=text, differences=differs)
@@ -374,7 +204,7 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
 
 
 def test_tables_of_the_fixture_and_of_notebooks_are_harmless(tmp_path: Path) -> None:
-    trace = Trace.load(hostile_trace(tmp_path, 0, HOSTILE))
+    trace = Trace.load(hostile_trace(tmp_path / "a.json", HOSTILE))
     assert_terminal(ops_table.ops_table(trace.events, "calls", 0))
     assert_terminal(str(trace.ops()))
     html = trace.ops()._repr_html_()

@@ -55,12 +55,6 @@ def test_the_file_holds_schema_tests_environments_and_what_was_measured(
     }
 
 
-def test_what_was_accepted_is_ok(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=TWO)
-    accept(pytester)
-    assert {"test_a": "ok", "test_b": "ok"} == run(pytester, "--torchprof").statuses
-
-
 @pytest.mark.parametrize("doctored", [{}, {"ops": 7}])
 def test_a_second_accept_changes_no_byte(
     pytester: pytest.Pytester, doctored: dict[str, Any]
@@ -177,22 +171,6 @@ def test_other_tests_environments_and_unknown_keys_are_untouched(pytester: pytes
     found = read_baseline(pytester)
     data["tests"]["test_a"][mine]["times"] = found["tests"]["test_a"][mine]["times"]
     assert data == found
-
-
-@pytest.mark.thorough
-def test_an_environment_without_entry_is_new_and_never_compared(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it=ADD)
-    accept(pytester)
-    data = read_baseline(pytester)
-    (entry,) = data["tests"]["test_add"].values()
-    entry["metrics"]["ops"] = 0
-    data["tests"]["test_add"] = {"abacus, torch 2.13": entry}
-    baseline_file(pytester).write_text(json.dumps(data), "utf-8")
-    ran = run(pytester, "--torchprof")
-    assert ({"test_add": "new"}, {"passed": 1}) == (ran.statuses, ran.outcomes)
-    assert None is ran.metric("ops")["baseline"]
-    accept(pytester)
-    assert 2 == len(read_baseline(pytester)["tests"]["test_add"])
 
 
 def test_parameters_are_a_part_of_the_name(pytester: pytest.Pytester) -> None:
@@ -328,16 +306,6 @@ def test_without_accept_nothing_is_pruned_or_written(pytester: pytest.Pytester) 
     pytester.makepyfile(test_it="def test_a(): pass\ndef test_c(): pass")
     run(pytester, "--torchprof")
     assert before == baseline_file(pytester).read_bytes()
-
-
-def test_a_test_that_is_marked_not_to_be_profiled_any_more_is_not_gone(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(test_it=TWO)
-    accept(pytester)
-    pytester.makepyfile(test_it="def test_a(): pass\n\ndef test_b(): assert 0")
-    run(pytester, "--accept")
-    assert ["test_a", "test_b"] == list(read_baseline(pytester)["tests"])
 
 
 @pytest.mark.thorough
@@ -539,22 +507,6 @@ def test_different_values_under_two_names_of_one_file_are_one_error_and_change_n
     assert before == source(pytester, "test_link.py") == source(pytester, "sub/test_t.py")
 
 
-def test_an_expectation_in_a_shared_helper_or_variable_is_a_clear_error(
-    pytester: pytest.Pytester,
-) -> None:
-    text = """\
-def test_it(torchprof):
-    with torchprof: pass
-    expected = "ops   7\\\\n"
-    torchprof.assert_expected_inline(expected)
-"""
-    write(pytester, text)
-    ran = run(pytester, "--accept")
-    assert (text, 1) == (source(pytester), ran.ret)
-    (line,) = (line for line in ran.out.splitlines() if line.startswith("ERROR: "))
-    assert "test_it.py:4 has no triple-quoted string to rewrite. Write torchprof." in line
-
-
 def test_a_multi_line_call_with_other_strings_around_is_rewritten_where_it_should(
     pytester: pytest.Pytester,
 ) -> None:
@@ -583,13 +535,6 @@ def test_it(torchprof):
     assert '"""A docstring."""' in text
     assert 'expected="""\\\npeak_cpu_bytes   4 B\n"""' in text
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes
-
-
-def test_expectations_in_two_files_are_both_rewritten(pytester: pytest.Pytester) -> None:
-    for file in ("test_one.py", "test_two.py"):
-        write(pytester, PARAMETRIZED.format(values="[1]"), file)
-    accept(pytester)
-    assert 2 == sum("ops     3" in source(pytester, f) for f in ("test_one.py", "test_two.py"))
 
 
 @pytest.mark.thorough

@@ -254,24 +254,6 @@ def test_a_limit_within_one_module(
     assert ({"passed" if passes else "failed": 1}, value) == (ran.outcomes, row["value"]), row
 
 
-@pytest.mark.parametrize("scope", ['op="aten::sub"', 'module="Embedding"'])
-def test_a_scope_that_did_not_run_is_not_measured(pytester: pytest.Pytester, scope: str) -> None:
-    pytester.makepyfile(test_it=MODULES.format(marker=f"@pytest.mark.max_ops(1, {scope})"))
-    ran = run(pytester, "--torchprof")
-    (row,) = (row for name, row in ran.tests["test_it"]["metrics"].items() if "[" in name)
-    assert (None, "not_measured") == (row["value"], row["status"])
-    assert "did not run in the measured region" in row["reason"]
-    assert {"failed": 1} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
-
-
-@pytest.mark.parametrize("scope", ['op="aten::sub"', 'module="Embedding"'])
-def test_a_limit_of_0_asks_that_a_scope_does_not_run(pytester: pytest.Pytester, scope: str) -> None:
-    pytester.makepyfile(test_it=MODULES.format(marker=f"@pytest.mark.max_ops(0, {scope})"))
-    ran = run(pytester, "--torchprof")
-    (row,) = (row for name, row in ran.tests["test_it"]["metrics"].items() if "[" in name)
-    assert (0, {"passed": 1}) == (row["value"], ran.outcomes)
-
-
 def test_one_metric_may_have_a_limit_for_the_whole_and_for_each_scope(
     pytester: pytest.Pytester,
 ) -> None:
@@ -393,13 +375,6 @@ def test_two_limits_for_one_metric_are_an_error_wherever_they_stand(
     )
     message = run(pytester, "--torchprof").usage_error()
     assert "test_it.py::test_it: max_ops is given twice for ops: 7 and 5. Keep one." in message
-
-
-def test_two_limits_for_one_operator_are_an_error(pytester: pytest.Pytester) -> None:
-    markers = '@pytest.mark.max_ops(1, op="aten::mm")\n    @pytest.mark.max_ops(2, op="aten::mm")'
-    pytester.makepyfile(test_it=PAYLOAD.format(marker=markers))
-    message = run(pytester, "--torchprof").usage_error()
-    assert "max_ops is given twice for ops[op=aten::mm]: 2 and 1" in message
 
 
 def test_another_plugins_marker_is_left_alone(pytester: pytest.Pytester) -> None:

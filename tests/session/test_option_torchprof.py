@@ -103,10 +103,12 @@ def test_off_the_fixture_does_nothing_and_every_comparison_holds(pytester: pytes
 
 
 def test_an_unknown_metric_is_an_error_even_when_off(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it="def test_it(torchprof): torchprof.stats.kernel <= 3")
-    ran = run(pytester)
-    assert {"failed": 1} == ran.outcomes
-    assert "there is no metric 'kernel'. Did you mean kernels?" in ran.out
+    body = "with torchprof: pass\n    torchprof.stats.kernel <= 3"
+    pytester.makepyfile(test_it=f"def test_it(torchprof):\n    {body}")
+    for args in ((), ("--torchprof",)):
+        ran = run(pytester, *args)
+        assert {"failed": 1} == ran.outcomes
+        assert "AttributeError: there is no metric 'kernel'. Did you mean kernels?" in ran.out
 
 
 def test_off_each_test_runs_once_and_nothing_is_written(pytester: pytest.Pytester) -> None:

@@ -157,28 +157,9 @@ start(f).join()
 """,
         "process 1: threads did work too",
     ),
-    "queue": (
-        """
-queue = FORK.Queue()
-def f():
-    work()
-    queue.put(5)
-process = start(f)
-assert queue.get() == 5
-process.join()
-""",
-        3,
-    ),
     "pool": (
         """
 with FORK.Pool(2) as pool: pool.map(work, [1, 2])
-""",
-        3,
-    ),
-    "executor": (
-        """
-from concurrent.futures import ProcessPoolExecutor
-with ProcessPoolExecutor(1, mp_context=FORK) as pool: pool.submit(work).result()
 """,
         3,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -132,6 +133,16 @@ def run(
         patch.setenv("PYTEST_ADDOPTS", "--torchprof-json=report.json")
         result = start(*off, *args, **extra)
     return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})
+
+
+def session(
+    pytester: pytest.Pytester, source: str, *options: str
+) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
+    """The result of a session over this test file, and its tests as the report has them."""
+    sys.dont_write_bytecode = True  # of a file that is rewritten within its time stamp
+    pytester.makepyfile(test_it=source)
+    ran = run(pytester, *options)
+    return ran.result, list(ran.tests.values())
 
 
 def accept(pytester: pytest.Pytester, *args: str | Path, needs: Collection[str] = ()) -> Ran:

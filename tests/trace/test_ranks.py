@@ -155,11 +155,6 @@ def test_a_second_file_with_the_same_name_is_named_with_its_folder(
     assert chosen.warnings == (message,)
 
 
-def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.json", 1)
-    assert seen(read_ranks([path, path, tmp_path])) == [(0, 1)]
-
-
 def test_a_file_given_by_two_names_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -448,16 +448,11 @@ def test_the_collector_is_left_as_it_was() -> None:
 # --------------------------------------------------------------------------------------- errors
 
 NONE = [
-    b"",
     b"   ",
     b"nothing",
     b"[",
-    b"{}",
     b"[1]",
-    b"null",
     b'"traceEvents"',
-    b"<html><body>not found</body></html>",
-    b"PK\x03\x04 a zip archive",
     b"\x80\x04\x95 a pickle",
     b"version https://git-lfs.github.com/spec/v1",
     gzip.compress(b""),
@@ -477,7 +472,6 @@ NONE = [
     b'[{"args": ' + b"[" * 100_000,
     build().to_bytes().decode().encode("utf-16"),
     b"\x1f\x8b",
-    b"\x1f\x8b not compressed",
     gzip.compress(b"not json"),
     gzip.compress(build().to_bytes())[:40] + b"damage" + gzip.compress(build().to_bytes())[46:],
 ]

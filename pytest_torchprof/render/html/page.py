@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 #: Files of `assets/`, in the order in which they are in the page.
 STYLES = ("base.css", "report.css")
 SCRIPTS = ("filter.js",)
-#: The id of the element that has the data.
-DATA_ID = "torchprof-data"
 
 _HERE = resources.files("pytest_torchprof.render.html")
 

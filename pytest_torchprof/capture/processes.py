@@ -214,11 +214,10 @@ class Children:
 
     def begin(self) -> None:
         """Watch from here on."""
-        self._ended_ns = _ended_ns()
+        self._since, self._ended_ns = ticks_now(), _ended_ns()
         self._alive = descendants()
         # They may end before they can be inspected.
         self._had_torch = {pid: name for pid in self._alive if (name := _torch_in(pid))}
-        self._since = ticks_now()
 
     def look(self) -> None:
         """Note which programs that were started since `begin` have loaded torch."""

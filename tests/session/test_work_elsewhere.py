@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from support.outcomes import NO_THREADS
 from support.sessions import run
 
+from pytest_torchprof.capture import processes
+from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.capture.unpatched import REAL
@@ -420,3 +424,29 @@ def test_a_thread_that_an_earlier_test_left_at_work_is_not_counted(
     for test in ("test_starts", "test_after"):
         ops = ran.tests[test]["metrics"]["ops"]
         assert (None, THREAD_LEFT) == (ops["value"], ops.get("reason")), test
+
+
+@linux
+def test_a_process_from_before_a_capture_is_no_work_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to list those, while a thread may look already."""
+    (file := tmp_path / "libtorch").write_bytes(b"0")
+    code = "import mmap, sys; m = mmap.mmap(os.open(sys.argv[1], 0), 0, prot=1); print(flush=True)"
+    older = [sys.executable, "-c", f"import os; {code}; sys.stdin.read()", str(file)]
+    every = processes.descendants
+
+    def slowly() -> dict[int, int]:
+        time.sleep(0.2)
+        return every()
+
+    with subprocess.Popen(older, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        monkeypatch.setattr(processes, "descendants", slowly)
+        capture = Capture(watchdog=True)
+        capture.start()
+        capture.end_region()
+        capture.abandon()
+        process.communicate()
+    assert capture._elsewhere is None

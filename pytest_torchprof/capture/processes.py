@@ -372,7 +372,8 @@ def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
     """Living programs that this process, or one that it has started, has started since then.
 
     A parent that has ended no longer tells: such a program has ``mark`` in its environment, or is
-    in the session or the group of this process, and has a parent that is not.
+    in the session or the group of this process, and has a parent that is not, nor is our own: a
+    container's first process may start us and others.
     """
     every, related = _processes(), {REAL.getpid()}
     mine, found = every.get(REAL.getpid()), dict[int, list[bytes]]()
@@ -383,7 +384,8 @@ def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
             if mine is None or not is_new:
                 continue
             near = fields[_SESSION] == mine[_SESSION] or fields[_GROUP] == mine[_GROUP]
-            left = above is None or fields[_PARENT] == b"1" or above[_SESSION] != mine[_SESSION]
+            left = above is None or above[_SESSION] != mine[_SESSION]
+            left &= fields[_PARENT] != mine[_PARENT]
             if not (near and left) and not (mark and mark in _read(pid, "environ")):
                 continue
         related.add(pid)

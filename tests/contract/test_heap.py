@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pytest
 
@@ -53,18 +52,13 @@ def test_it(n):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of glibc")
 @pytest.mark.parametrize(
-    ("name", "value", "apart"),
-    [
-        ("MALLOC_ARENA_MAX", "8", {"0", "1"}),
-        ("MALLOC_TRIM_THRESHOLD_", "1000000", {"1"}),
-        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000000", {"1"}),
-    ],
+    ("tunables", "apart"), [("", {"0", "1"}), ("glibc.malloc.trim_threshold=1000000", {"1"})]
 )
 def test_all_tests_run_under_the_same_limits_and_those_of_the_user_stay(
-    name: str, value: str, apart: set[str], pytester: pytest.Pytester, monkeypatch: Any
+    tunables: str, apart: set[str], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone in a capture, blocks are placed otherwise."""
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
     pytester.makepyfile(APART)
     args = ("--torchprof", "-pno:randomly", "-pno:xdist")
     pytester.runpytest_subprocess(*args, timeout=300).assert_outcomes(passed=2)

@@ -4,7 +4,7 @@ In a measured run they are asked to capture themselves: see `capture.children`. 
 whether one may have run torch is judged by what is known about it. A fork of this process has torch
 loaded. A program that was started must load torch first, which takes a while: a thread looks which
 ones have (`Children.look`); where the system lists no processes, CPU time tells whether they can
-have. One that still runs at the end may load it yet if it is a Python or a shell. A DataLoader's
+have. One that has just been started may load it yet if it is a Python or a shell. A DataLoader's
 workers are handled separately: see `analysis.work_elsewhere`.
 """
 
@@ -44,6 +44,8 @@ _HARMLESS = late(
 _MAY_LOAD = late(r"python|pypy|^(ba|da|z|k|fi)?sh$")
 #: One that has just been started may become another program.
 _SETTLED_NS = 300_000_000
+#: One that runs for longer without torch is a server or a loop: it is not about to load torch.
+_LOADS_S = 3
 #: Whether the system lists processes, and when they started.
 _LISTED = hasattr(time, "CLOCK_BOOTTIME") and os.path.exists("/proc/self/stat")  # noqa: PTH110
 _DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
@@ -214,11 +216,10 @@ class Children:
 
     def begin(self) -> None:
         """Watch from here on."""
-        self._ended_ns = _ended_ns()
+        self._since, self._ended_ns = ticks_now(), _ended_ns()
         self._alive = descendants()
         # They may end before they can be inspected.
         self._had_torch = {pid: name for pid in self._alive if (name := _torch_in(pid))}
-        self._since = ticks_now()
 
     def look(self) -> None:
         """Note which programs that were started since `begin` have loaded torch."""
@@ -237,11 +238,13 @@ class Children:
 
     def _running(self, ours: frozenset[int]) -> list[str]:
         """The names of new programs that are not among ``ours`` and may load torch yet."""
-        until = REAL.clock() + _SETTLED_NS
+        until, young = REAL.clock() + _SETTLED_NS, ticks_now() - _LOADS_S * TICKS
         while True:
             found, settles = [], False
             for pid, fields in self._new().items():
-                if pid not in ours and fields[0] not in b"ZX" and not _HARMLESS.search(_name(pid)):
+                if pid in ours or fields[0] in b"ZX" or int(fields[STARTED]) < young:
+                    continue
+                if not _HARMLESS.search(_name(pid)):
                     with suppress(OSError):  # it has just ended, or belongs to another user
                         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115, PTH119
                         found += [program] if _MAY_LOAD.search(program) else []
@@ -278,8 +281,10 @@ class Children:
         over = {pid for pid in self._had_torch if pid not in alive or _is_zombie(pid)}
         if ended > _WORKED_NS or over & worked:
             torchs |= {pid: self._had_torch[pid] for pid in over}
-        if programs := [*torchs.values()] or self._running(ours):
-            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(programs)))
+        if torchs:
+            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(torchs.values())))
+        if running := self._running(ours):
+            return because(Why.PROGRAM_RUNS_ON, programs=tuple(dict.fromkeys(running)))
         if _LISTED or ended < _IMPORT_NS:
             return None
         told = found.programs if found is not None else ()
@@ -373,7 +378,8 @@ def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
     """Living programs that this process, or one that it has started, has started since then.
 
     A parent that has ended no longer tells: such a program has ``mark`` in its environment, or is
-    in the session or the group of this process, and has a parent that is not.
+    in the session or the group of this process, and has a parent that is not, nor is our own: a
+    container's first process may start us and others.
     """
     every, related = _processes(), {REAL.getpid()}
     mine, found = every.get(REAL.getpid()), dict[int, list[bytes]]()
@@ -384,7 +390,8 @@ def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
             if mine is None or not is_new:
                 continue
             near = fields[_SESSION] == mine[_SESSION] or fields[_GROUP] == mine[_GROUP]
-            left = above is None or fields[_PARENT] == b"1" or above[_SESSION] != mine[_SESSION]
+            left = above is None or above[_SESSION] != mine[_SESSION]
+            left &= fields[_PARENT] != mine[_PARENT]
             if not (near and left) and not (mark and mark in _read(pid, "environ")):
                 continue
         related.add(pid)

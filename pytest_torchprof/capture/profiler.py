@@ -160,11 +160,11 @@ class Capture:
             Capture.current = self
             self._undo = undo.pop_all()
         self._anomaly = real_torch().detects_anomalies()
+        self._children.begin()  # before the thread that looks at them
         if self._watchdog is not None:
             self._watchdog.start()
             self._undo.callback(self._watchdog.stop)
             self.started_threads = False  # that one was ours
-        self._children.begin()
         self._threads_at_work.begin(self._watchdog.native_ids if self._watchdog else ())
         self._started.begin()
         self._region = real_torch().region(REGION)

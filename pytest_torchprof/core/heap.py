@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: The largest limit that glibc takes, on 64 bits, and the limit for trimming that it derives.
 _LARGEST: Final = 32 * 2**20
+_OF_THE_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 class Heap(NamedTuple):
@@ -65,22 +66,24 @@ def blocks_apart(least: int) -> Iterator[None]:
     (glibc).
 
     One that grows does so in place, and one that ends leaves no hole. Once glibc has seen a block
-    end, it would have those of its size among the others. Afterwards it does, as blocks that come
-    and go take longer apart. Does nothing if the user has set a limit.
+    end, it would have those of its size among the others. Does nothing if the user has set a limit.
     """
-    set_by_user = "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
-    if set_by_user or "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        yield
-        return
-    _place_apart(least)
+    place_apart(least)
     try:
         yield
     finally:
-        _place_apart(_LARGEST)
+        place_apart()
 
 
-def _place_apart(least: int) -> None:
-    if sys.platform == "linux":
+def place_apart(least: int = _LARGEST) -> None:
+    """Have blocks of at least so many bytes apart from here on, unless the user has set a limit.
+
+    By default that is what glibc comes to by itself, as blocks that come and go take longer apart.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    by_user = any(f"{one}_threshold" in tunables for one in ("mmap", "trim"))
+    by_user |= not os.environ.keys().isdisjoint(_OF_THE_USER)
+    if sys.platform == "linux" and not by_user:
         import ctypes
 
         with suppress(OSError, AttributeError):

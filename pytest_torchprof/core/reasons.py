@@ -105,6 +105,7 @@ class Why(Enum):
     FREED_BY_GLOO = "freed_by_gloo"
     WORKERS_PREFETCH = "workers_prefetch"
     FORKED_WORK = "forked_work"
+    PROGRAM_RUNS_ON = "program_runs_on"
     PROGRAM_WORK = "program_work"
     UNNAMED_PROGRAM_WORK = "unnamed_program_work"
     CHILD_RUNS_ON = "child_runs_on"

@@ -11,6 +11,9 @@ OF_PROCESSES: Mapping[Why, str] = {
         "gloo's threads free tensors, too, which torch's profiler does not always see"
     ),
     Why.FORKED_WORK: "a process that the test forked did work too, which is not recorded",
+    Why.PROGRAM_RUNS_ON: (
+        "another process still ran at the end of the test, and may load torch: {programs:, }"
+    ),
     Why.PROGRAM_WORK: (
         "another process did work for the test, and torch in it is not recorded: {programs:, }"
     ),

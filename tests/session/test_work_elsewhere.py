@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from support.outcomes import NO_THREADS
 from support.sessions import run
 
+from pytest_torchprof.capture import processes
+from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.capture.unpatched import REAL
@@ -420,3 +424,54 @@ def test_a_thread_that_an_earlier_test_left_at_work_is_not_counted(
     for test in ("test_starts", "test_after"):
         ops = ran.tests[test]["metrics"]["ops"]
         assert (None, THREAD_LEFT) == (ops["value"], ops.get("reason")), test
+
+
+@linux
+def test_a_process_from_before_a_capture_is_no_work_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to list those, while a thread may look already."""
+    (file := tmp_path / "libtorch").write_bytes(b"0")
+    code = "import mmap, sys; m = mmap.mmap(os.open(sys.argv[1], 0), 0, prot=1); print(flush=True)"
+    older = [sys.executable, "-c", f"import os; {code}; sys.stdin.read()", str(file)]
+    every = processes.descendants
+
+    def slowly() -> dict[int, int]:
+        time.sleep(0.2)
+        return every()
+
+    with subprocess.Popen(older, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        monkeypatch.setattr(processes, "descendants", slowly)
+        capture = Capture(watchdog=True)
+        capture.start()
+        capture.end_region()
+        capture.abandon()
+        process.communicate()
+    assert capture._elsewhere is None
+
+
+@linux
+@pytest.mark.parametrize(
+    ("mine", "found"),
+    [
+        pytest.param("5 30 30", {51, 52}, id="system"),
+        pytest.param("5 1 1", {51}, id="container"),
+        pytest.param("1 30 30", {51}, id="child_of_the_first"),
+    ],
+)
+def test_a_program_whose_parent_has_ended_is_ours_unless_others_are_alike(
+    mine: str, found: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of a container starts us, or what has started us, and others."""
+    session = mine.split()[1]
+    said = {1: "0 1 1", 5: f"1 {session} {session}", 50: mine}
+    said |= {51: f"50 {session} {session}", 52: f"1 {session} {session}"}
+    every = {
+        pid: [b"S", *one.encode().split(), *[b"0"] * 15, b"%d" % pid, *[b"0"] * 5, b"%d" % pid]
+        for pid, one in said.items()
+    }
+    monkeypatch.setattr(processes, "_processes", lambda: every)
+    monkeypatch.setattr(REAL, "getpid", lambda: 50)
+    assert found == processes._started_since(51, None).keys()

@@ -1,15 +1,9 @@
-"""The names of all that could run in this process: operators, kernels, and modules."""
+"""The names of all that could run in this process: operators and modules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-#: What names of kernels are made of, beside those of operators.
-_KERNELS = frozenset(
-    {"gemm", "gemv", "elementwise", "vectorized", "reduce", "fmha", "flash", "cutlass", "cudnn"}
-    | {"nvjet", "nccl", "triton", "Memcpy", "Memset", "winograd"}
-)
 
 
 def could_run() -> Mapping[str, frozenset[str]]:
@@ -33,7 +27,6 @@ def could_run() -> Mapping[str, frozenset[str]]:
     evaluated = {f"autograd::engine::evaluate_function: {name}" for name in functions}
     return {
         "op": frozenset(operators | functions | evaluated | steps),
-        "kernel": frozenset(operators.union(_KERNELS)),
         "module": frozenset(_classes(torch.nn.Module)),
     }
 

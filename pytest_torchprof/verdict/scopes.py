@@ -36,9 +36,14 @@ def did_not_run(trace: Events, how: str, what: str) -> Reason:
 
 
 def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reason | None:
-    """Why nothing of this name or glob could run; None if something could, or nobody knows."""
+    """Why nothing of this name or glob could run; None if something could, or nobody knows.
+
+    Nobody can list the names of kernels.
+    """
     import difflib
 
+    if how == "kernel":
+        return None
     ran, known = _ran(trace, how), could_run()
     names = {*ran, *known.get(how, ())}
     if not known or any(is_of_name(what, name) for name in names):

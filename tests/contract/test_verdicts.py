@@ -177,6 +177,7 @@ NAMED = """
         ("ops", 'region="label"', None),
         ("ops", 'region="part"', None),
         ("ops", 'region="prt"', "part"),
+        ("kernels", 'kernel="*nchwToNhwc*"', "no accelerator in this"),
     ],
 )
 def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(

@@ -45,7 +45,7 @@ def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reaso
     names = known.get(how, frozenset())
     if not known or _has(what, ran) or _has(what, names):
         return None
-    near = _near(what, ran) or _near(what, names) or ("none",)
+    near = _near(what, frozenset((*_near(what, ran), *_near(what, names)))) or ("none",)
     return because(Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
 
 

@@ -28,7 +28,12 @@ KEPT = """
         (1_000_000, 1_001_001, "*_bytes: 1 KiB", "ok"),
         (1_000_000, 1_010_000, "*_bytes: 1 %", "ok"),
         (1_000_000, 1_010_001, "*_bytes: 1 %", "regressed"),
-        (1_000_000, 1_000_001, "*_bytes: 0 %", "regressed"),
+        (1_000_000, 1_000_513, "*_bytes: 0 %", "regressed"),
+        (1_000_000, 1_000_512, "*_bytes: 0 %", "ok"),  # the 512 B stay
+        (1_000_000, 1_000_001, "*: 0 %\n  *: 0 B", "regressed"),
+        (1_000_000, 1_010_000, "*: 1 %\n  *_bytes: 0 %", "regressed"),
+        (100, 612, "*_bytes: 1 %", "ok"),
+        (1_000_000, 1_001_000, "*_bytes: 600 B", "ok"),
     ],
 )
 def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(

@@ -71,8 +71,11 @@ def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
     ("line", "said"),
     [
         ("peek_cpu_bytes: 1 %", "*no such metric*peak_cpu_bytes*"),
-        ("flops: 4 KiB", "*no such metric of this unit*"),
+        ("peak_cpu_byte: 4 KiB", "*no such metric*peak_cpu_bytes*"),
+        ("flops: 4 KiB", "*unit does not fit*flops is in FLOP*"),
+        ("flops: 1e400 %", "*too large*"),
         ("ops: -1 %", "*negative*"),
+        ("ops: -1", "*negative*"),
         ("ops", "*'ops' is no tolerance*METRIC_GLOB: 1 %*"),
     ],
 )

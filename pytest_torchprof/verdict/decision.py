@@ -24,6 +24,7 @@ from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import alike
+from pytest_torchprof.verdict.metric import tolerant
 from pytest_torchprof.verdict.other_machine import explains_not, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import metric_of, row_of
@@ -55,7 +56,7 @@ class Policy(Frozen, frozen=True):
 
     ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
     instruction set decides does; ``chip_note`` why bounds do. ``tolerances``: see
-    `Metric.tolerant`.
+    `verdict.metric.tolerant`.
     """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
@@ -85,7 +86,7 @@ def compare(
     whole = {b.metric: b for b in budgets if not b.scoped}
     verdicts = [
         _verdict(
-            row_of(name, profile.own).tolerant(policy.tolerances),
+            tolerant(row_of(name, profile.own), policy.tolerances),
             profile,
             baseline,
             whole.get(name, _NO_LIMITS),

@@ -65,18 +65,6 @@ class Metric(NamedTuple):
     own: OwnMetric | None = None
     margin: float = 0.0
 
-    def tolerant(self, tolerances: Iterable[Tolerance]) -> Metric:
-        """The metric with the last share and the last amount given for it; its own, of neither."""
-        found = self
-        for one in tolerances:
-            if one.is_for(self.name, self.unit):
-                share, amount = one.share, one.amount
-                found = found._replace(
-                    tolerance=found.tolerance if share is None else share,
-                    margin=found.margin if amount is None else amount,
-                )
-        return found
-
     @property
     def stored(self) -> bool:
         """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
@@ -92,3 +80,14 @@ class Metric(NamedTuple):
     def of_device(self) -> bool:
         """Whether it measures an accelerator, or waiting for one."""
         return not self.needs.isdisjoint({"device", "device_memory", "calls"})
+
+
+def tolerant(metric: Metric, tolerances: Iterable[Tolerance]) -> Metric:
+    """The metric with the last share and the last amount given for it; its own, of neither."""
+    for one in tolerances:
+        if one.is_for(metric.name, metric.unit):
+            if one.share is not None:
+                metric = metric._replace(tolerance=one.share)
+            if one.amount is not None:
+                metric = metric._replace(margin=one.amount)
+    return metric

@@ -53,10 +53,14 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
     assert (status == "ok") == (before == file.read_text())
 
 
-@pytest.mark.parametrize(("now", "passes"), [(612, True), (613, False)])
+@pytest.mark.parametrize(
+    ("now", "line", "passes"),
+    [(612, "", True), (613, "", False), (613, "*: 513 B", True), (101, "*: 0 %\n  *: 0 B", False)],
+)
 def test_an_inline_expectation_of_memory_has_the_same_tolerance(
-    pytester: pytest.Pytester, now: int, passes: bool
+    pytester: pytest.Pytester, now: int, line: str, passes: bool
 ) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
     line = 'torchprof["part"].assert_expected_inline("peak_cpu_bytes 100 B")'
     found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", *CHECK)
     assert passes == (found.ret == 0)
@@ -85,6 +89,19 @@ def test_a_wrong_tolerance_is_a_usage_error(
     pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
     found, _ = session(pytester, KEPT.format(size=1), *CHECK)
     found.stderr.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize(("now", "line", "status"), [(95, "5 %", "ok"), (94, "5 1/s", "regressed")])
+def test_a_tolerance_may_be_of_a_metric_of_the_users_own(
+    pytester: pytest.Pytester, now: int, line: str, status: str
+) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  images_per_s: {line}")
+    source = """
+        def test_it(torchprof):
+            torchprof.record("images_per_s", {now}, unit="1/s", better="higher", compare="near")
+    """
+    session(pytester, source.format(now=100), *ACCEPT)
+    assert status == session(pytester, source.format(now=now), *CHECK)[1][0]["status"]
 
 
 ORDER = """

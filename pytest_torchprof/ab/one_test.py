@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.units import alike
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.pacing import Pace
 from pytest_torchprof.verdict.paired_decision import Comparison
@@ -189,7 +190,7 @@ def _on_sides(
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
-    """Metrics that differ by more than their tolerance, or that only one side measured.
+    """Metrics that differ by more than their default tolerance, or that only one side measured.
 
     >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "flops": 2})
     (Difference(metric='ops', a=3, b=4),)
@@ -202,7 +203,8 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
         if left is None or right is None:
             differs = left is not right
         else:
-            differs = abs(right - left) > metric.tolerance * max(abs(left), abs(right))
+            large, small = sorted((left, right), key=abs, reverse=True)
+            differs = not alike(large, small, metric.tolerance, metric.margin)
         if differs:
             found.append(Difference(name, left, right))
     return tuple(found)

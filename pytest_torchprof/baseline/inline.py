@@ -29,9 +29,11 @@ from pytest_torchprof.core.units import (
     parse_quantity,
     says,
 )
+from pytest_torchprof.verdict.metric import tolerant
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.verdict.metric import Metric
 
 #: The metrics for an empty expectation: they identify the work done, on any machine.
@@ -94,7 +96,12 @@ def expected_metrics(expected: str) -> Sequence[str]:
     return known or DEFAULT_METRICS
 
 
-def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: str = "") -> str:
+def render_inline(
+    metrics: Mapping[str, Value],
+    names: Sequence[str],
+    expected: str = "",
+    tolerances: Sequence[Tolerance] = (),
+) -> str:
     """``name   value`` lines for the source; lines that still hold keep their text.
 
     Lines of metrics that were not measured hold, unless a lower bound exceeds them; without text
@@ -105,18 +112,21 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: 
     lines = []
     for name in names:
         value, stated = metrics[name], before.get(name, "")
-        metric = METRICS[name]
+        metric = tolerant(METRICS[name], tolerances)
         text = stated if _holds(stated, value, metric) else _written(stated, value, metric)
         if text:
             lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
 
 
-def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
+def holds(
+    expected: str, metrics: Mapping[str, Value], tolerances: Sequence[Tolerance] = ()
+) -> bool:
     """Whether every line of an expectation matches the measurement, whatever its alignment."""
     rows = _rows(expected)
     return bool(rows) and all(
-        name in METRICS and _holds(stated, metrics[name], METRICS[name]) for name, stated in rows
+        name in METRICS and _holds(stated, metrics[name], tolerant(METRICS[name], tolerances))
+        for name, stated in rows
     )
 
 
@@ -145,7 +155,7 @@ def _holds(stated: str, value: Value, metric: Metric) -> bool:
         return True
     with suppress(UnitError):
         before = parse_quantity(stated, metric.unit)
-        return bool(metric.margin) and alike(before, value, metric.tolerance, metric.margin)
+        return alike(before, value, metric.tolerance, metric.margin)
     return False
 
 

@@ -1,15 +1,11 @@
-"""The names of all that could run in this process: operators, kernels, and modules."""
+"""The names of all that could run in this process: operators and modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
-
-#: What names of kernels are made of, beside those of operators.
-_KERNELS = frozenset(
-    {"gemm", "gemv", "elementwise", "vectorized", "reduce", "fmha", "flash", "cutlass", "cudnn"}
-    | {"nvjet", "nccl", "triton", "Memcpy", "Memset", "winograd"}
-)
 
 
 def could_run() -> Mapping[str, frozenset[str]]:
@@ -19,23 +15,38 @@ def could_run() -> Mapping[str, frozenset[str]]:
     """
     import torch
 
-    list_names: Any = getattr(torch._C, "_dispatch_get_all_op_names", None)
-    if list_names is None:
+    # Operators come with modules, or by `torch.library`.
+    registered = _of_torch(len(sys.modules), len(getattr(torch.library, "_defs", ())))
+    if not registered:
         return {}
-    operators = {name.partition(".")[0] for name in list_names()}
-    functions = {*dir(torch._C._functions), *_classes(torch.autograd.Function)}
-    functions |= {f"{name}Backward" for name in functions}
     steps = {
         f"Optimizer.{what}#{name}.{what}"
         for name in _classes(torch.optim.Optimizer)
         for what in ("step", "zero_grad")
     }
-    evaluated = {f"autograd::engine::evaluate_function: {name}" for name in functions}
+    functions = _with_backward(_classes(torch.autograd.Function))
     return {
-        "op": frozenset(operators | functions | evaluated | steps),
-        "kernel": frozenset(operators.union(_KERNELS)),
+        "op": registered.union(functions, steps),
         "module": frozenset(_classes(torch.nn.Module)),
     }
+
+
+@lru_cache(maxsize=1)
+def _of_torch(_modules: int, _defined: int) -> frozenset[str]:
+    """Operators and functions of C++, which take 9 ms to list; the arguments date the answer."""
+    import torch
+
+    list_names: Any = getattr(torch._C, "_dispatch_get_all_op_names", None)
+    if list_names is None:
+        return frozenset()
+    operators = {name.partition(".")[0] for name in list_names()}
+    return frozenset(operators.union(_with_backward(dir(torch._C._functions))))
+
+
+def _with_backward(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        for one in (name, f"{name}Backward"):
+            yield from (one, f"autograd::engine::evaluate_function: {one}")
 
 
 def _classes(base: type[Any]) -> Iterator[str]:

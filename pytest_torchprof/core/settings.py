@@ -19,8 +19,8 @@ class Tolerance:
 
     glob: str
     unit: str = "%"
-    share: float = 0.0
-    amount: float = 0.0
+    share: float | None = None
+    amount: float | None = None
 
     def is_for(self, metric: str, unit: str) -> bool:
         """Whether the metric of this unit may differ so."""

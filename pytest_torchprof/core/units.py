@@ -207,6 +207,8 @@ def parse_share(value: object, name: str) -> float:
             raise UnitError(what, found, write)
     if share < 0:
         raise UnitError(what, "it is negative", write)
+    if share > _LARGEST:
+        raise UnitError(what, "it is too large", write)
     return float(share)
 
 

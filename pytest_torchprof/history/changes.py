@@ -53,7 +53,10 @@ def changes_in(
 
 
 def tolerance_of(series: Series) -> tuple[float, float]:
-    """How far a value may be from the one before: relative to it, and in its unit."""
+    """How far a value may be from the one before: relative to it, and in its unit.
+
+    These are the defaults: a history has no ini file of each of its runs.
+    """
     name = series.metric.partition("[")[0]
     if name in METRICS:
         return METRICS[name].tolerance, METRICS[name].margin

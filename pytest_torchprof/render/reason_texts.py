@@ -289,8 +289,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.CHANGED: "{name} {before} → {now}",
     Why.CHANGED_BY: "{name} {before:{unit}} → {now:{unit}}",
     Why.SLOWER_WITH_LESS: (
-        "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}, and times only "
-        "advise"
+        "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}"
     ),
     Why.ORDER_CHANGED: (
         "the same operators moved the same bytes and only the peak differs, so their order changed "

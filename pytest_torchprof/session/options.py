@@ -280,23 +280,29 @@ def _tolerance(line: str) -> Tolerance:
     """A line of ``torchprof_tolerance``.
 
     Raises:
-        TorchprofError: it names no metric of the table, or no share or amount of one.
+        TorchprofError: it has no share or amount of this metric, or nearly names a built-in one.
     """
+    from difflib import get_close_matches
+
     from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.core.units import parse_share, parse_signed
     from pytest_torchprof.verdict.metrics import METRICS
 
     glob, colon, text = (part.strip() for part in line.partition(":"))
+    if not colon or text.startswith("-"):
+        what = "it is negative" if colon else ""
+        raise SettingsError(f"{line!r} is no tolerance", what, "write METRIC_GLOB: 1 %, or 4 KiB")
     if text.endswith("%"):
         found = Tolerance(glob, share=parse_share(text, glob))
     else:
-        amount, unit = parse_signed(text) if colon else (0.0, "")
+        amount, unit = parse_signed(text)
         found = Tolerance(glob, unit or "1", amount=amount)
-    if found.share < 0 or found.amount < 0 or not colon:
-        raise SettingsError(f"{line!r} is no tolerance", "", "write METRIC_GLOB: 1 %, or 4 KiB")
-    if not any(found.is_for(one.name, one.unit) for one in METRICS.values()):
-        meant = near(glob, METRICS) if found.unit == "%" else ""
-        raise SettingsError(f"{line!r}: no such metric of this unit. {meant}".rstrip())
+    named = [one for one in METRICS.values() if Tolerance(glob).is_for(one.name, one.unit)]
+    if not named and get_close_matches(glob, METRICS, cutoff=0.8):  # else, of the user's own
+        raise SettingsError(f"{line!r}: no such metric. {near(glob, METRICS)}")
+    if named and not any(found.is_for(one.name, one.unit) for one in named):
+        units = ", ".join(sorted({one.unit for one in named}))
+        raise SettingsError(f"{line!r}: the unit does not fit", f"{glob} is in {units}", "use that")
     return found
 
 

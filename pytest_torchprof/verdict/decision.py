@@ -24,6 +24,7 @@ from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import alike
+from pytest_torchprof.verdict.metric import tolerant
 from pytest_torchprof.verdict.other_machine import explains_not, varies_by_cpu
 from pytest_torchprof.verdict.own_limits import in_units, with_own, without_value
 from pytest_torchprof.verdict.own_metrics import metric_of, row_of
@@ -54,8 +55,8 @@ class Policy(Frozen, frozen=True):
     """How strictly to compare.
 
     ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
-    instruction set decides does; ``chip_note`` why bounds do. ``tolerances`` replace those of the
-    metrics that they are for: of several, the last share and the last amount.
+    instruction set decides does; ``chip_note`` why bounds do. ``tolerances``: see
+    `verdict.metric.tolerant`.
     """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
@@ -76,15 +77,6 @@ class Policy(Frozen, frozen=True):
             self.cpu_note if varies_by_cpu(metric) else None
         )
 
-    def tolerant(self, metric: Metric) -> Metric:
-        """The metric with its tolerance."""
-        given = [one for one in self.tolerances if one.is_for(metric.name, metric.unit)]
-        if not given:
-            return metric
-        shares, amounts = [one.share for one in given], [one.amount for one in given]
-        share, amount = (next(filter(None, reversed(n)), 0.0) for n in (shares, amounts))
-        return metric._replace(tolerance=share, margin=amount)
-
 
 def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
@@ -94,7 +86,7 @@ def compare(
     whole = {b.metric: b for b in budgets if not b.scoped}
     verdicts = [
         _verdict(
-            policy.tolerant(row_of(name, profile.own)),
+            tolerant(row_of(name, profile.own), policy.tolerances),
             profile,
             baseline,
             whole.get(name, _NO_LIMITS),

@@ -256,7 +256,9 @@ def judged(
         profile,
         _accepts(measured, found, again, quiet=quiet, accept=terms.accept),
         _times_changed(verdicts, quiet=quiet),
-        unstable(found.profile, again, drawn=measured.draws) if again else None,
+        unstable(found.profile, again, drawn=measured.draws, tolerances=found.policy.tolerances)
+        if again
+        else None,
     )
 
 
@@ -351,7 +353,7 @@ def _accepts(
         findings=offered(measured, profile, found.baseline),
         times=times,
         cpu_capability=cpu,
-        unstable=ranges_of(profile, again, found.baseline),
+        unstable=ranges_of(profile, again, found.baseline, found.policy.tolerances),
         seed=measured.seed,
         chip=measured.trace.facts.chip,
         draws=measured.draws,
@@ -368,6 +370,7 @@ def _accepts(
                     region,
                     again and again.regions.get(name),
                     found.baseline and found.baseline.regions.get(name),
+                    found.policy.tolerances,
                 ),
             )
             for name, region in profile.regions.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.own_metrics import Better, OwnMetric
     from pytest_torchprof.core.results import Value
+    from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.trace.events import Events
 
 Klass = Literal["exact", "near", "time", "never"]
@@ -22,9 +23,9 @@ class Metric(NamedTuple):
     Attributes:
         name: report key, baseline key, column; the marker is ``max_<name>``.
         unit: unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``; of a user's own metric, any.
-        klass: ``exact`` must not exceed the baseline, ``near`` not by more than
-            the tolerance, ``time`` follows
-            ``--torchprof-time``; ``never``: only limits apply, to a user's own metric.
+        klass: ``exact`` must not exceed the baseline, ``near`` not by more than the tolerance,
+            ``time`` follows ``--torchprof-time``; ``never``: only limits apply, to a user's own
+            metric.
         needs: what the capture must hold; without it, the metric is not measured.
         extract: the value from a trace; pure.
         help: one line for tables and ``--markers``.
@@ -79,3 +80,14 @@ class Metric(NamedTuple):
     def of_device(self) -> bool:
         """Whether it measures an accelerator, or waiting for one."""
         return not self.needs.isdisjoint({"device", "device_memory", "calls"})
+
+
+def tolerant(metric: Metric, tolerances: Iterable[Tolerance]) -> Metric:
+    """The metric with the last share and the last amount given for it; its own, of neither."""
+    for one in tolerances:
+        if one.is_for(metric.name, metric.unit):
+            if one.share is not None:
+                metric = metric._replace(tolerance=one.share)
+            if one.amount is not None:
+                metric = metric._replace(margin=one.amount)
+    return metric

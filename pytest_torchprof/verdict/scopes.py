@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -27,24 +28,38 @@ def did_not_run(trace: Events, how: str, what: str) -> Reason:
 
     Names that did run and are spelled alike are part of it.
     """
-    import difflib
-
-    near = tuple(sorted(difflib.get_close_matches(what, _ran(trace, how), _MOST_SHOWN)))
+    near = _near(what, frozenset(_ran(trace, how)))
     if near:
         return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)
     return because(Why.SCOPE_DID_NOT_RUN, scope=_WORDS[how], name=what)
 
 
 def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reason | None:
-    """Why nothing of this name or glob could run; None if something could, or nobody knows."""
+    """Why nothing of this name or glob could run; None if something could, or nobody knows.
+
+    Nobody can list the names of kernels.
+    """
+    if how == "kernel":
+        return None
+    ran, known = frozenset(_ran(trace, how)), could_run()
+    names = known.get(how, frozenset())
+    if not known or _has(what, ran) or _has(what, names):
+        return None
+    near = _near(what, frozenset((*_near(what, ran), *_near(what, names)))) or ("none",)
+    return because(Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
+
+
+@lru_cache(maxsize=64)
+def _has(what: str, names: frozenset[str]) -> bool:
+    return what in names or any(is_of_name(what, name) for name in names)
+
+
+@lru_cache(maxsize=64)
+def _near(what: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Up to three names that are spelled alike, sorted."""
     import difflib
 
-    ran, known = _ran(trace, how), could_run()
-    names = {*ran, *known.get(how, ())}
-    if not known or any(is_of_name(what, name) for name in names):
-        return None
-    near = tuple(difflib.get_close_matches(what, sorted(names), _MOST_SHOWN)) or ("none",)
-    return because(Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
+    return tuple(sorted(difflib.get_close_matches(what, sorted(names), _MOST_SHOWN)))
 
 
 def _ran(trace: Events, how: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, MissingValue, Range, Unstable, of_rules
 from pytest_torchprof.core.units import alike
+from pytest_torchprof.verdict.metric import tolerant
 from pytest_torchprof.verdict.own_metrics import row_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Number, Profile, Value
+    from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.verdict.measured import Measured
     from pytest_torchprof.verdict.metric import Metric
 
@@ -31,14 +33,16 @@ def reseeded(measured: Measured) -> Measured | None:
     )
 
 
-def unstable(profile: Profile, other: Profile, *, drawn: bool) -> Unstable | None:
+def unstable(
+    profile: Profile, other: Profile, *, drawn: bool, tolerances: Sequence[Tolerance] = ()
+) -> Unstable | None:
     """What two runs of a test differ in, the test's regions included; None if in nothing.
 
     ``drawn``: what the test draws depends on the seed, which differs between the two.
     """
-    found = _ranges(profile, other)
+    found = _ranges(profile, other, tolerances)
     for name in sorted(profile.regions.keys() & other.regions.keys()):
-        more = _ranges(profile.regions[name], other.regions[name])
+        more = _ranges(profile.regions[name], other.regions[name], tolerances)
         found |= {f"{name}: {label}": one for label, one in more.items()}
     if not found:
         return None
@@ -60,7 +64,10 @@ def unstable(profile: Profile, other: Profile, *, drawn: bool) -> Unstable | Non
 
 
 def ranges_of(
-    profile: Profile, other: Profile | None, baseline: Baseline | None
+    profile: Profile,
+    other: Profile | None,
+    baseline: Baseline | None,
+    tolerances: Sequence[Tolerance] = (),
 ) -> dict[str, Range]:
     """The ranges to store with these numbers, by metric; of findings, by rule.
 
@@ -72,17 +79,20 @@ def ranges_of(
         now = {**profile.metrics, **{findings_label(r): n for r, n in profile.compared.items()}}
         kept = baseline.unstable
         return {label: one for label, one in kept.items() if _holds(one, now.get(label))}
-    return {label: one for label, (one, _) in _ranges(profile, other).items()}
+    return {label: one for label, (one, _) in _ranges(profile, other, tolerances).items()}
 
 
-def _ranges(profile: Profile, other: Profile) -> dict[str, tuple[Range, str]]:
+def _ranges(
+    profile: Profile, other: Profile, tolerances: Sequence[Tolerance]
+) -> dict[str, tuple[Range, str]]:
     """By label, the range of each metric that differs, and its unit.
 
     What differs within its tolerance has one only where something differs by more.
     """
     found, more = dict[str, tuple[Range, str]](), False
     for name, value in profile.metrics.items():
-        metric, again = row_of(name, profile.own), other.metrics.get(name)
+        metric = tolerant(row_of(name, profile.own), tolerances)
+        again = other.metrics.get(name)
         if isinstance(value, MissingValue) or isinstance(again, MissingValue) or again is None:
             continue
         if _may_vary(metric) and value != again:

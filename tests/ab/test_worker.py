@@ -97,8 +97,8 @@ def test_the_outcome_of_a_test(
 
 
 def test_metrics_differ_beyond_their_tolerance_or_where_only_one_side_has_them() -> None:
-    a = {"ops": 10, "flops": 5, "instructions": 1000, "kernels": 1}
-    b = {"ops": 11, "flops": 5, "instructions": 1005, "syncs": 1}
+    a = {"ops": 10, "peak_cpu_bytes": 635, "instructions": 1000, "kernels": 1}
+    b = {"ops": 11, "peak_cpu_bytes": 639, "instructions": 1005, "syncs": 1}
     found = {d.metric: (d.a, d.b) for d in differences(a, b)}
     assert found == {"ops": (10, 11), "kernels": (1, None), "syncs": (None, 1)}
     more = differences(a, {**b, "instructions": 1020})

@@ -28,7 +28,12 @@ KEPT = """
         (1_000_000, 1_001_001, "*_bytes: 1 KiB", "ok"),
         (1_000_000, 1_010_000, "*_bytes: 1 %", "ok"),
         (1_000_000, 1_010_001, "*_bytes: 1 %", "regressed"),
-        (1_000_000, 1_000_001, "*_bytes: 0 %", "regressed"),
+        (1_000_000, 1_000_513, "*_bytes: 0 %", "regressed"),
+        (1_000_000, 1_000_512, "*_bytes: 0 %", "ok"),  # the 512 B stay
+        (1_000_000, 1_000_001, "*: 0 %\n  *: 0 B", "regressed"),
+        (1_000_000, 1_010_000, "*: 1 %\n  *_bytes: 0 %", "regressed"),
+        (100, 612, "*_bytes: 1 %", "ok"),
+        (1_000_000, 1_001_000, "*_bytes: 600 B", "ok"),
     ],
 )
 def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
@@ -48,10 +53,14 @@ def test_memory_is_red_if_more_by_over_a_thousandth_and_over_512_bytes(
     assert (status == "ok") == (before == file.read_text())
 
 
-@pytest.mark.parametrize(("now", "passes"), [(612, True), (613, False)])
+@pytest.mark.parametrize(
+    ("now", "line", "passes"),
+    [(612, "", True), (613, "", False), (613, "*: 513 B", True), (101, "*: 0 %\n  *: 0 B", False)],
+)
 def test_an_inline_expectation_of_memory_has_the_same_tolerance(
-    pytester: pytest.Pytester, now: int, passes: bool
+    pytester: pytest.Pytester, now: int, line: str, passes: bool
 ) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
     line = 'torchprof["part"].assert_expected_inline("peak_cpu_bytes 100 B")'
     found, _ = session(pytester, f"{KEPT.format(size=now)}        {line}", "--torchprof")
     assert passes == (found.ret == 0)
@@ -68,8 +77,11 @@ def test_a_budget_has_no_tolerance(pytester: pytest.Pytester) -> None:
     ("line", "said"),
     [
         ("peek_cpu_bytes: 1 %", "*no such metric*peak_cpu_bytes*"),
-        ("flops: 4 KiB", "*no such metric of this unit*"),
+        ("peak_cpu_byte: 4 KiB", "*no such metric*peak_cpu_bytes*"),
+        ("flops: 4 KiB", "*unit does not fit*flops is in FLOP*"),
+        ("flops: 1e400 %", "*too large*"),
         ("ops: -1 %", "*negative*"),
+        ("ops: -1", "*negative*"),
         ("ops", "*'ops' is no tolerance*METRIC_GLOB: 1 %*"),
     ],
 )
@@ -79,6 +91,19 @@ def test_a_wrong_tolerance_is_a_usage_error(
     pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  {line}")
     found, _ = session(pytester, KEPT.format(size=1), "--torchprof")
     found.stderr.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize(("now", "line", "status"), [(95, "5 %", "ok"), (94, "5 1/s", "regressed")])
+def test_a_tolerance_may_be_of_a_metric_of_the_users_own(
+    pytester: pytest.Pytester, now: int, line: str, status: str
+) -> None:
+    pytester.makeini(f"[pytest]\ntorchprof_tolerance =\n  images_per_s: {line}")
+    source = """
+        def test_it(torchprof):
+            torchprof.record("images_per_s", {now}, unit="1/s", better="higher", compare="near")
+    """
+    session(pytester, source.format(now=100), *ACCEPT)
+    assert status == session(pytester, source.format(now=now), *CHECK)[1][0]["status"]
 
 
 ORDER = """
@@ -184,6 +209,7 @@ NAMED = """
         ("ops", 'region="label"', None),
         ("ops", 'region="part"', None),
         ("ops", 'region="prt"', "part"),
+        ("kernels", 'kernel="*nchwToNhwc*"', "no accelerator in this"),
     ],
 )
 def test_a_limit_of_zero_is_checked_only_if_its_name_could_run(

@@ -27,6 +27,8 @@ _ALIKE: Final = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 #: Only the root has what tells the dtype.
 _OF_ROOT: Final = frozenset({"gather", "scatter"})
 _OF_TWO: Final = frozenset({"send", "receive"})
+#: By so many calls, a rank's recording may begin before or after that of the others.
+_MOST_APART: Final = 64
 #: Enough for the clocks of ranks that share no group, but are linked by others.
 _ROUNDS: Final = 50
 #: If ends on the clocks of hosts are apart by this many times more than on a clock for each rank,
@@ -157,10 +159,11 @@ def match(by_rank: Mapping[int, RankCalls]) -> tuple[list[Matched], tuple[Mismat
     zero = min(begun, default=0)
     matched, mismatches = list[Matched](), list[Mismatch]()
     for key, each in signatures.items():
-        if len(each) < 2:
+        # Of several groups, nobody knows to which one a call without a name belongs.
+        if len(each) < 2 or (not key and len(signatures) > 1):
             continue
         usual = _usual(each)
-        kept = dict[int, int]()  # rank: how many of its calls come before those in common
+        kept = dict[int, int]()  # rank: see `_offset`
         for rank, own in each.items():
             if (offset := _offset(own, usual)) is not None:
                 kept[rank] = offset
@@ -168,9 +171,11 @@ def match(by_rank: Mapping[int, RankCalls]) -> tuple[list[Matched], tuple[Mismat
                 mismatches.append(_difference(rank, labels[key], own, usual))
         if len(kept) < 2:
             continue
-        count = min(len(usual), *(len(each[rank]) - before for rank, before in kept.items()))
+        start = max(0, *(-offset for offset in kept.values()))
+        stop = min(len(usual), *(len(each[rank]) - offset for rank, offset in kept.items()))
         call = np.stack(
-            [rows[key][rank][before : before + count] for rank, before in kept.items()], axis=1
+            [rows[key][rank][start + at : max(start, stop) + at] for rank, at in kept.items()],
+            axis=1,
         )
         begin, end = (
             np.stack([
@@ -206,16 +211,24 @@ def _usual(by_rank: Mapping[int, list[Signature]]) -> list[Signature]:
 
 
 def _offset(own: list[Signature], usual: list[Signature]) -> int | None:
-    """How many of its own calls come before the usual ones; None if they do not match.
+    """How many more calls come before those in common than before the usual ones; None if they do
+    not match.
 
-    A recording may begin or end with other calls than those of the other ranks, but not both.
+    A recording may begin and end with other calls than those of the other ranks, but for the most
+    part they are the same.
     """
-    shared = min(len(own), len(usual))
-    if own[:shared] == usual[:shared]:
-        return 0
-    if len(own) > shared and own[-shared:] == usual:
-        return len(own) - shared
+    half = max(len(own), len(usual)) / 2
+    for offset in sorted(range(1 - len(usual), len(own)), key=abs)[: 2 * _MOST_APART + 1]:
+        both = list(zip(own[max(offset, 0) :], usual[max(-offset, 0) :], strict=False))
+        if len(both) > half and all(_may_be_one(*pair) for pair in both):
+            return offset
     return None
+
+
+def _may_be_one(own: Signature, other: Signature) -> bool:
+    """Whether both may be the same; what was launched before a recording has no dtype or size."""
+    dtype, size = {own[1], other[1]} - {""}, {own[2], other[2]} - {None, -1}
+    return own[0] == other[0] and len(dtype) < 2 and len(size) < 2
 
 
 def _difference(rank: int, group: str, own: list[Signature], usual: list[Signature]) -> Mismatch:

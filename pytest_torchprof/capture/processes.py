@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ _HELPER = "pt_helper"
 _FORKSERVER = "from multiprocessing.forkserver import"
 #: Of a process's fields after its name. Source: proc_pid_stat(5), whose numbers are larger by 3.
 #: Times are in ticks since the boot; where the stack begins tells a fork from another program.
-_PARENT, _GROUP, _SESSION, STARTED, _STACK = 1, 2, 3, 19, 25
+_PARENT, STARTED, _STACK = 1, 19, 25
 #: Loaded where multiprocessing has used a server of forks.
 _SERVER = "multiprocessing.popen_forkserver"
 #: A program started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
@@ -140,6 +140,8 @@ class Children:
         self._since = 0
         #: Names of new processes that have loaded torch, and known ones that do not count.
         self._loaded: dict[int, str] = {}
+        #: Programs of ours by number and start, also once their parents have ended.
+        self._seen: set[tuple[int, bytes]] = set()
         self._workers: set[int] = set()
 
     def take(self) -> tuple[ChildTrace, ...]:
@@ -232,7 +234,9 @@ class Children:
         if not (_LISTED and (self.forks or self.programs or self.ended or _has_children())):
             return {}
         folder = self._handover.folder if self._handover is not None else None
-        found = _started_since(self._since, os.fsencode(folder) if folder else None)
+        mark = os.fsencode(folder) if folder else None
+        found = _started_since(self._since, mark, self._seen)
+        self._seen.update((pid, fields[STARTED]) for pid, fields in found.items())
         known = {*self._alive, *self._workers}
         return {pid: fields for pid, fields in found.items() if pid not in known}
 
@@ -374,27 +378,22 @@ def ticks_now() -> int:
     return REAL.any_clock(time.CLOCK_BOOTTIME) * TICKS // 1_000_000_000 if _LISTED else 0
 
 
-def _started_since(since: int, mark: bytes | None) -> dict[int, list[bytes]]:
+def _started_since(
+    since: int, mark: bytes | None, seen: Collection[tuple[int, bytes]]
+) -> dict[int, list[bytes]]:
     """Living programs that this process, or one that it has started, has started since then.
 
-    A parent that has ended no longer tells: such a program has ``mark`` in its environment, or is
-    in the session or the group of this process, and has a parent that is not, nor is our own: a
-    container's first process may start us and others.
+    A parent that has ended no longer tells: such a program has ``mark`` in its environment, or was
+    ``seen`` before, with the time of its start. Its session does not tell either: others run there.
     """
-    every, related = _processes(), {REAL.getpid()}
-    mine, found = every.get(REAL.getpid()), dict[int, list[bytes]]()
+    every, related, found = _processes(), {REAL.getpid()}, dict[int, list[bytes]]()
     for pid, fields in every.items():
-        above = every.get(int(fields[_PARENT]))
         is_new = int(fields[STARTED]) >= since
-        if int(fields[_PARENT]) not in related:
-            if mine is None or not is_new:
-                continue
-            near = fields[_SESSION] == mine[_SESSION] or fields[_GROUP] == mine[_GROUP]
-            left = above is None or above[_SESSION] != mine[_SESSION]
-            left &= fields[_PARENT] != mine[_PARENT]
-            if not (near and left) and not (mark and mark in _read(pid, "environ")):
-                continue
+        is_ours = int(fields[_PARENT]) in related or (pid, fields[STARTED]) in seen
+        if not (is_ours or (is_new and mark and mark in _read(pid, "environ"))):
+            continue
         related.add(pid)
+        above = every.get(int(fields[_PARENT]))
         if is_new and not (above and fields[_STACK] == above[_STACK]):
             found[pid] = fields
     return found

@@ -162,6 +162,8 @@ def opened(path: Path) -> IO[bytes]:
     Raises:
         OSError: it cannot be opened.
     """
+    if path.is_char_device() and _descriptor(path) is None:  # it may never end
+        raise OSError(errno.EINVAL, "it is a device", str(path))
     # An inherited pipe such as /dev/stdin already has a writer, which may be slow.
     if not path.is_fifo() or _descriptor(path) is not None:
         return path.open("rb")

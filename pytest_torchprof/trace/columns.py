@@ -30,7 +30,7 @@ _LARGEST_US = _LARGEST_NS / 1000
 _FEW = 10_000
 #: A name is cut there. Those of kernels have some thousand characters; patterns on longer ones take
 #: seconds.
-_LONGEST_NAME = 16_384
+_LONGEST_NAME = 8_192
 
 
 class Event(msgspec.Struct, gc=False):

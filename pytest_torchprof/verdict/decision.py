@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TIME_TOLERANCE = 0.25
 
 #: From this factor on, a longer time is no improvement; what the clock's own noise is, in ms.
-_SLOWER, _CLOCK_MS = 1.5, 0.1
+_SLOWER, _CLOCK_MS = 1.5, 1.0
 #: How far another order of the same operators moves a peak. Source: 12 tests of peft, up to 5.5 %.
 _ORDER_SHARE = 0.1
 

@@ -46,7 +46,7 @@ wait()""",
 subprocess.run(f'setsid {PYTHON} -I -c "{CODE}" &', shell=True)
 wait()""",
     "empty_environment": """
-subprocess.run(["sh", "-c", 'env -i "$0" -c "$1" &', PYTHON, CODE])
+subprocess.run(["sh", "-c", 'env -i "$0" -c "$1" & wait', PYTHON, CODE])
 wait()""",
     "started_by_a_python_without_torch": """
 code = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-c', sys.argv[1]])"

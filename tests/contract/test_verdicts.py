@@ -102,8 +102,8 @@ def test_a_tolerance_may_be_of_a_metric_of_the_users_own(
         def test_it(torchprof):
             torchprof.record("images_per_s", {now}, unit="1/s", better="higher", compare="near")
     """
-    session(pytester, source.format(now=100), *ACCEPT)
-    assert status == session(pytester, source.format(now=now), *CHECK)[1][0]["status"]
+    session(pytester, source.format(now=100), "--accept")
+    assert status == session(pytester, source.format(now=now), "--torchprof")[1][0]["status"]
 
 
 ORDER = """

@@ -450,28 +450,3 @@ def test_a_process_from_before_a_capture_is_no_work_of_it(
         capture.abandon()
         process.communicate()
     assert capture._elsewhere is None
-
-
-@linux
-@pytest.mark.parametrize(
-    ("mine", "found"),
-    [
-        pytest.param("5 30 30", {51, 52}, id="system"),
-        pytest.param("5 1 1", {51}, id="container"),
-        pytest.param("1 30 30", {51}, id="child_of_the_first"),
-    ],
-)
-def test_a_program_whose_parent_has_ended_is_ours_unless_others_are_alike(
-    mine: str, found: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first process of a container starts us, or what has started us, and others."""
-    session = mine.split()[1]
-    said = {1: "0 1 1", 5: f"1 {session} {session}", 50: mine}
-    said |= {51: f"50 {session} {session}", 52: f"1 {session} {session}"}
-    every = {
-        pid: [b"S", *one.encode().split(), *[b"0"] * 15, b"%d" % pid, *[b"0"] * 5, b"%d" % pid]
-        for pid, one in said.items()
-    }
-    monkeypatch.setattr(processes, "_processes", lambda: every)
-    monkeypatch.setattr(REAL, "getpid", lambda: 50)
-    assert found == processes._started_since(51, None).keys()

@@ -373,32 +373,6 @@ def two_epochs_of_slow_samples():
     return block
 
 
-@ON_GPU.positive("sync-dataloader", ANY)
-def data_in_memory():
-    model, _, _ = classifier()
-    loader = DataLoader(TensorDataset(torch.randn(64, 3, 32, 32)), batch_size=4)
-
-    def block():
-        with torch.no_grad():
-            for (x,) in loader:
-                model(x.cuda())
-
-    return block
-
-
-@ON_GPU.positive("sync-dataloader", ANY)
-def two_batches_only():
-    model, _, _ = classifier()
-    loader = DataLoader(Slow(8, 0.005), batch_size=4)
-
-    def block():
-        with torch.no_grad():
-            for (x, _), _ in zip(loader, range(1), strict=False):
-                model(x.cuda())
-
-    return block
-
-
 @ON_GPU.near_miss("sync-dataloader")
 def samples_loaded_by_workers():
     model, _, _ = classifier()

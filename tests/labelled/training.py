@@ -81,16 +81,6 @@ def an_endless_iterator_over_a_loader():
     return train
 
 
-@EXAMPLES.positive("sync-dataloader", 4)
-def a_batch_of_a_new_iterator_in_each_step():
-    loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
-
-    def train():
-        return [next(iter(loader)).sum() for _ in range(4)]  # <- here
-
-    return train
-
-
 def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):
     """A trace of a loop that takes a batch and trains with it."""
     trace = TraceBuilder("NVIDIA H200")
@@ -115,21 +105,9 @@ def tensors_in_memory():
 
 
 @EXAMPLES.positive("sync-dataloader", 3)
-def a_small_dataset_of_items():
-    loader = DataLoader(Squares(), batch_size=2, shuffle=True)
-    return lambda: [batch.sum() for batch in loader]
-
-
-@EXAMPLES.positive("sync-dataloader", 3)
 def a_dataset_that_streams():
     loader = DataLoader(Stream(), batch_size=1)
     return lambda: [batch.sum() for batch in loader]
-
-
-@EXAMPLES.positive("sync-dataloader", 1)
-def the_first_batch_only():
-    loader = DataLoader(Pictures(), batch_size=4)
-    return lambda: next(iter(loader))
 
 
 @EXAMPLES.near_miss("sync-dataloader")

@@ -29,6 +29,8 @@ _OF_ROOT: Final = frozenset({"gather", "scatter"})
 _OF_TWO: Final = frozenset({"send", "receive"})
 #: By so many calls, a rank's recording may begin before or after that of the others.
 _MOST_APART: Final = 64
+#: So many times closer must ends be for another pairing than that of the first calls.
+_FITS: Final = 4
 #: Enough for the clocks of ranks that share no group, but are linked by others.
 _ROUNDS: Final = 50
 #: If ends on the clocks of hosts are apart by this many times more than on a clock for each rank,
@@ -163,10 +165,16 @@ def match(by_rank: Mapping[int, RankCalls]) -> tuple[list[Matched], tuple[Mismat
         if len(each) < 2 or (not key and len(signatures) > 1):
             continue
         usual = _usual(each)
-        kept = dict[int, int]()  # rank: see `_offset`
+        kept = dict[int, int]()  # rank: see `_offsets`
+        first = next(rank for rank, own in each.items() if own == usual)
         for rank, own in each.items():
-            if (offset := _offset(own, usual)) is not None:
-                kept[rank] = offset
+            if offsets := _offsets(own, usual):
+                pair = [
+                    _since(zero, by_rank[one], by_rank[one].end[rows[key][one]])
+                    for one in (rank, first)
+                ]
+                host = by_rank[rank].host
+                kept[rank] = _best(offsets, *pair, one_clock=host == by_rank[first].host != "")
             else:
                 mismatches.append(_difference(rank, labels[key], own, usual))
         if len(kept) < 2:
@@ -210,19 +218,38 @@ def _usual(by_rank: Mapping[int, list[Signature]]) -> list[Signature]:
     return list(min(times.items(), key=lambda item: (-item[1], len(item[0])))[0])
 
 
-def _offset(own: list[Signature], usual: list[Signature]) -> int | None:
-    """How many more calls come before those in common than before the usual ones; None if they do
-    not match.
+def _offsets(own: list[Signature], usual: list[Signature]) -> list[int]:
+    """How many more calls may come before those in common than before the usual ones, the least
+    first; none if they do not match.
 
     A recording may begin and end with other calls than those of the other ranks, but for the most
     part they are the same.
     """
-    half = max(len(own), len(usual)) / 2
+    half, found = max(len(own), len(usual)) / 2, list[int]()
     for offset in sorted(range(1 - len(usual), len(own)), key=abs)[: 2 * _MOST_APART + 1]:
         both = list(zip(own[max(offset, 0) :], usual[max(-offset, 0) :], strict=False))
         if len(both) > half and all(_may_be_one(*pair) for pair in both):
-            return offset
-    return None
+            found.append(offset)
+    return found
+
+
+def _best(offsets: list[int], own: Ints, usual: Ints, *, one_clock: bool) -> int:
+    """The offset with which the calls end together; the least, unless another fits far better.
+
+    Steps repeat, so the same calls may fit several times. On clocks of their own, how far the ends
+    are apart may be anything, but is always the same.
+    """
+    apart = list[float]()
+    for offset in offsets:
+        mine, others = own[max(offset, 0) :], usual[max(-offset, 0) :]
+        count = min(len(mine), len(others))
+        mine, others = mine[:count], others[:count]
+        known = (mine >= 0) & (others >= 0)
+        late = (mine - others)[known]
+        shift = 0 if one_clock or not len(late) else np.median(late)
+        apart.append(float(np.median(np.abs(late - shift))) if len(late) else np.inf)
+    best = int(np.argmin(apart))
+    return offsets[best if apart[best] < apart[0] / _FITS else 0]
 
 
 def _may_be_one(own: Signature, other: Signature) -> bool:

@@ -161,10 +161,10 @@ def rank_of(metadata: Mapping[str, Any]) -> int | None:
 
 
 def world_size_of(metadata: Mapping[str, Any]) -> int | None:
-    """The number of ranks of the job, from a trace's metadata; None if unknown."""
+    """The number of ranks of the job, from a trace's metadata; None if unknown or absurd."""
     info = metadata.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
-    return size if type(size) is int and size > 0 else None
+    return size if type(size) is int and 0 < size <= 10**6 else None
 
 
 def _files(paths: Sequence[Path]) -> list[_File]:

@@ -71,6 +71,28 @@ def test_ranks_whose_hosts_run_ahead_are_compared_by_when_their_devices_are_done
     assert {row["wait_ms"] for row in rows if row["operation"] == "all_gather"} == {0.09}
 
 
+def test_collectives_that_repeat_are_compared_with_those_that_end_with_them(
+    say: Say, tmp_path: Path
+) -> None:
+    """One more was launched before the recording on rank 1; rank 0 is late once."""
+    ends = [100, 330, 610, 800, 1150, 1300]
+    for rank in (0, 1):
+        late = {610: 30 * (rank == 0)}
+        events = [
+            x(
+                "kernel",
+                "ncclDevKernel_AllReduce",
+                end - 50 + late.get(end, 0),
+                50 - late.get(end, 0),
+            )
+            for end in ends[1 - rank :]
+        ]
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        write(tmp_path / f"rank{rank}.json", events, distributedInfo=info)
+    rows = json.loads(say("ranks", tmp_path, "--format", "json")[1])["rows"]
+    assert {row["rank"]: row["wait_ms"] for row in rows} == {0: 0.0, 1: 0.03}
+
+
 def test_a_trace_whose_only_allocation_failed_was_recorded_with_memory(
     say: Say, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -36,12 +37,10 @@ from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.analysis.tree_rows import tree_rows
 from pytest_torchprof.commands.parsing import make_parser
-from pytest_torchprof.core.entry_points import entry_points
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.step_range import ALL_STEPS
 from pytest_torchprof.render.export import write_augmented
 from pytest_torchprof.render.folded_stacks import fold
-from pytest_torchprof.rules.engine import gathering
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps, steps_of
 from pytest_torchprof.verdict.metrics import measure_all
@@ -62,7 +61,7 @@ def _a_command_starts_at_once() -> Iterator[None]:
     """What a process does but once is done but once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "make_parser", cache(make_parser))
-        patch.setattr(gathering, "entry_points", cache(entry_points))
+        patch.setattr(metadata, "entry_points", cache(metadata.entry_points))
         yield
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.entry_points import entry_points
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.check import Checked, check
@@ -43,11 +42,13 @@ def gather(
     Raises:
         SettingsError: a rule with a code that is in use, or an object that is not a rule.
     """
+    from importlib.metadata import entry_points  # takes 20 ms, which only `lint` needs
+
     rules: dict[str, Rule] = dict(RULES)
     sources = dict.fromkeys(rules, BUILT_IN)
     errors: list[str] = []
     offered: list[tuple[str, object]] = []
-    for point in entry_points(GROUP) if points is None else points:
+    for point in entry_points(group=GROUP) if points is None else points:
         source = f"the entry point {point.name} = {point.value}"
         if point.dist is not None:
             source += f" of {point.dist.name}"

@@ -106,7 +106,7 @@ NAMES = {
     "struct": "Struct calcsize pack unpack",
     "marshal": "loads",
     "array": "array",
-    "ctypes": "CFUNCTYPE c_int c_void_p cast py_object string_at _string_at",
+    "ctypes": "CDLL CFUNCTYPE c_int c_uint64 c_void_p cast py_object string_at _string_at",
     "hashlib": "md5 sha1 sha256 blake2b new",
     "uuid": "UUID UUID.__init__ uuid1 uuid4",
     "string": "Formatter Template",

@@ -17,7 +17,7 @@ from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import learn_silence, new_session, profiler_active
 from pytest_torchprof.capture.unpatched import muted
 from pytest_torchprof.capture.user_frames import foreign
-from pytest_torchprof.core.heap import place_apart
+from pytest_torchprof.core.heap import heap_of_process, place_apart
 from pytest_torchprof.core.reasons import Reason, Why, because
 
 #: Whether the first session recorded work on the accelerator, once known.
@@ -38,6 +38,7 @@ def prime(*, whole: bool = False) -> None:
         tempfile.gettempdir()  # caches it in the module, before tests may replace it
     foreign()  # caches a look at the file system
     memory_works()
+    heap_of_process()  # finds the C library before a test may replace what does
     place_apart()  # as it is after a capture: the first test's rounds are like those of others
     watch_forks()
     Threads.settle()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,18 +35,10 @@ def heap_of_process() -> Heap | None:
 
     Source: ``man 3 mallinfo2``. It walks all free pieces, so it is not for each moment.
     """
-    if sys.platform != "linux":
+    told = call() if (call := _function("mallinfo2")) is not None else None
+    if told is None:
         return None
-    import ctypes
-
-    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-    fields = [(name, ctypes.c_size_t) for name in names.split()]
-    with suppress(OSError, AttributeError):
-        call = ctypes.CDLL(None).mallinfo2
-        call.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": fields})
-        told = call()
-        return Heap(told.uordblks + told.hblkhd, told.fordblks, told.hblkhd, told.hblks)
-    return None
+    return Heap(told.uordblks + told.hblkhd, told.fordblks, told.hblkhd, told.hblks)
 
 
 def give_back_memory() -> None:
@@ -53,11 +46,8 @@ def give_back_memory() -> None:
 
     It otherwise keeps what was needed for a while between the pieces that are still in use.
     """
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+    if (trim := _function("malloc_trim")) is not None:
+        trim(0)
 
 
 @contextmanager
@@ -80,13 +70,31 @@ def place_apart(least: int = _LARGEST) -> None:
 
     By default that is what glibc comes to by itself, as blocks that come and go take longer apart.
     """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    by_user = any(f"{one}_threshold" in tunables for one in ("mmap", "trim"))
-    by_user |= not os.environ.keys().isdisjoint(_OF_THE_USER)
-    if sys.platform == "linux" and not by_user:
-        import ctypes
+    if (choose := _function("mallopt")) is not None and not _chosen_by_user():
+        choose(_MMAP_THRESHOLD, least)
+        choose(_TRIM_THRESHOLD, 2 * _LARGEST)
 
-        with suppress(OSError, AttributeError):
-            library = ctypes.CDLL(None)
-            library.mallopt(_MMAP_THRESHOLD, least)
-            library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)
+
+@cache
+def _chosen_by_user() -> bool:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    named = any(f"{one}_threshold" in tunables for one in ("mmap", "trim"))
+    return named or not os.environ.keys().isdisjoint(_OF_THE_USER)
+
+
+@cache
+def _function(name: str) -> Any:
+    """A function of glibc; None elsewhere. It is found once, as a test may replace `ctypes`."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    try:
+        found = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None
+    if name == "mallinfo2":
+        names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        fields = [(one, ctypes.c_size_t) for one in names.split()]
+        found.restype = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return found

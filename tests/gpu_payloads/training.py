@@ -119,7 +119,8 @@ def autocast_without_its_cache(device: str) -> Made:
     yield block
 
 
-@PAYLOADS.add(kernels=4, syncs=0, h2d_copies=4, h2d_bytes=4 * 64 * 4096, d2h_copies=0)
+@PAYLOADS.add(kernels=4, syncs=0, h2d_copies=4, h2d_bytes=4 * 64 * 4096, d2h_copies=0,
+              rules={"sync-dataloader": 5})  # fmt: skip
 def loader_in_pinned_memory(device: str) -> Made:
     """Four batches of 256 KiB without workers, copied without waiting."""
     data = TensorDataset(torch.randn(256, 1024))

@@ -112,15 +112,15 @@ def example_of_images_with_norms_folded_in():
 
 
 @EXAMPLES.clean
-def example_of_a_loader_of_data_in_memory():
+def example_of_batches_in_memory():
     data = Stripes(64, num_classes=4, size=16, generator=torch.Generator().manual_seed(1))
     model = ResNet(num_classes=4, width=8, blocks=(1, 1))
-    loader = make_loader(data, 16, torch.Generator().manual_seed(2))
+    batches = list(make_loader(data, 16, torch.Generator().manual_seed(2)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = OneCycleLR(optimizer, max_lr=1e-2, total_steps=1000)
 
     def epoch():
-        train_epoch(model, loader, optimizer, scheduler)
+        train_epoch(model, batches, optimizer, scheduler)
         count_correct(model, data.images, data.labels).item()
 
     return epoch

@@ -597,8 +597,8 @@ def a_function_that_calls_student_and_teacher():
     return Compiling(block)
 
 
-@EXAMPLES.positive("recompile", 2)
-def a_stored_trace_with_later_attempts():
+@EXAMPLES.near_miss("recompile")
+def a_stored_trace_in_which_variants_run():
     builder = TraceBuilder(region="")
     for _ in range(3):
         for region in ("0/0", "0/1", "1/0", "1/2"):

@@ -101,13 +101,13 @@ def a_trace_of_steps_on_a_device():
 @EXAMPLES.positive("sync-dataloader", 5)
 def tensors_in_memory():
     loader = DataLoader(TensorDataset(torch.rand(64, 2), torch.rand(64)), batch_size=16)
-    return lambda: [(x.sum(), y.sum()) for x, y in loader]
+    return lambda: [(x.sum(), y.sum()) for x, y in loader]  # <- here
 
 
 @EXAMPLES.positive("sync-dataloader", 3)
 def a_dataset_that_streams():
     loader = DataLoader(Stream(), batch_size=1)
-    return lambda: [batch.sum() for batch in loader]
+    return lambda: [batch.sum() for batch in loader]  # <- here
 
 
 @EXAMPLES.near_miss("sync-dataloader")

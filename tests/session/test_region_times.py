@@ -277,7 +277,7 @@ OPEN = """
             "record_function label",
         ),
         ("min_wall_ms(5, region='typo')", BODY, "failed", "over_budget: "),
-        ("max_wall_ms(0, region='typo')", BODY, "passed", "ok: "),
+        ("max_wall_ms(0, region='typo')", BODY, "passed", "did not run"),
         ("max_wall_ms(5, region='typo')", BODY, "passed", "did not run"),
     ],
 )

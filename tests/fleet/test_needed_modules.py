@@ -10,7 +10,7 @@ import pytest
 from support.fleets import save_ranks
 
 #: Of one MiB each, or nearly.
-LARGE = {"argparse", "hashlib", "importlib.metadata", "numpy.ma", "numpy.random", "tempfile"}
+LARGE = {"argparse", "hashlib", "numpy.ma", "numpy.random"}
 CODE = """
 import sys
 from pytest_torchprof.fleet.mapping import Question, answer

@@ -114,7 +114,7 @@ def test_only_tests_that_passed_are_written(pytester: pytest.Pytester) -> None:
 
         def test_passes(): pass
         def test_fails(): assert 0
-        def test_skips(): pytest.skip()
+        def test_skips(): pytest.skip("not today")
 
         @pytest.mark.xfail
         def test_xfails(): assert 0

@@ -35,6 +35,8 @@ from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.facts import Facts
 
+#: Names the measured test's folder to whoever reads a process's environment.
+_OF = "TORCHPROF_PROCESS_OF"
 _DATALOADER = "torch.utils.data._utils.worker"
 
 #: A lock that is free is had by then, also on a busy machine.
@@ -152,19 +154,21 @@ class Child:
     def _watch_end(self) -> None:
         atexit.register(self.end)
         on_termination(self.end, lambda: self not in HERE)
-        original, execv, execve = os._exit, os.execv, os.execve
+        original, execve = os._exit, os.execve
 
         def leave(status: int) -> None:
             self.end()
             original(status)
 
+        # A program that this process becomes is known by the folder in its environment, also once
+        # its parent has ended.
         def replaced(path: Any, args: Any) -> None:
             self._becomes_another()
-            execv(path, args)
+            execve(path, args, os.environ | {_OF: str(self.folder)})
 
         def replaced_with(path: Any, args: Any, env: Any) -> None:
             self._becomes_another()
-            execve(path, args, env)
+            execve(path, args, {**env, _OF: str(self.folder)} if isinstance(env, dict) else env)
 
         os._exit = leave  # type: ignore[assignment]
         os.execv, os.execve = replaced, replaced_with  # type: ignore[assignment]

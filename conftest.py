@@ -79,7 +79,7 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found in examples must not depend on what else runs, such as other tests."""
-    monkeypatch.setattr("pytest_torchprof.capture.busy._LOAD", None)
+    monkeypatch.setattr("pytest_torchprof.capture.load._LOAD", None)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from tabulate import tabulate
 
 from benchmarks.times.stored import RIVALS
 from benchmarks.times.work import WORK
-from pytest_torchprof.analysis.change_points import change_points
+from pytest_torchprof.analysis.steps import change_points
 
 #: Calls of each work before those that are timed, and how many are.
 _WARM, _ROUNDS = 3, 5

@@ -29,22 +29,18 @@ import numpy as np
 import tabulate
 
 from pytest_torchprof.analysis.attribution import is_replayed
-from pytest_torchprof.analysis.device_bound import bound
-from pytest_torchprof.analysis.estimated_launches import is_compiled, units_of
-from pytest_torchprof.analysis.host_reads import host_reads
+from pytest_torchprof.analysis.estimates import bound, host_reads, is_compiled, units_of
 from pytest_torchprof.analysis.waits import waits
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import D2H, H2D
+from pytest_torchprof.trace.names import D2H, H2D, Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.tree import marked, parents
-from pytest_torchprof.work.devices.match import normalize_name
-from pytest_torchprof.work.devices.table import DEVICES, find
+from pytest_torchprof.work.devices import DEVICES, find, normalize_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.work.devices.device import Device
+    from pytest_torchprof.work.devices import Device
 
 _COMM = ("c10d::", "nccl:", "record_param_comms", "symm_mem", "_c10d")
 #: Names of drivers that the table of devices leaves out, as they are of several products.

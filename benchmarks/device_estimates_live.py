@@ -33,17 +33,16 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.device_estimates import result_of
-from pytest_torchprof.analysis.estimated_launches import units_of
+from pytest_torchprof.analysis.estimates import units_of
 from pytest_torchprof.analysis.waits import waits
 from pytest_torchprof.core.errors import TorchprofError
-from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import LAUNCH_CALL
+from pytest_torchprof.trace.names import LAUNCH_CALL, Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.tree import parents
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.devices.targets import chip_named
+from pytest_torchprof.work.devices import chip_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

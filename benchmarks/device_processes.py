@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.verdict.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent

@@ -126,8 +126,8 @@ def _keep_freed_memory() -> None:
 
 def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
     """Slip and fix in turn for this many seconds, at least three pairs, each profiled once."""
-    from pytest_torchprof.capture.busy import processors
-    from pytest_torchprof.capture.compile_events import CompileCount
+    from pytest_torchprof.capture.compiling import CompileCount
+    from pytest_torchprof.capture.load import processors
     from pytest_torchprof.trace.facts import Quantity
 
     slip, fixed = pair
@@ -195,8 +195,8 @@ class _Profiled(NamedTuple):
 
 def _profiled(body: Body, rule: str, facts: Facts) -> _Profiled:
     from pytest_torchprof.capture.profiler import Capture
-    from pytest_torchprof.rules.engine.check import check
-    from pytest_torchprof.rules.engine.registry import RULES
+    from pytest_torchprof.rules.check import check
+    from pytest_torchprof.rules.registry import RULES
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
     with TemporaryDirectory() as folder:

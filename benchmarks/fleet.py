@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.processes import installed
 from benchmarks.repeated import CORPUS, printed
-from pytest_torchprof.trace.stream import Stream
+from pytest_torchprof.trace.read import Stream
 
 NAME = "v100_dlrm_rank0.pt.trace.json.gz"
 
@@ -142,7 +142,7 @@ def memory(folder: Path, command: str) -> str:
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_torchprof.fleet.mapping import Question, answer\n"
-        "from pytest_torchprof.fleet.memory import peak_bytes\n"
+        "from pytest_torchprof.fleet.workers import peak_bytes\n"
         "from pytest_torchprof.fleet.sources import find_sources\n"
         f"settings = dict(step=None, step_name=None, format='table', by={by!r}, depth=None,\n"
         "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"

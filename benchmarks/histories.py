@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_torchprof.core.cache_folder import cache_folder
-from pytest_torchprof.history.document import RUN_SCHEMA, Run, RunTest, encode
+from pytest_torchprof.core.files import cache_folder
 from pytest_torchprof.history.index import Index, asked
 from pytest_torchprof.history.question import Question, answer
+from pytest_torchprof.history.runs import RUN_SCHEMA, Run, RunTest, encode
 from pytest_torchprof.history.stores import new_name, store_of
 from pytest_torchprof.verdict.metrics import METRICS
 

@@ -75,7 +75,7 @@ _PARTS = (
 
 def rules(*, quick: bool) -> Iterator[Row]:
     """The cost of the anti-pattern rules in a profiled run, after its metrics."""
-    from pytest_torchprof.rules.engine.registry import warm_up
+    from pytest_torchprof.rules.registry import warm_up
 
     warm_up()  # as before the tests of a session
     for case, make in _cases():
@@ -108,8 +108,8 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
 
 def _gatherer(folder: Path) -> Any:
     from pytest_torchprof.capture.machine import probe_machine
+    from pytest_torchprof.session.measurement import Gatherer
     from pytest_torchprof.session.plan import Plan
-    from pytest_torchprof.session.runs.gather import Gatherer
 
     return Gatherer(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
@@ -117,7 +117,7 @@ def _gatherer(folder: Path) -> Any:
 def ours(body: Body, folder: Path) -> float:
     """One profiled run as in a session: capture, export, read, all metrics, operators; in ms."""
     from pytest_torchprof.capture.profiler import Capture
-    from pytest_torchprof.session.runs.run_result import Captured
+    from pytest_torchprof.session.measurement import Captured
     from pytest_torchprof.verdict.profile import profile_of
 
     gatherer = _gatherer(folder)
@@ -138,8 +138,8 @@ def _rules(body: Body, folder: Path) -> tuple[float, float]:
     """(checking all rules, placing their matches by operator) in ms, on one profile."""
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.places.place import by_operator
-    from pytest_torchprof.rules.engine.check import check
-    from pytest_torchprof.rules.engine.registry import RULES
+    from pytest_torchprof.rules.check import check
+    from pytest_torchprof.rules.registry import RULES
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
     gc.collect()  # as before each run, but not between metrics and rules
@@ -176,8 +176,8 @@ def both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, f
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.session.runs.run_result import Captured
-    from pytest_torchprof.trace.known_names import REGION
+    from pytest_torchprof.session.measurement import Captured
+    from pytest_torchprof.trace.names import REGION
     from pytest_torchprof.trace.read import read_trace
     from pytest_torchprof.verdict.profile import profile_of
 

@@ -37,7 +37,7 @@ def metrics() -> Reading:
 
 def rules() -> Reading:
     """Into a `Trace`, and every anti-pattern rule, with the places of what they find."""
-    from pytest_torchprof.rules.engine.gathering import check_all
+    from pytest_torchprof.rules.registry import check_all
     from pytest_torchprof.trace.read import read_trace
 
     return lambda path: check_all(read_trace(path)).findings()

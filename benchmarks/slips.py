@@ -222,7 +222,7 @@ def _images_decoded_in_each_epoch() -> Pair:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    from pytest_torchprof.capture.busy import processors
+    from pytest_torchprof.capture.load import processors
 
     class Files(Dataset[torch.Tensor]):
         """Each item takes as long as decoding and cropping a small JPEG."""

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.errors import SettingsError as SettingsError
     from pytest_torchprof.core.errors import TraceError as TraceError
     from pytest_torchprof.core.version import __version__ as __version__
-    from pytest_torchprof.render.metric_rows import NotMeasured as NotMeasured
-    from pytest_torchprof.rules.engine.rule import Matches as Matches
-    from pytest_torchprof.rules.engine.rule import Rule as Rule
-    from pytest_torchprof.rules.engine.rule import Threshold as Threshold
-    from pytest_torchprof.rules.engine.rule import rule as rule
-    from pytest_torchprof.verdict.metric import Metric as Metric
-    from pytest_torchprof.verdict.own_metrics import metric as metric
-    from pytest_torchprof.work.devices.device import Device as Device
+    from pytest_torchprof.render.unknown import NotMeasured as NotMeasured
+    from pytest_torchprof.rules.rule import Matches as Matches
+    from pytest_torchprof.rules.rule import Rule as Rule
+    from pytest_torchprof.rules.rule import Threshold as Threshold
+    from pytest_torchprof.rules.rule import rule as rule
+    from pytest_torchprof.verdict.metrics import Metric as Metric
+    from pytest_torchprof.verdict.own import metric as metric
+    from pytest_torchprof.work.devices import Device as Device
 
 __all__ = [
     "Device",
@@ -46,17 +46,17 @@ __all__ = [
 ]
 #: Modules of the names that are not in `api`.
 _MODULES = {
-    "Device": "work.devices.device",
-    "Matches": "rules.engine.rule",
-    "Metric": "verdict.metric",
-    "NotMeasured": "render.metric_rows",
-    "Rule": "rules.engine.rule",
+    "Device": "work.devices",
+    "Matches": "rules.rule",
+    "Metric": "verdict.metrics",
+    "NotMeasured": "render.unknown",
+    "Rule": "rules.rule",
     "SettingsError": "core.errors",
-    "Threshold": "rules.engine.rule",
+    "Threshold": "rules.rule",
     "TraceError": "core.errors",
     "__version__": "core.version",
-    "metric": "verdict.own_metrics",
-    "rule": "rules.engine.rule",
+    "metric": "verdict.own",
+    "rule": "rules.rule",
 }
 
 

@@ -15,47 +15,49 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_torchprof.analysis import averages
-from pytest_torchprof.analysis.averages import OpStats
+from pytest_torchprof.analysis import operators
 from pytest_torchprof.analysis.breakdown import BreakdownRow, breakdown
-from pytest_torchprof.analysis.call_tree import TREES, TreeBy
-from pytest_torchprof.analysis.comm_rows import CollectiveRow, collective_rows
-from pytest_torchprof.analysis.kernel_groups import parse_grouping
-from pytest_torchprof.analysis.kernel_rows import KernelRow, kernel_rows, unlinked_events
-from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
-from pytest_torchprof.analysis.tree_rows import TreeRow, tree_rows
-from pytest_torchprof.analysis.uncounted_flops import flops_gap
-from pytest_torchprof.core.results import Finding, Number
-from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
+from pytest_torchprof.analysis.communication import CollectiveRow, collective_rows
+from pytest_torchprof.analysis.kernels import (
+    KernelRow,
+    kernel_rows,
+    parse_grouping,
+    unlinked_events,
+)
+from pytest_torchprof.analysis.memory import PeakMemory, memory_peaks
+from pytest_torchprof.analysis.operators import TREES, OpStats, TreeBy, TreeRow, tree_rows
+from pytest_torchprof.analysis.uncounted import flops_gap
+from pytest_torchprof.core.values import ALL_STEPS, Finding, Number, StepRange
 from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
-from pytest_torchprof.render.kernel_columns import kernel_columns, kernel_fields
-from pytest_torchprof.render.linted import Linted
-from pytest_torchprof.render.metric_rows import MetricRow, NotMeasured, metric_rows, shown_value
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.rows import Rows, fields_of
-from pytest_torchprof.render.short_kernel_names import short_kernels
+from pytest_torchprof.render.findings import Linted
+from pytest_torchprof.render.kernel_names import short_kernels
+from pytest_torchprof.render.table import Rows, fields_of, kernel_columns, kernel_fields
+from pytest_torchprof.render.unknown import (
+    MetricRow,
+    NotMeasured,
+    in_words,
+    metric_rows,
+    shown_value,
+)
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
 from pytest_torchprof.verdict.metrics import measure_all
-from pytest_torchprof.verdict.step_rows import StepRow, StepStatistics, step_table
-from pytest_torchprof.verdict.timing import samples_of
-from pytest_torchprof.work.devices.targets import as_chip
-from pytest_torchprof.work.devices.user_devices import Peaks, as_chips
+from pytest_torchprof.verdict.parts import StepRow, StepStatistics, step_table
+from pytest_torchprof.verdict.profile import samples_of
+from pytest_torchprof.work.devices import Peaks, as_chip, as_chips
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.bound_rows import BoundRow
-    from pytest_torchprof.analysis.elementwise_fusions import Fusion
-    from pytest_torchprof.analysis.memory_leaks import LeakRow
-    from pytest_torchprof.analysis.memory_timeline import DeviceMemory, MemoryPoint
-    from pytest_torchprof.analysis.trace_diff import DiffBy, DiffRow
-    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.analysis.diff import DiffBy, DiffRow
+    from pytest_torchprof.analysis.estimates import BoundRow, Fusion
+    from pytest_torchprof.analysis.memory import DeviceMemory, LeakRow, MemoryPoint
+    from pytest_torchprof.core.values import Sample
     from pytest_torchprof.render.export import Augmented
-    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.rules.rule import Rule
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.rank_rows import RankTable
-    from pytest_torchprof.work.devices.device import Device
+    from pytest_torchprof.verdict.parts import RankTable
+    from pytest_torchprof.work.devices import Device
 
 
 class Trace:
@@ -123,7 +125,7 @@ class Trace:
         _check("by", by, get_args(idle.By))
         return Rows(idle.idle_rows(self.events, by), fields_of(IdleRow))
 
-    def ops(self, by: averages.By = "name") -> Rows[OpStats]:
+    def ops(self, by: operators.By = "name") -> Rows[OpStats]:
         """Key averages of operators, annotations and runtime calls, largest share first.
 
         ``by``: ``name``, ``shape`` (of the inputs), ``stack`` or ``module``; these two need a trace
@@ -132,10 +134,10 @@ class Trace:
         Raises:
             ValueError: another ``by``.
         """
-        _check("by", by, averages.GROUPINGS)
-        optional = set(averages.FIELD_OF.values()) - {averages.FIELD_OF.get(by)}
+        _check("by", by, operators.GROUPINGS)
+        optional = set(operators.FIELD_OF.values()) - {operators.FIELD_OF.get(by)}
         fields = [field for field in fields_of(OpStats) if field not in optional]
-        return Rows(self.events.once(averages.op_stats, by), fields, self._unknown)
+        return Rows(self.events.once(operators.op_stats, by), fields, self._unknown)
 
     def tree(self, by: TreeBy = "module", depth: int | None = None) -> Rows[TreeRow]:
         """Modules as a tree, with own numbers and those of the subtree; layers of a kind are one.
@@ -201,7 +203,7 @@ class Trace:
         Raises:
             SettingsError: no chip of the table has this name.
         """
-        from pytest_torchprof.verdict.estimates import estimates_for
+        from pytest_torchprof.verdict.metrics import estimates_for
 
         chip = None if device is None else as_chip(device)
         values = estimates_for(self.events, chip)
@@ -212,13 +214,13 @@ class Trace:
 
         ``device`` as in `estimates`, and it raises the same.
         """
-        from pytest_torchprof.analysis.bound_rows import BoundRow, bound_rows
+        from pytest_torchprof.analysis.estimates import BoundRow, bound_rows
 
         return Rows(bound_rows(self.events, as_chip(device)), fields_of(BoundRow))
 
     def fusions(self) -> Rows[Fusion]:
         """Chains of elementwise operators, and what one kernel for each would save, most first."""
-        from pytest_torchprof.analysis.elementwise_fusions import Fusion, fusions
+        from pytest_torchprof.analysis.estimates import Fusion, fusions
 
         return Rows(fusions(self.events), fields_of(Fusion))
 
@@ -235,7 +237,7 @@ class Trace:
 
     def device_memory(self) -> Rows[DeviceMemory]:
         """What was live at the peak of each device, by category, and its allocator's totals."""
-        from pytest_torchprof.analysis.memory_timeline import DeviceMemory, device_memory
+        from pytest_torchprof.analysis.memory import DeviceMemory, device_memory
 
         return Rows(self.events.once(device_memory), fields_of(DeviceMemory))
 
@@ -245,13 +247,13 @@ class Trace:
         ``points``: at so many moments per device, each the highest of an equal share of the time;
         0 for all changes.
         """
-        from pytest_torchprof.analysis.memory_timeline import MemoryPoint, memory_timeline
+        from pytest_torchprof.analysis.memory import MemoryPoint, memory_timeline
 
         return Rows(memory_timeline(self.events, points), fields_of(MemoryPoint))
 
     def memory_leaks(self) -> Rows[LeakRow] | None:
         """What grows from step to step; None if the trace has too few steps, or no addresses."""
-        from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks
+        from pytest_torchprof.analysis.memory import LeakRow, memory_leaks
 
         found = self.events.once(memory_leaks)
         return None if found is None else Rows(found, fields_of(LeakRow))
@@ -310,7 +312,7 @@ class Trace:
         Raises:
             SettingsError: an unknown rule or threshold, or a wrong unit.
         """
-        from pytest_torchprof.rules.engine.gathering import check_chosen  # no table needs rules
+        from pytest_torchprof.rules.registry import check_chosen  # no table needs rules
 
         found = check_chosen(self.events, ignore, thresholds, rules)
         unchecked = {code: in_words(why) for code, why in found.unchecked.items()}
@@ -327,7 +329,7 @@ class Trace:
             ValueError: another metric than ``self_cpu_ms`` and ``self_cuda_ms``.
             TraceError: the trace does not hold the metric, see `metrics`.
         """
-        from pytest_torchprof.render.folded_stacks import StackMetric, measured_stacks
+        from pytest_torchprof.render.export import StackMetric, measured_stacks
 
         _check("metric", metric, get_args(StackMetric))
         return list(measured_stacks(self.events, metric))  # type: ignore[arg-type]
@@ -340,7 +342,7 @@ def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmen
         TraceError: the source is not a trace, or the target cannot be written or is the source.
         SettingsError: the file of peaks does not describe a chip.
     """
-    from pytest_torchprof.analysis.kernel_rows import kernel_work
+    from pytest_torchprof.analysis.kernels import kernel_work
     from pytest_torchprof.render.export import write_augmented
 
     chips = as_chips(peaks)
@@ -367,7 +369,7 @@ def load_ranks(
 
 def compare_ranks(traces: Mapping[int, Trace]) -> RankTable:
     """Where the time of each rank of a job goes, and who waits for whom; see `load_ranks`."""
-    from pytest_torchprof.verdict.rank_rows import rank_table
+    from pytest_torchprof.verdict.parts import rank_table
 
     return rank_table({number: trace.events for number, trace in traces.items()})
 
@@ -382,7 +384,7 @@ def diff(a: Trace, b: Trace, by: DiffBy = "op", *, per_step: bool = False) -> Ro
         ValueError: ``by`` is neither ``op`` nor ``kernel``.
         SettingsError: ``per_step``, and a trace has no steps.
     """
-    from pytest_torchprof.analysis.trace_diff import DiffBy, DiffRow, diff_rows
+    from pytest_torchprof.analysis.diff import DiffBy, DiffRow, diff_rows
 
     _check("by", by, get_args(DiffBy))
     counts = 1, 1

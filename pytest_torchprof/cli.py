@@ -8,13 +8,8 @@ import sys
 from collections.abc import Sequence
 from pkgutil import resolve_name
 
-from pytest_torchprof.commands import option_types as to
-from pytest_torchprof.commands.ab_arguments import ab_command
-from pytest_torchprof.commands.bound_arguments import bound_command
-from pytest_torchprof.commands.distributed_arguments import distributed_commands
-from pytest_torchprof.commands.history_arguments import history_command
-from pytest_torchprof.commands.parsing import Command, argument, make_parser, parsed
-from pytest_torchprof.commands.table_arguments import (
+from pytest_torchprof.commands import arguments as to
+from pytest_torchprof.commands.arguments import (
     FLEET,
     FORMAT,
     LIMIT,
@@ -28,9 +23,17 @@ from pytest_torchprof.commands.table_arguments import (
     STEP_NAME,
     TABLE_FORMAT,
     TRACES,
+    Command,
+    ab_command,
+    argument,
+    bound_command,
+    distributed_commands,
+    history_command,
+    make_parser,
+    parsed,
 )
 from pytest_torchprof.core.errors import BAD_USAGE, TorchprofError, error_line
-from pytest_torchprof.render import streams
+from pytest_torchprof.render import escape
 
 OK, INTERRUPTED = 0, 130
 
@@ -47,14 +50,14 @@ COMMANDS = (
     ),
     Command(
         "steps",
-        "commands.steps:run_steps",
+        "commands.timeline:run_steps",
         "TRACE… [--step A:B]",
         "each step of a trace: time, device work, memory; outliers and drift",
         (TRACES, STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK, *FLEET),
     ),
     Command(
         "idle",
-        "commands.idle:run_idle",
+        "commands.timeline:run_idle",
         "TRACE… [--by place|cause]",
         "what the host did while the device was idle",
         (
@@ -96,7 +99,7 @@ COMMANDS = (
     ),
     Command(
         "kernels",
-        "commands.kernels:run_kernels",
+        "commands.ops:run_kernels",
         "TRACE… [--by name|op|op,kernel,shape]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
@@ -157,7 +160,7 @@ COMMANDS = (
     ),
     Command(
         "rules",
-        "commands.rules:run_rules",
+        "commands.lint:run_rules",
         "[RULE]",
         "list the anti-pattern rules, or explain one",
         (
@@ -202,7 +205,7 @@ COMMANDS = (
     ),
     Command(
         "augment",
-        "commands.augment:run_augment",
+        "commands.ops:run_augment",
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
@@ -216,7 +219,7 @@ COMMANDS = (
     ),
     Command(
         "stacks",
-        "commands.stacks:run_stacks",
+        "commands.ops:run_stacks",
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
@@ -231,14 +234,14 @@ COMMANDS = (
     ),
     Command(
         "open",
-        "commands.open:run_open",
+        "commands.pages:run_open",
         "TRACE",
         "show a trace in the Perfetto UI, to which the browser hands it",
         (argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"), RANK),
     ),
     Command(
         "memory",
-        "commands.memory:run_memory",
+        "commands.timeline:run_memory",
         "TRACE… [--timeline]",
         "peak memory, what was live at the peak by operator and category, and leaks between steps",
         (
@@ -262,7 +265,7 @@ COMMANDS = (
     ),
     Command(
         "report",
-        "commands.report:run_report",
+        "commands.pages:run_report",
         "REPORT|TRACE… -o FILE [--assets DIR]",
         "reports of --torchprof-json, or traces, as a page of HTML: one file that opens anywhere",
         (
@@ -277,7 +280,7 @@ COMMANDS = (
     ),
     Command(
         "export",
-        "commands.export:run_export",
+        "commands.pages:run_export",
         "REPORT --format bmf|gha-benchmark|openmetrics|csv",
         "a report of --torchprof-json for Bencher, github-action-benchmark, Prometheus, or a table",
         (
@@ -293,7 +296,7 @@ COMMANDS = (
     ),
     Command(
         "merge",
-        "commands.merge:run_merge",
+        "commands.pages:run_merge",
         "REPORT… -o FILE",
         "one report of several, such as those of the shards of a test suite",
         (
@@ -348,5 +351,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _complain(message: str) -> int:
-    streams.say(message)
+    escape.say(message)
     return BAD_USAGE

@@ -28,11 +28,12 @@ def _quick_imports() -> Iterator[None]:
 
 
 with _quick_imports():
-    from pytest_torchprof.session import hookspecs, markers, options, switches
+    from pytest_torchprof.session import hookspecs, markers, options
+    from pytest_torchprof.session import options as switches
     from pytest_torchprof.verdict import metrics  # noqa: F401 - of which markers are made
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.fixture.handle import Torchprof
+    from pytest_torchprof.session.fixture import Torchprof
     from pytest_torchprof.session.hooks import TorchprofSession
 
 
@@ -62,7 +63,7 @@ def _imports_seeded(config: pytest.Config) -> AbstractContextManager[None]:
     if not switches.enabled_early(config):
         return nullcontext()
     with _quick_imports():
-        from pytest_torchprof.session.importing import early_imports
+        from pytest_torchprof.session.imports import early_imports
 
     return early_imports(config)
 
@@ -74,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         session = _session(config)
         config.pluginmanager.register(session, "torchprof-session")
         if session.settings.history is not None and not session.is_worker:
-            from pytest_torchprof.session.run_history import RunHistory
+            from pytest_torchprof.session.reports import RunHistory
 
             config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
@@ -83,19 +84,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _session(config: pytest.Config) -> TorchprofSession:
     """The plugin object of a session, which may be one rank of a job."""
-    from pytest_torchprof.core.uncollected import uncollected
+    from pytest_torchprof.core.records import uncollected
 
     with _quick_imports(), uncollected():
         from pytest_torchprof.session.hooks import TorchprofSession
 
-    if (room := sys.modules.get("pytest_torchprof.capture.children.child")) is not None:
+    if (room := sys.modules.get("pytest_torchprof.capture.children")) is not None:
         room.step_aside()  # a measured test has started this session, which measures itself
     settings = options.build_settings(config)
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or hasattr(config, "workerinput"):
         return TorchprofSession(config, settings)
     with _quick_imports():
-        from pytest_torchprof.session.job.ranks import world_of
-        from pytest_torchprof.session.job.session import JobSession, settings_of
+        from pytest_torchprof.session.job import JobSession, settings_of, world_of
 
     world = world_of(os.environ)
     if world is None:
@@ -108,10 +108,10 @@ def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""
     session = request.config.pluginmanager.get_plugin("torchprof-session")
     if session is None:
-        from pytest_torchprof.session.fixture.handle import Torchprof
-        from pytest_torchprof.session.known_metrics import names_for
+        from pytest_torchprof.session.fixture import Torchprof
+        from pytest_torchprof.session.known import names_for
 
         return Torchprof(defined=names_for(request.node))
-    from pytest_torchprof.session.fixture.handles import handle_for
+    from pytest_torchprof.session.fixture import handle_for
 
     return handle_for(session, request.node)

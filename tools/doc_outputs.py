@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.render import ab_page, ab_table
-from pytest_torchprof.verdict.paired_row import Difference
+from pytest_torchprof.render import ab as ab_page
+from pytest_torchprof.render import ab as ab_table
+from pytest_torchprof.verdict.paired import Difference
 
 if TYPE_CHECKING:
     from support.trace_builder import TraceBuilder

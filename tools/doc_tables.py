@@ -16,13 +16,12 @@ import tabulate
 import pytest_torchprof
 from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.core.units import format_tolerance
-from pytest_torchprof.render.json_report import REPORT_SCHEMA, test_of
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.fixture.handle import Torchprof
-from pytest_torchprof.session.fixture.named_regions import NamedRegion
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Finding, Record, Verdict
+from pytest_torchprof.render.report import REPORT_SCHEMA, test_of
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.session.fixture import NamedRegion, Torchprof
 from pytest_torchprof.session.markers import add_markers
 from pytest_torchprof.session.options import (
     IMPORTS_HELP,
@@ -33,8 +32,7 @@ from pytest_torchprof.session.options import (
     TOLERANCE_HELP,
 )
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.work.devices.device import DTYPES
-from pytest_torchprof.work.devices.table import DEVICES
+from pytest_torchprof.work.devices import DEVICES, DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 88

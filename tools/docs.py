@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_torchprof.render import rule_page
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render import findings
+from pytest_torchprof.rules.registry import RULES
 from tools import doc_outputs, doc_retold, doc_tables
 from tools.doc_sessions import session, transcript, write_file
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-RULE_PAGES = ROOT / rule_page.FOLDER
+RULE_PAGES = ROOT / findings.FOLDER
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 #: Times differ from run to run, and with them the width of their column.
 _TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
@@ -71,11 +71,11 @@ def rule_pages() -> dict[Path, str]:
     Raises:
         SystemExit: a docstring is not a valid page.
     """
-    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in rule_page.page_faults(r)]
+    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in findings.page_faults(r)]
     if faults:
         raise SystemExit("\n".join(faults))
-    pages = {RULE_PAGES / f"{rule.code}.md": rule_page.page(rule) for rule in RULES.values()}
-    return {RULE_PAGES / "README.md": rule_page.index(RULES.values()), **pages}
+    pages = {RULE_PAGES / f"{rule.code}.md": findings.page(rule) for rule in RULES.values()}
+    return {RULE_PAGES / "README.md": findings.index(RULES.values()), **pages}
 
 
 def _write_rules() -> None:
@@ -84,7 +84,7 @@ def _write_rules() -> None:
     for page, text in pages.items():
         page.write_text(text, "utf-8")
     for page in set(RULE_PAGES.glob("*.md")) - pages.keys():
-        if rule_page.MARK in page.read_text("utf-8"):
+        if findings.MARK in page.read_text("utf-8"):
             page.unlink()
 
 

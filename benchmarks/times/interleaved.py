@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.times.series import Pairs, Turn
-from pytest_torchprof.verdict.paired_decision import Comparison, Decision
+from pytest_torchprof.verdict.paired import Comparison, Decision
 
 #: Whether B, with its times multiplied, is reported to have changed.
 Interleaved = Callable[[Pairs, float], bool]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.times.series import Conditions, Pairs, Series, Session
 from benchmarks.times.work import WORK
-from pytest_torchprof.ab.address_space import same_addresses, same_environment
-from pytest_torchprof.verdict.pacing import RENEWING_SHARE, orders
+from pytest_torchprof.ab.sides import same_addresses, same_environment
+from pytest_torchprof.verdict.paired import RENEWING_SHARE, orders
 
 ROOT = Path(__file__).parent.parent.parent
 #: Calls of the reference kernel after a turn of a session: about a millisecond.

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 
 from benchmarks.times.work import WORK, Body, reference
-from pytest_torchprof.capture.memory_layout import move_to, shaken
-from pytest_torchprof.verdict.pacing import TURN_NS
+from pytest_torchprof.capture.clock import move_to, shaken
+from pytest_torchprof.verdict.paired import TURN_NS
 
 
 class Subject:

@@ -2,24 +2,543 @@
 
 from __future__ import annotations
 
+import os
+import random
+import re
+import shlex
+import signal
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import field as struct_field
+from msgspec.structs import replace as struct_replace
 
 from pytest_torchprof.ab.imports import proven
-from pytest_torchprof.ab.messages import Collection
-from pytest_torchprof.ab.one_test import Options, PairedRun
-from pytest_torchprof.ab.process import Worker, WorkerDied
+from pytest_torchprof.ab.sides import same_addresses, same_environment
+from pytest_torchprof.ab.worktree import unbuilt
 from pytest_torchprof.core.errors import AbError, AbStoppedError
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.paired_row import PairedRow
+from pytest_torchprof.core.records import Sendable
+from pytest_torchprof.core.units import alike
+from pytest_torchprof.core.unknown import (
+    Reason,
+    Why,
+    because,
+)
+from pytest_torchprof.core.values import Number  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.paired import (
+    SIDES,
+    Comparison,
+    Difference,
+    Pace,
+    PairedRow,
+    PairedTurns,
+    PairRequest,
+)
+from pytest_torchprof.verdict.paired import Side as PairedSide
 
 if TYPE_CHECKING:
-    from pytest_torchprof.ab.cleanup import Cleanup
-    from pytest_torchprof.ab.sides import Side
+    from pytest_torchprof.ab.sides import Side as TreeSide
+    from pytest_torchprof.ab.worktree import Cleanup
+    from pytest_torchprof.verdict.paired import Broken, RowVerdict
+
+
+# ---- What a worker sends to the controller, as values.
+
+#: Of a test on one side. ``error``: it passes, but cannot be timed.
+Outcome = Literal["passed", "failed", "skipped", "error"]
+
+
+class Collection(Sendable, frozen=True):
+    """What a worker collected: tests in order, and what could not be collected, with the reason.
+
+    ``origins``: see `imports.origins`.
+    """
+
+    tests: list[str]
+    errors: dict[str, Reason]
+    origins: dict[str, Any]
+
+
+class Profiled(Sendable, frozen=True):
+    """The outcome of a test's first run: all but ``passed`` have a reason.
+
+    ``metrics`` are all but times. ``note`` says why there are none. ``chip`` is the one that bounds
+    are of.
+    """
+
+    outcome: Outcome
+    reason: Reason | None = None
+    repeatable: bool = True
+    metrics: Mapping[str, Number] = struct_field(default_factory=dict)
+    note: Reason | None = None
+    chip: str | None = None
+
+
+class Turn(Sendable, frozen=True):
+    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` covers the whole calls.
+
+    ``wall`` and ``cpu`` hold signed 64-bit integers in ns, of this machine's byte order. ``error``
+    is what one of the calls raised.
+    """
+
+    wall: bytes
+    cpu: bytes
+    spent_ns: int
+    error: Reason | None = None
+
+    @property
+    def wall_ns(self) -> array[int]:
+        """Wall time of each call."""
+        return array("q", self.wall)
+
+    @property
+    def cpu_ns(self) -> array[int]:
+        """CPU time of each call."""
+        return array("q", self.cpu)
+
+
+class End(Sendable, frozen=True):
+    """How a worker's pytest ended: exit code, an error of ours, and whether tests were run."""
+
+    code: int
+    error: Reason | None
+    reached: bool
+    origins: dict[str, Any]
+
+
+# ---- The controller's end of a worker: its process and the requests to it.
+
+#: Runs in the worker. Paths first: neither the working folder nor ours may hide a module.
+_START = """
+import os, sys
+if hasattr(os, "setsid"):
+    os.setsid()
+os.dup2(2, 1)
+side = channel.receive()
+os.chdir(side["cwd"])
+sys.path[:] = [entry for entry in sys.path if entry]
+given, sys.path[:] = sys.path[:], [side["tool"], *sys.path]
+import pytest_torchprof
+sys.path[:] = given
+from pytest_torchprof.ab.worker import serve
+serve(channel, side)
+"""
+
+_POLL_S = 1.0
+_GOODBYE_S = 10.0
+
+
+class WorkerDied(Exception):  # noqa: N818 - it is an event
+    """The process is gone, or its pytest session is; the reason says how."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Worker:
+    """One side's process. Methods raise `WorkerDied` if the process is gone."""
+
+    def __init__(self, side: TreeSide, cleanup: Cleanup, number: int = 0) -> None:
+        self.side = side
+        self._cleanup = cleanup
+        self._number = number
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - as long as the worker
+        self._gateway: Any = None
+        self._channel: Any = None
+        self.pid = 0
+        #: How it ended, once it has by itself.
+        self.ended: End | None = None
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Start the process; it collects tests in the background.
+
+        Raises:
+            AbError: there is no such interpreter, or it cannot start.
+        """
+        import execnet
+
+        python = shlex.quote(re.sub("/{2,}", "/", self.side.python))
+        group = execnet.Group(execmodel="main_thread_only")
+        try:
+            with _stderr_to(self._log.fileno()), same_addresses(), same_environment():
+                spec = f"popen//python={python}//execmodel=main_thread_only"
+                self._gateway = group.makegateway(spec)
+        except (OSError, EOFError, AssertionError) as error:
+            raise AbError(
+                f"{self.side.name}: {self.side.python} does not start",
+                str(error) if (why := self.complaint()) is None else in_words(why),
+                "give the path of a Python that has pytest-torchprof",
+            ) from None
+        self._group = group
+        self.pid = int(self._gateway._io.popen.pid)  # noqa: SLF001 - execnet hands it out nowhere
+        self._cleanup.watch(self.pid)
+        self._channel = self._gateway.remote_exec(_START)
+        folder = self._cleanup.folder / f"{self.side.name}{self._number}"
+        self._tell(
+            {
+                "name": self.side.name,
+                "root": str(self.side.root),
+                "cwd": str(self.side.cwd),
+                "others": [str(other) for other in self.side.others],
+                "args": list(self.side.args),
+                "wanted": list(self.side.wanted),
+                "tool": str(self.side.tool),
+                "folder": str(folder),
+            }
+        )
+
+    def close(self) -> None:
+        """Let pytest end its session, and make sure that the process is gone."""
+        if self._channel is not None and self.ended is None:
+            with suppress(WorkerDied):
+                self._tell(("end",))
+                while self.ended is None:
+                    self._receive(_GOODBYE_S)
+        self.kill(gently=self.ended is not None)
+
+    def kill(self, *, gently: bool = False) -> None:
+        """End the process at once, with those that it has started."""
+        if self._gateway is None:
+            self._log.close()
+            return
+        if not gently:
+            _end_group(self.pid)
+        self._group.terminate(timeout=3.0)
+        _end_group(self.pid)  # what tests have left behind
+        self._cleanup.forget(self.pid)
+        self._gateway = self._channel = None
+        self._log.close()
+
+    # ---------------------------------------------------------------- questions
+
+    def collect(self) -> Collection:
+        """Wait until it has collected its tests."""
+        found = Collection.read(self._expect("collected")[1])
+        errors = {place: self._explained(why) for place, why in found.errors.items()}
+        return struct_replace(found, errors=errors)
+
+    def profile(self, nodeid: str, following: str | None) -> Profiled:
+        """Run the test, and once more profiled. If it passes, `finish` must follow."""
+        self._tell(("test", nodeid, following))
+        return Profiled.read(self._expect("profiled", "finished")[1])
+
+    def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
+        """Call the test this many times, on new fixtures or on the existing ones."""
+        self._tell(("turn", calls, fresh, processor))
+        return Turn.read(self._expect("turn")[1])
+
+    def finish(self) -> Profiled:
+        """Tear the test down; return its final outcome."""
+        self._tell(("done",))
+        return Profiled.read(self._expect("finished")[1])
+
+    def complaint(self) -> Reason | None:
+        """The line of its output that says why it could not continue."""
+        self._log.seek(0)
+        line = complaint(self._log.read().decode("utf-8", "replace"))
+        return None if line is None else self._explained(because(Why.ERROR, message=line))
+
+    def _explained(self, why: Reason) -> Reason:
+        """An error, or its cause if the module is built only in the other tree."""
+        error = str(dict(why.data).get("message", ""))
+        return unbuilt(error, self.side.root, self.side.others) or why
+
+    # ---------------------------------------------------------------- the channel
+
+    def _tell(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            raise WorkerDied(self._how()) from None
+
+    def _expect(self, *kinds: str) -> Any:
+        while True:
+            message = self._receive()
+            if message[0] in kinds:
+                return message
+
+    def _receive(self, timeout: float | None = None) -> Any:
+        """The next message. A child of the worker may hold the channel open, so check its pid."""
+        import execnet
+
+        waited = 0.0
+        while True:
+            try:
+                message = self._channel.receive(_POLL_S)
+            except execnet.TimeoutError:
+                waited += _POLL_S
+                if self._code() is not None or (timeout is not None and waited >= timeout):
+                    raise WorkerDied(self._how()) from None
+            except execnet.RemoteError as error:
+                raise WorkerDied(because(Why.ERROR, message=_last(str(error)))) from None
+            except (EOFError, OSError):
+                raise WorkerDied(self._how()) from None
+            else:
+                break
+        if message[0] == "ended":
+            self.ended = End.read(message[1])
+            raise WorkerDied(self._how())
+        return message
+
+    def _code(self) -> int | None:
+        code: int | None = self._gateway._io.popen.poll()  # noqa: SLF001 - as above
+        return code
+
+    def _how(self) -> Reason:
+        """How it ended."""
+        if self.ended is not None:
+            return self.ended.error or because(Why.PYTEST_EXITED, code=self.ended.code)
+        with suppress(Exception):
+            self._gateway._io.popen.wait(2.0)  # noqa: SLF001 - the end of a pipe comes first
+        code = self._code()
+        if code is None:
+            return because(Why.WORKER_SILENT)
+        if code < 0:
+            with suppress(ValueError):
+                return because(Why.WORKER_KILLED, signal=signal.Signals(-code).name)
+        return because(Why.WORKER_EXITED, code=code)
+
+
+def _last(text: str) -> str:
+    """The exception of a traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "an error without a message"
+
+
+def complaint(output: str) -> str | None:
+    r"""The line of pytest's, or Python's, output that describes the error.
+
+    >>> complaint("usage: pytest [options]\npytest: error: no option -z\n  rootdir: /x")
+    'pytest: error: no option -z'
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    for marks in (lambda line: line.startswith("E  "), lambda line: ": error: " in line):
+        if marked := [line for line in lines if marks(line)]:
+            return marked[0].removeprefix("E").strip()
+    errors = [line for line in lines if line.startswith(("ERROR", "INTERNALERROR>"))]
+    return errors[-1] if errors else lines[-1] if lines else None
+
+
+def _end_group(pid: int) -> None:
+    if sys.platform == "win32":
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _stderr_to(target: int) -> Iterator[None]:
+    """Redirect the stderr of a process started within, for which execnet has no option."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+# ---- Compare one test on both sides: profile it, measure it in turns, and decide.
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long to measure a test: at most this many seconds a side, or this many pairs of turns."""
+
+    min_time_s: float = 1.0
+    rounds: int | None = None
+    threshold: float = 0.02
+
+
+class PairedRun:
+    """One test on both sides."""
+
+    def __init__(
+        self, nodeid: str, workers: tuple[Worker, Worker], options: Options, tests: int
+    ) -> None:
+        """``workers`` are A and B; ``tests`` is how many are compared in this run."""
+        self._nodeid = nodeid
+        self._workers = workers
+        self._comparison = Comparison(tests=tests, threshold=options.threshold)
+        limit = None if options.rounds is not None else 2e9 * options.min_time_s
+        self._pace = Pace(limit, options.rounds)
+        draw = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
+        self._paired = PairedTurns(self._comparison, self._pace, draw, time.perf_counter_ns)
+        self._profiles: dict[str, Profiled] = {}
+        #: The worker that got the last request, and those that are waiting within the test.
+        self.at = workers[0]
+        self.open: list[Worker] = []
+        #: Sides of the last turns that failed.
+        self._broken: Broken = ""
+
+    def row(self, following: str | None) -> PairedRow:
+        """Profile it on both sides, and measure it if it passes on both.
+
+        Raises:
+            WorkerDied: the one that is `at` is gone. `known` and `close` still work.
+        """
+        for worker in self._workers:
+            self.at = worker
+            profile = worker.profile(self._nodeid, following)
+            self._profiles[worker.side.name] = profile
+            if profile.outcome == "passed":
+                self.open.append(worker)
+        a, b = self._profiles["A"], self._profiles["B"]
+        why = None
+        if len(self.open) == 2:
+            self._pace.repeatable = a.repeatable and b.repeatable
+            why = self._paired.measure(self._turns)
+        self.close()
+        return self._not_passed() or self.known(
+            "error" if why else None, why, self._broken if why else ""
+        )
+
+    def close(self) -> None:
+        """Tear the test down if it is still set up; the teardown may fail."""
+        while self.open:
+            self.at = worker = self.open.pop()
+            end = worker.finish()
+            if end.outcome != "passed":
+                self._profiles[worker.side.name] = end
+
+    def known(
+        self,
+        verdict: RowVerdict | None = None,
+        reason: Reason | None = None,
+        broken: Broken = "",
+    ) -> PairedRow:
+        """A row of what is known so far, with the comparison's verdict unless one is given."""
+        decision = None
+        if verdict is None and self._pace.done:
+            decision = self._comparison.decide()
+            verdict = decision.verdict
+            reason = self._remark() if verdict == "unclear" else None
+        return PairedRow(
+            self._nodeid,
+            verdict or "error",
+            reason,
+            self._paired.wall_ms("A"),
+            self._paired.wall_ms("B"),
+            self._paired.cpu_ms("A"),
+            self._paired.cpu_ms("B"),
+            decision,
+            self._differences(),
+            self._pace.measured_ns / 1e9,
+            broken=broken,
+            unprofiled=self._unprofiled(),
+        )
+
+    def _remark(self) -> Reason | None:
+        """Why calls got less measured time than they were given."""
+        if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
+            return None
+        if not self._pace.repeatable:
+            return because(Why.FIXTURES_TOOK_TIME)
+        return because(Why.OTHER_CODE_TOOK_TIME)
+
+    def _not_passed(self) -> PairedRow | None:
+        """The row of a test that does not pass on both sides."""
+        verdicts: tuple[Literal["failed", "error", "skipped"], ...] = ("failed", "error", "skipped")
+        for verdict in verdicts:
+            on = [name for name in SIDES if self._profiles[name].outcome == verdict]
+            if on:
+                reason = _on_sides(verdict, on, self._profiles[on[-1]].reason)
+                return self.known(verdict, reason, on[0] if len(on) == 1 else "AB")
+        return None
+
+    def _unprofiled(self) -> Reason | None:
+        """Why one side, or both, has no exact metrics to compare."""
+        notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
+        if len(set(notes.values())) == 1 and len(notes) == len(SIDES):
+            return notes["B"]
+        whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
+        if whys:
+            return because(Why.ON_EACH_SIDE, whys=whys)
+        return self._other_chips
+
+    @property
+    def _other_chips(self) -> Reason | None:
+        """Why bounds are not compared: each tree's ini file may name a chip of its own."""
+        chips = [self._profiles[name].chip for name in SIDES if name in self._profiles]
+        a, b = chips if len(chips) == len(SIDES) else (None, None)
+        return because(Why.CHIPS_DIFFER, a=a, b=b) if a and b and a != b else None
+
+    def _differences(self) -> tuple[Difference, ...]:
+        a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
+        found = differences(a, b) if a and b else ()
+        if self._other_chips is not None:
+            found = tuple(one for one in found if not METRICS[one.metric].of_chip)
+        return found
+
+    # ---------------------------------------------------------------- measuring
+
+    def _turns(self, wanted: PairRequest) -> tuple[dict[PairedSide, Turn], Reason | None]:
+        """Run a turn of each side; return why the pair does not count, if so."""
+        turns: dict[PairedSide, Turn] = {}
+        why = None
+        failed: list[PairedSide] = []
+        workers = dict(zip(SIDES, self._workers, strict=True))
+        for side in wanted.order:
+            self.at = worker = workers[side]
+            turns[side] = turn = worker.turn(
+                wanted.calls, fresh=wanted.fresh, processor=wanted.processor
+            )
+            if turn.error is not None or not turn.wall_ns:
+                error = turn.error or because(Why.WAS_NOT_MEASURED)
+                why = why or because(Why.FAILS_AGAIN_ON, side=side, why=error)
+                failed.append(side)
+        if failed:
+            self._broken = "AB" if len(failed) == len(SIDES) else failed[0]
+        return turns, why
+
+
+def _on_sides(
+    outcome: Literal["failed", "error", "skipped"], on: Sequence[str], reason: Reason | None
+) -> Reason | None:
+    """The reason of this outcome, with the sides that it is of; None: skipped without one."""
+    if outcome == "failed" and reason is not None:
+        return because(Why.FAILS_ON, sides=tuple(on), why=reason)
+    if len(on) > 1:
+        return reason
+    if reason is None:
+        return because(Why.ONLY_ON, side=on[0])
+    member = Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON
+    return because(member, side=on[0], why=reason)
+
+
+def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
+    """Metrics that differ by more than their default tolerance, or that only one side measured.
+
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "flops": 2})
+    (Difference(metric='ops', a=3, b=4),)
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 3})
+    (Difference(metric='flops', a=2, b=None),)
+    """
+    found = []
+    for name, metric in METRICS.items():
+        left, right = a.get(name), b.get(name)
+        if left is None or right is None:
+            differs = left is not right
+        else:
+            large, small = sorted((left, right), key=abs, reverse=True)
+            differs = not alike(large, small, metric.tolerance, metric.margin)
+        if differs:
+            found.append(Difference(name, left, right))
+    return tuple(found)
+
 
 _NO_TESTS = 5
 _MOST_DEATHS = 3
@@ -30,8 +549,8 @@ TestProgress = Callable[[str, int, int], None]
 
 
 def run(
-    a: Side,
-    b: Side,
+    a: TreeSide,
+    b: TreeSide,
     cleanup: Cleanup,
     options: Options,
     progress: TestProgress,
@@ -140,7 +659,7 @@ class _Pair:
 
 
 @contextmanager
-def _pair(a: Side, b: Side, cleanup: Cleanup) -> Iterator[_Pair]:
+def _pair(a: TreeSide, b: TreeSide, cleanup: Cleanup) -> Iterator[_Pair]:
     pair = _Pair(Worker(a, cleanup), Worker(b, cleanup), cleanup)
     try:
         pair.start()

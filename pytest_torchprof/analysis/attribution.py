@@ -1,45 +1,49 @@
-"""Attribute FLOPs and compulsory bytes of operators to kernels, each counted once.
-
-FLOPs are those of the operator that counts, as everywhere else (`redispatch`). Bytes are those of
-the innermost operator, because a convolution's bias is added by a separate kernel. An operator's
-number goes only to its main kernels: those named after matrix products, convolutions or attention
-(`MAIN_KERNEL`). Without any, FLOPs go to the kernels with the longest one's name, and bytes to all
-of its kernels. Several kernels share a number by their time, so that all reach the same rate; but
-the two products of a convolution's backward pass are as much work, on the same three tensors. What
-a graph replays has no numbers, because the launch is outside of operators; nor have the FLOPs of
-what is around such a launch a kernel. Copies and memsets record the bytes they moved.
-"""
+"""Attribute FLOPs and compulsory bytes of operators to kernels, each counted once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import REGION
-from pytest_torchprof.work import masks
+from pytest_torchprof.trace.names import DEVICE_KINDS, FREE_CALL, REGION, SYNC_CALL, Kind
+from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.work import flops as masks
+from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
 from pytest_torchprof.work.counting import counts_flops, op_flops
-from pytest_torchprof.work.devices.device import DTYPES
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES, PEAK
-from pytest_torchprof.work.flops import FORMULAS
-from pytest_torchprof.work.masks import MASKS
-from pytest_torchprof.work.product_kernels import (
+from pytest_torchprof.work.devices import DTYPES
+from pytest_torchprof.work.flops import FORMULAS, MASKS
+from pytest_torchprof.work.kernels import (
     FP32_KERNEL,
     INPUT_GRADIENT,
     TF32_KERNEL,
     WEIGHT_GRADIENT,
     is_main,
 )
-from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
+from pytest_torchprof.work.operands import ELEMENT_BYTES, PEAK
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+# ---- Attribute FLOPs and compulsory bytes of operators to kernels, each counted once.
+#
+# FLOPs are those of the operator that counts, as everywhere else (`redispatch`). Bytes are those
+# of the innermost operator, because a convolution's bias is added by a separate kernel. An
+# operator's number goes only to its main kernels: those named after matrix products, convolutions
+# or attention (`MAIN_KERNEL`). Without any, FLOPs go to the kernels with the longest one's name,
+# and bytes to all of its kernels. Several kernels share a number by their time, so that all reach
+# the same rate; but the two products of a convolution's backward pass are as much work, on the
+# same three tensors. What a graph replays has no numbers, because the launch is outside of
+# operators; nor have the FLOPs of what is around such a launch a kernel. Copies and memsets
+# record the bytes they moved.
 
 _GRAPH: Final = late(r"GraphLaunch")
 #: Element types in kernel names, for operators on lists of tensors.
@@ -274,3 +278,280 @@ def _code(args: OpArgs, seen: dict[bytes, int]) -> int:
         known = [PEAK[t] for t in types if str(t) in PEAK] if isinstance(types, list) else []
         seen[text] = known[0] if known else -1
     return seen[text]
+
+
+# ---- Matrix products that ran on a device: sizes, operands, and kernels.
+
+#: Operators that are one call of a matrix library each -> the position of their two matrices.
+#: ``linear``, ``matmul`` and ``einsum`` enclose them.
+PRODUCTS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::addmm_": 1,
+    "aten::_addmm_activation": 1,
+    "aten::baddbmm": 1,
+    "aten::baddbmm_": 1,
+}
+
+
+class Product(NamedTuple):
+    """(batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
+
+    ``types`` are the C++ types of the two matrices. ``rows`` holds the dimensions that are
+    contiguous in memory, along which a matrix library loads whole vectors, with the distances
+    between the starts of the rows along them, in elements. The result is new and contiguous along
+    N. In a trace without strides, a matrix may be contiguous along M or K, with unknown distances.
+    """
+
+    types: tuple[str, str]
+    batch: int | None
+    sizes: Mapping[str, int]
+    rows: Mapping[str, frozenset[int]]
+
+    @property
+    def shapes(self) -> str:
+        """In the usual notation: ``8x97x64 @ 8x64x97``."""
+        batch = "" if self.batch is None else f"{self.batch}x"
+        m, n, k = self.sizes.values()
+        return f"{batch}{m}x{k} @ {batch}{k}x{n}"
+
+
+class DeviceProducts(Frozen, frozen=True):
+    """Selected product operators that launched kernels themselves, and those kernels.
+
+    ``event`` are the operators; ``which`` gives the index of each in ``distinct``: its name and
+    what it multiplies, None if unknown. ``kernel`` are all their kernels, ``at`` the position in
+    ``event`` of each one's operator.
+    """
+
+    event: Ints
+    which: Ints
+    distinct: list[tuple[str, Product | None]]
+    kernel: Ints
+    at: Ints
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    def kernel_ns(self, trace: Events) -> Ints:
+        """Device time of each operator's kernels."""
+        found = np.bincount(self.at, trace.dur[self.kernel], len(self))
+        return found.astype(np.int64)
+
+    def device(self, trace: Events) -> Ints:
+        """Index of the device that each operator's kernels ran on, the last one if they differ."""
+        found = np.full(len(self), -1, np.int64)
+        found[self.at] = trace.device[self.kernel]
+        return found
+
+    def any_kernel(self, trace: Events, predicate: Callable[[str], object]) -> Bools:
+        """Operators with a kernel whose name satisfies the predicate."""
+        marked = names_fit(trace, self.kernel, predicate)
+        return np.bincount(self.at, marked, len(self)) > 0
+
+
+def device_products(trace: Events) -> DeviceProducts:
+    """Matrix products of the selection that ran on a device."""
+    return trace.once(_device_products)
+
+
+def _device_products(trace: Events) -> DeviceProducts:
+    if not any(name in PRODUCTS for name in trace.names):
+        none = np.zeros(0, np.int64)
+        return DeviceProducts(none, none, [], none, none)
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    call = operators_around(trace, trace.launch[kernels])
+    own = names_fit(trace, call, PRODUCTS.__contains__)
+    event, at = np.unique(call[own], return_inverse=True)
+    return DeviceProducts(event, *_read(trace, event), kernels[own], at)
+
+
+def names_fit(trace: Events, events: Ints, predicate: Callable[[str], object]) -> Bools:
+    """Whether the name of each of these events satisfies the predicate; False for -1."""
+    verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
+    named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)
+    return (events >= 0) & named
+
+
+def _read(trace: Events, events: Ints) -> tuple[Ints, list[tuple[str, Product | None]]]:
+    known: dict[tuple[int, bytes, bytes, bytes], int] = {}
+    names = trace.name[events].tolist()
+    which = [
+        known.setdefault((name, bytes(a.dims), bytes(a.types), bytes(a.strides)), len(known))
+        for name, a in zip(names, trace.operands(events), strict=True)
+    ]
+    distinct = []
+    for number, *parts in known:
+        name, (dims, types, strides) = trace.names[number], map(decode_part, parts)
+        distinct.append((name, _product(dims, types, strides, PRODUCTS[name])))
+    return np.array(which, np.int64), distinct
+
+
+def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
+    """What a call multiplies; None where the trace does not say, or is inconsistent.
+
+    >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
+    >>> product.shapes, {name: sorted(rows) for name, rows in product.rows.items()}
+    ('3x97x64 @ 3x64x97', {'N': [97], 'M': [], 'K': []})
+    """
+    dims, types, strides = (_pair(part, first) for part in (dims, types, strides))
+    try:
+        (*batch, m, k), (*others, inner, n) = dims
+    except (TypeError, ValueError):
+        return None
+    numbers = [*batch, m, k, *others, inner, n]
+    if (
+        len(types) < 2
+        or inner != k
+        or len(batch) != len(others)
+        or any(type(size) is not int for size in numbers)
+    ):
+        return None
+    known = len(strides) == 2 and all(isinstance(own, list) and len(own) >= 2 for own in strides)
+    left, right = (*strides,) if known else (None, None)
+    depth, sizes = batch[0] if batch else None, {"M": m, "N": n, "K": k}
+    rows: dict[str, frozenset[int]] = {"N": frozenset([n])}
+    for matrix, names in ((left, "MK"), (right, "KN")):
+        for name, apart in _rows(matrix, names, sizes):
+            rows[name] = rows.get(name, frozenset()) | apart
+    return Product((str(types[0]), str(types[1])), depth, sizes, rows)
+
+
+def _pair(part: Any, first: int) -> list[Any]:
+    return part[first : first + 2] if isinstance(part, list) else []
+
+
+def _rows(
+    strides: list[int] | None, names: str, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, frozenset[int]]]:
+    """Along which dimensions of a matrix its rows lie, and the distances of rows and batches.
+
+    torch copies a matrix if neither dimension is contiguous, or if its rows overlap.
+    """
+    if strides is None:
+        yield from ((name, frozenset()) for name in names)
+        return
+    turned = strides[-1] != 1 and strides[-2] == 1
+    name = names[0] if turned else names[1]
+    own, apart = (strides[-2], strides[-1]) if turned else (strides[-1], strides[-2])
+    copied = own != 1 or apart < sizes[name]
+    yield name, frozenset([sizes[name]] if copied else [apart, *strides[:-2]])
+
+
+# ---- Kernels that the host launched one by one, and how long the device waited for each.
+
+_GRAPH_LAUNCHES: Final = late(r"\w*GraphLaunch")
+_LOADER: Final = late(r"enumerate\(DataLoader\)#")
+
+
+class Launches(Frozen, frozen=True):
+    """What one device ran, in time order, and how it was launched.
+
+    ``event`` are its events, ``gap`` the idle ns before each, ``call`` the calls that launched
+    them. ``single`` marks kernels with a launch call of their own; ``pace`` is the ns between that
+    call and the previous one on its thread, -1 if there is none or the host waited or loaded data
+    in between; ``late`` is whether the device had nothing to do when the call returned.
+    """
+
+    event: Ints
+    gap: Ints
+    call: Ints
+    single: Bools
+    pace: Ints
+    late: Bools
+    busy_ns: int
+
+
+def launches(trace: Events) -> dict[int, Launches]:
+    """By the device's index."""
+    return trace.once(_launches)
+
+
+def _launches(trace: Events) -> dict[int, Launches]:
+    every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    launch = trace.launch[every]
+    pace = np.full(len(trace), -1, np.int64)
+    pace[launch[launch >= 0]] = 0
+    calls = np.flatnonzero(pace == 0)
+    pace[calls] = _pace(trace, calls)
+    devices = trace.device[every]
+    out = {}
+    for device in _distinct(devices):
+        mine = devices == device
+        event, call = every[mine], launch[mine]
+        start = trace.ts[event]
+        reach = np.maximum.accumulate(start + trace.dur[event])
+        before = np.concatenate([start[:1], reach[:-1]])
+        gap = np.maximum(start - before, 0)
+        single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
+        single &= ~names_fit(trace, call, _GRAPH_LAUNCHES.match)
+        returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
+        busy = int(reach[-1] - start[0] - gap.sum())
+        own = np.where(single, pace[call], -1)
+        out[device] = Launches(event, gap, call, single, own, returned > before, busy)
+    return out
+
+
+def launched_at(trace: Events, event: Ints) -> Ints:
+    """When the host launched these device events, in ns; their own begin where that is unknown."""
+    launch = trace.launch[event]
+    return np.where(launch >= 0, trace.ts[launch], trace.ts[event])
+
+
+class Followed(Frozen, frozen=True):
+    """Of some device events: ``alone`` if the device ran nothing else meanwhile, and ``delays`` if
+    what comes next waits for them.
+
+    What comes next does not wait if the host launched it after the event ended, and did not itself
+    wait for the device then: if the event were shorter, the device would only be idle for longer.
+    """
+
+    alone: Bools
+    delays: Bools
+
+
+def followed(trace: Events, event: Ints) -> Followed:
+    """How these device events relate to the others of their device, selected or not."""
+    alone, delays = np.ones((2, len(event)), bool)
+    device = trace.device[event]
+    waits = trace.names_where(lambda name: SYNC_CALL.search(name) or FREE_CALL.search(name))
+    every, calls = trace.device_rows, np.flatnonzero(waits)
+    until = np.maximum.accumulate(trace.ts[calls] + trace.dur[calls]) if len(calls) else calls
+    for number in _distinct(device):
+        mine, rows = np.flatnonzero(device == number), every[trace.device[every] == number]
+        at = np.searchsorted(rows, event[mine])
+        begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+        reach, done = np.maximum.accumulate(end), end[at]
+        earlier = np.where(at > 0, reach[at - 1], begin[0])
+        later = np.append(begin[1:], np.iinfo(np.int64).max)[at]
+        alone[mine] = (earlier <= begin[at]) & (later >= done)
+        after = np.searchsorted(begin, done)
+        launch = np.append(trace.launch[rows], -1)[np.minimum(after, len(rows))]
+        queued = (launch < 0) | (trace.ts[launch] <= done)
+        # A call that began before the event ended, and returned after that.
+        before = np.searchsorted(trace.ts[calls], done) - 1
+        waited = (before >= 0) & (np.append(until, 0)[before] >= done)
+        delays[mine] = queued | waited
+    return Followed(alone, delays)
+
+
+def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
+    """The same as sorting, but fast if all are equal."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
+
+
+def _pace(trace: Events, calls: Ints) -> Ints:
+    """Time since the beginning of the previous call on the same thread."""
+    breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
+    breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
+    stops = np.flatnonzero(breaks)
+    out = np.full(len(calls), -1, np.int64)
+    for thread in _distinct(trace.thread[calls]):
+        at = np.flatnonzero(trace.thread[calls] == thread)
+        when = trace.ts[calls[at]]
+        stopped = np.searchsorted(trace.ts[stops[trace.thread[stops] == thread]], when)
+        out[at[1:]] = np.where(np.diff(stopped) > 0, -1, np.diff(when))
+    return out

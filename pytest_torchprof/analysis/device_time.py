@@ -1,4 +1,4 @@
-"""When the accelerator was busy."""
+"""When the accelerator was busy, and when it was idle."""
 
 from __future__ import annotations
 
@@ -6,14 +6,145 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.analysis.idle import idle_of, spans_of
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+
+
+# ---- When no device was busy, and how much of that falls into waits of the host.
+
+
+class Idle(Frozen, frozen=True):
+    """Disjoint spans in which some device was busy, in ns: ``start`` and ``end``, in order.
+
+    ``before`` is the busy time before each. ``begins`` are the starts of all device events.
+    """
+
+    start: Ints
+    end: Ints
+    before: Ints
+    begins: Ints
+
+    @classmethod
+    def around(cls, begin: Ints, end: Ints) -> tuple[Idle, Ints]:
+        """Of events in order of their begins; and the first event of each busy span."""
+        reach = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.append(True, begin[1:] > reach[:-1])[: len(begin)])
+        last = np.append(first[1:], len(begin))[: len(first)] - 1
+        return cls.of_spans(begin[first], reach[last], begin), first
+
+    @classmethod
+    def of_spans(cls, start: Ints, end: Ints, begins: Ints) -> Idle:
+        """Of disjoint busy spans, in order."""
+        return cls(start, end, np.cumsum(end - start) - (end - start), begins)
+
+    def between(self, begin: Ints, end: Ints) -> Ints:
+        """How long no device was busy between two times.
+
+        The time before the first device event and after the last one does not count as idle.
+        """
+        if not len(self.start):
+            return np.zeros(len(begin), np.int64)
+        begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
+        idle: Ints = np.maximum(end - begin - self.busy_between(begin, end), 0)
+        return idle
+
+    def since(self, times: Ints) -> Ints:
+        """When the device ended what it ran before it began something at these times; the times
+        themselves where that is the first.
+        """
+        at = np.searchsorted(self.start, times, side="left") - 1
+        return np.where(at >= 0, np.minimum(self.end[np.maximum(at, 0)], times), times)
+
+    def next_begin(self, times: Ints) -> Ints:
+        """When a device next starts an event; the time itself if never."""
+        if not len(self.begins):
+            return times
+        at = np.searchsorted(self.begins, times)
+        return np.where(
+            at < len(self.begins), self.begins[np.minimum(at, len(self.begins) - 1)], times
+        )
+
+    def busy_between(self, begin: Ints, end: Ints) -> Ints:
+        """How long some device was busy between two times."""
+        if not len(self.start):
+            return np.zeros(len(begin), np.int64)
+        begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
+        return self._busy(end) - self._busy(begin)
+
+    def _busy(self, times: Ints) -> Ints:
+        at = np.searchsorted(self.start, times, side="right") - 1
+        inside = np.minimum(times, self.end[at]) - self.start[at]
+        return self.before[at] + inside
+
+
+def idle(trace: Events) -> Idle:
+    """Over all devices of the trace together: idle when none of them is busy."""
+    return trace.whole.once(_idle)
+
+
+def idle_of(trace: Events, device: int) -> Idle:
+    """One device of the whole trace, whatever is selected: another step keeps it busy, too."""
+    return trace.whole.once(_idle_of, device)
+
+
+def spans_of(trace: Events) -> dict[int, tuple[int, int]]:
+    """By device (-1 if unknown) the span of its selected events, in ns.
+
+    That of steps begins when the device ended what it ran before: what it waits for until it begins
+    a step, such as data, belongs to that step.
+    """
+    return trace.once(_spans_of)
+
+
+def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
+    own = trace.device_rows[trace.selection[trace.device_rows]]
+    spans = {}
+    for device in nesting.distinct(trace.device[own]).tolist():
+        mine = own[trace.device[own] == device]
+        since = trace.ts[mine[:1]]
+        if chosen_steps(trace) is not None:
+            since = idle_of(trace, device).since(since)
+        spans[device] = int(since[0]), int((trace.ts[mine] + trace.dur[mine]).max())
+    return spans
+
+
+def _idle(trace: Events) -> Idle:
+    return _of_events(trace, trace.device_rows)
+
+
+def _idle_of(trace: Events, device: int) -> Idle:
+    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
+
+
+def _of_events(trace: Events, events: Ints) -> Idle:
+    return Idle.around(trace.ts[events], trace.ts[events] + trace.dur[events])[0]
+
+
+def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
+    """How long no device was busy during each wait of the host, and after it until a device starts
+    an event or the host waits again. No time counts twice.
+    """
+    out = np.zeros(len(begin), np.int64)
+    if not len(begin):
+        return out
+    found = idle(trace)
+    order = np.lexsort((end, begin))
+    since, until = begin[order], np.maximum(end, begin)[order]
+    after = np.append(since[1:], np.iinfo(np.int64).max)
+    until = np.minimum(found.next_begin(until), np.maximum(after, until))
+    reach = np.concatenate([since[:1], np.maximum.accumulate(until)[:-1]])
+    since = np.minimum(np.maximum(since, reach), until)
+    out[order] = found.between(since, until)
+    return out
+
+
+# ---- When the accelerator was busy.
 
 
 class DeviceTime(Frozen, frozen=True):

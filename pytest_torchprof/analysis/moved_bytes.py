@@ -1,7 +1,7 @@
 """Compulsory bytes of everything that ran, on the host and on devices.
 
-An operator's bytes are those of `work.traffic`, which `torchprof kernels` shows as rates. Of nested
-operators one counts, as for FLOPs (`work.redispatch`): usually the outermost with a number, whose
+An operator's bytes are those of `work.bytes`, which `torchprof kernels` shows as rates. Of nested
+operators one counts, as for FLOPs (`work.counting`): usually the outermost with a number, whose
 parts exchange temporary tensors. An operator without a number counts by its parts, if it is known
 to be made of them or if they take as many bytes of tensors as it does; else it moves some itself,
 and the sum is a lower bound.
@@ -16,41 +16,47 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import is_replayed, item_bytes
-from pytest_torchprof.analysis.uncounted_compiled import (
+from pytest_torchprof.analysis.uncounted import (
     COMPILED,
     REGION,
+    UncountedPart,
+    by_name,
     in_script,
+    named,
     nothing_ran,
     packages,
+    reason_of,
     runs_compiled_code,
 )
-from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named, reason_of
-from pytest_torchprof.core.reasons import Reason, Why
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Reason, Why
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part, int64_column
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.parts import holds_whole_operators
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
+from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
 from pytest_torchprof.work.counting import (
     called_graphs,
     dispatched,
     distinct_calls,
     formula_calls,
+    ran,
+    sums,
 )
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES
-from pytest_torchprof.work.flops import FORMULAS
-from pytest_torchprof.work.movers import is_composed, may_move
-from pytest_torchprof.work.operands import Operands, UnknownOperandError, UnreadValues
-from pytest_torchprof.work.operators import work_of
-from pytest_torchprof.work.redispatch import ran, sums
-from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
+from pytest_torchprof.work.flops import FORMULAS, work_of
+from pytest_torchprof.work.launches import is_composed, may_move
+from pytest_torchprof.work.operands import (
+    ELEMENT_BYTES,
+    Operands,
+    UnknownOperandError,
+    UnreadValues,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.work.counting import Call
-    from pytest_torchprof.work.redispatch import Ran
+    from pytest_torchprof.work.counting import Call, Ran
 
 _LIST: Final = b"TensorList"
 

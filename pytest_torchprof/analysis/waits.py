@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_products import names_fit
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.analysis.attribution import names_fit
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import D2H, LAUNCH_CALL, SYNC_CALL
+from pytest_torchprof.trace.names import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:

@@ -1,13 +1,75 @@
-"""Interpret dynamo's records of compilations and graph breaks, for any version of torch."""
+"""Dynamo's records of compilations, graph breaks and graphs, for any version of torch."""
 
 from __future__ import annotations
 
+import gc
+import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+import sys
+import sysconfig
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from pytest_torchprof.capture.user_frames import is_users
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.core.process import late
+from pytest_torchprof.trace.facts import Facts, Graph
+from pytest_torchprof.work.counting import loops_of_products, read_graph
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.limits import Undo
+
+
+# ---- Tell the user's code from libraries, and find the frames of the test.
+
+_PACKAGE = str(Path(__file__).parents[1])
+_FRAMEWORK = ("pytest", "_pytest", "pluggy")
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's: not a library's, not ours, not generated."""
+    if file.startswith("<") or not file:
+        return file.startswith("<ipython")  # a notebook cell
+    folders = file.replace("\\", "/").split("/")
+    if "site-packages" in folders or "dist-packages" in folders:
+        return False
+    if any(folder.startswith("torchinductor_") for folder in folders):
+        return False
+    return not file.startswith(foreign())
+
+
+@cache
+def foreign() -> tuple[str, ...]:
+    """Folders without user code, wherever they are installed."""
+    paths = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders: set[str | None] = {sysconfig.get_path(name) for name in paths}
+    folders |= {_PACKAGE, os.environ.get("TORCHINDUCTOR_CACHE_DIR")}
+    folders |= {_folder_of(name) for name in ("torch", *_FRAMEWORK)}
+    return tuple(os.path.join(folder, "") for folder in folders if folder)  # noqa: PTH118 - a prefix
+
+
+def _folder_of(package: str) -> str | None:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return os.path.dirname(file) if file else None  # noqa: PTH120 - a prefix of code's file names
+
+
+@cache
+def _framework() -> tuple[str, ...]:
+    folders = [folder for name in _FRAMEWORK if (folder := _folder_of(name))]
+    return tuple(os.path.join(folder, "") for folder in folders)  # noqa: PTH118 - a prefix
+
+
+def frames_of_test(frame: FrameType | None) -> Iterator[FrameType]:
+    """From a frame outwards to where pytest calls the test."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_framework()):
+        yield frame
+        frame = frame.f_back
+
+
+# ---- Interpret dynamo's records of compilations and graph breaks, for any version of torch.
 
 #: Failures after which dynamo silently leaves the frame to Python.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.
@@ -376,3 +438,116 @@ def _failed(reason: str | None) -> str:
 def _shortened(text: str) -> str:
     text = _ADDRESS.sub("", " ".join(text.split())).rstrip(". ")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip()} …"
+
+
+# ---- Collect the graphs with matrix products that inductor has compiled in this process.
+#
+# Torch keeps the text of each graph with the compiled code, even if that came from a disk cache.
+# The objects are found through the garbage collector, after something was compiled: nothing of
+# torch's is replaced, and if inductor is not imported there is nothing to search.
+
+_objects = gc.get_objects
+#: Longer texts would take more than a second to read.
+_LONGEST_GRAPH = 20_000_000
+#: Counters that dynamo increases whenever something is compiled, or loaded from a cache.
+_COUNTERS = ("inductor", "aot_autograd", "stats")
+#: Modules with the class of a package, by version.
+_PACKAGE_ROOMS = ("torch.export.pt2_archive._package", "torch._inductor.package.package")
+
+
+class _Graphs:
+    """Everything found so far; one per process."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Graph] = {}
+        #: By the key of the code: its loops of products, if there is no graph of it.
+        self.lost: dict[str, list[str]] = {}
+        self._seen: set[str] = set()
+        self._modules = 0
+        self._counted: Any = None
+
+    def look(self) -> None:
+        """Add what is new."""
+        codecache = sys.modules.get("torch._inductor.codecache")
+        room = sys.modules.get("torch._inductor.output_code")
+        modules = getattr(getattr(codecache, "PyCodeCache", None), "modules", [])
+        kind = getattr(room, "CompiledFxGraph", None)
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        counted = len(modules), *(dict(counters.get(name, {})) for name in _COUNTERS)
+        if kind is None or counted == self._counted:
+            return
+        self._counted = counted
+        new = modules[self._modules :] if len(modules) > self._modules else modules[:]
+        self._modules = len(modules)
+        for found in _objects():
+            if type(found) is kind:
+                self._add(vars(found))
+        for module in new:
+            if (key := str(getattr(module, "key", None))) not in self._seen:
+                self._add_lost(key, module)
+
+    def _add(self, graph: Mapping[str, Any]) -> None:
+        key, name = graph.get("cache_key"), graph.get("_fx_graph_cache_key")
+        text, source = graph.get("inductor_post_grad_graph_str"), graph.get("source_code")
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(source, str)):
+            return
+        self._seen.add(str(key))
+        self.lost.pop(str(key), None)
+        if name not in self.known and len(text) <= _LONGEST_GRAPH:
+            self.known[name] = read_graph(text, source)
+
+    def _add_lost(self, key: str, module: Any) -> None:
+        with suppress(OSError, UnicodeError), REAL.open(module.__file__, encoding="utf-8") as file:
+            if loops := loops_of_products(file.read()):
+                self.lost[key] = loops
+
+
+_GRAPHS = _Graphs()
+
+
+def look_for_graphs() -> None:
+    """Find what was compiled since the last call, before objects are hidden from collections."""
+    _GRAPHS.look()
+
+
+def graph_facts() -> Facts:
+    """The facts on compiled graphs for a trace; none if none was compiled."""
+    _GRAPHS.look()
+    if not (_GRAPHS.known or _GRAPHS.lost):
+        return Facts()
+    some = {
+        name: graph for name, graph in _GRAPHS.known.items() if _GRAPHS.lost or not graph.is_plain
+    }
+    return Facts(
+        graphs=some,
+        lost_loops=tuple(sorted(set().union(*_GRAPHS.lost.values()))),
+        marks_graphs=_marks_graphs(),
+    )
+
+
+def _marks_graphs() -> bool:
+    """Whether this torch annotates calls of graphs, see `work.counting.CALL`."""
+    kind = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+    code = getattr(getattr(kind, "__dict__", {}).get("__call__"), "__code__", None)
+    return any("## Call CompiledFxGraph" in str(const) for const in getattr(code, "co_consts", ()))
+
+
+class Packages:
+    """Notices calls of AOTInductor packages, which leave no operators in a trace."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+        """Watch until ``undo``, if there can be a package at all."""
+        rooms = map(sys.modules.get, _PACKAGE_ROOMS)
+        kinds = {kind for room in rooms if (kind := getattr(room, "AOTICompiledModel", None))}
+        for kind in kinds:
+            replace(kind, "__call__", self._noted, undo)
+
+    def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return original(*args, **kwargs)
+
+        return call

@@ -1,27 +1,309 @@
-"""Mark the user's running line: a tracer opens and closes markers in the profile.
-
-``with_stack`` is not enough: torch records where a Python function starts, not which line runs.
-A line's marker is open while the line runs, including its callees' markers, so the innermost marker
-around an operator names the line that called it. Another kind of marker is open while an
-``nn.Module`` runs.
-"""
+"""The user's running lines and modules, as markers in the profile, and tensors' identities."""
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from functools import cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
-from pytest_torchprof.capture import constructors, module_classes
-from pytest_torchprof.capture.constructors import Constructors
+from pytest_torchprof.capture.dynamo import frames_of_test, is_users
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.module_names import ModuleNames
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.capture.user_frames import frames_of_test, is_users
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.markers import LINE, MODULE
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.core.records import cached
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.places.place import CONSTRUCTOR, LINE, MODULE
+from pytest_torchprof.trace.dataflow import ListedTensors
+from pytest_torchprof.trace.names import MODULE_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_torchprof.trace.dataflow import Taken
+
+
+# ---- Which class a running module is of, and which ones run inside it unseen.
+
+#: The name that a class has, whatever its metaclass or an attribute says.
+_name_of = type.__dict__["__name__"].__get__
+
+
+def class_name(module: Any) -> str:
+    """The class of a module as its author knows it.
+
+    For one that `torch.compile`, ``torch.jit.script`` or ``torch.jit.trace`` made, it is that of
+    the original.
+    """
+    try:
+        original = _original(module)
+        if _is_scripted(original):
+            return str(original.original_name or _name_of(type(original)))
+        return str(_name_of(type(original)))
+    except Exception:  # noqa: BLE001 - attributes of users' objects may do anything
+        return str(_name_of(type(module)))
+
+
+def _original(module: Any) -> Any:
+    """The module that `torch.compile` has wrapped, else the module itself."""
+    if _is_scripted(module):  # its dictionaries are of another kind
+        return module
+    original = (vars(module).get("_modules") or {}).get("_orig_mod")
+    return module if original is None else original
+
+
+def _is_scripted(module: Any) -> bool:
+    return issubclass(type(module), real_torch().scripted)
+
+
+def _hides_modules(module: Any) -> bool:
+    """Whether its parts may run without their Python calls."""
+    if _is_scripted(module) or _original(module) is not module:
+        return True
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+def _inner_classes(module: Any) -> dict[int, str]:
+    """By id, the class of each part that may run unseen while this module runs."""
+    try:
+        if not _hides_modules(module):
+            return {}
+        parts = [part for _, part in module.named_modules()]
+        return {id(part): class_name(part) for part in parts if part is not module}
+    except Exception:  # noqa: BLE001 - see above
+        return {}
+
+
+def weakly(module: Any) -> Callable[[], Any]:
+    """Returns the module when it is called, or None once nobody else has it.
+
+    A module must end when it would without us. Its end may do anything: that of a DDP model may end
+    its process group, which holds Python's lock while it waits for threads that need the lock, if
+    the user has destroyed the group before. Source: torch/csrc/distributed/c10d, where the binding
+    of ``ProcessGroup`` releases the lock and that of ``Reducer`` does not.
+    """
+    try:
+        return ref(module)
+    except TypeError:  # an object of another kind that says it is a module
+        return lambda: module
+
+
+class RunningModules:
+    """The running modules, from the outermost in; none is kept alive, see `weakly`."""
+
+    def __init__(self) -> None:
+        #: Each with its class, and the parts of it that have not been seen to run.
+        self._running: list[tuple[Callable[[], Any], str, dict[int, str]]] = []
+        #: By id: the module, and its parts' classes.
+        self._known: dict[int, tuple[Callable[[], Any], dict[int, str]]] = {}
+        #: Classes of modules that may have run unseen.
+        self.unseen: set[str] = set()
+
+    def innermost(self) -> Any:
+        """The module that was entered last."""
+        return self._running[-1][0]() if self._running else None
+
+    def enter(self, module: Any) -> str:
+        """A module runs; return its class."""
+        for _, _, parts in self._running:
+            parts.pop(id(module), None)
+        name = class_name(module)
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:  # an id is reused
+            known = self._known[id(module)] = weakly(module), _inner_classes(module)
+        me, parts = known
+        # What is inside another one of its class counts anyway.
+        around = {name, *(kind for _, kind, _ in self._running)}
+        self._running.append((me, name, {i: k for i, k in parts.items() if k not in around}))
+        return name
+
+    def leave(self) -> None:
+        """The last module has returned."""
+        self.unseen |= set(self._running.pop()[2].values())
+
+    def forget(self) -> None:
+        """Release all of them."""
+        self._running.clear()
+        self._known.clear()
+
+
+# ---- Where the user's code constructed the optimizers that step, and the loaders that fetch.
+
+
+class Constructors:
+    """Names the marker of a step or a fetch, by the line that constructed what takes it.
+
+    ``line_of`` gives the number of the user's innermost line around a frame, None if there is none.
+    No optimizer or loader is kept alive.
+    """
+
+    def __init__(self, line_of: Callable[[FrameType], int | None]) -> None:
+        self._line_of = line_of
+        #: By id: the object, and the marker of what it does.
+        self._known: dict[int, tuple[Callable[[], Any], str]] = {}
+        codes = real_torch().constructor_codes
+        self._roles = {
+            **{id(code): self._constructed for code in codes.constructors},
+            **{id(code): self._iterates for code in codes.iterators},
+            **{id(code): self._steps for code in codes.steps},
+            **{id(code): self._fetches for code in codes.fetches},
+        }
+        #: The names of all functions that `marker_of` knows.
+        self.names = frozenset(code.co_name for some in codes for code in some)
+
+    def marker_of(self, frame: FrameType) -> str | None:
+        """The marker of a step or fetch that begins; notes what is constructed. None for others."""
+        role = self._roles.get(id(frame.f_code))
+        return None if role is None else role(frame)
+
+    def forget(self) -> None:
+        """Release all names."""
+        self._known.clear()
+
+    def _constructed(self, frame: FrameType) -> None:
+        number = self._line_of(frame)
+        if number is not None:
+            self._note(_argument(frame, 0), f"{CONSTRUCTOR}{number}")
+
+    def _iterates(self, frame: FrameType) -> None:
+        marker = self._marker(_argument(frame, 1))
+        if marker is not None:
+            self._note(_argument(frame, 0), marker)
+
+    def _steps(self, frame: FrameType) -> str | None:
+        arguments = _argument(frame, 0)
+        return self._marker(arguments[0]) if arguments else None
+
+    def _fetches(self, frame: FrameType) -> str | None:
+        return self._marker(_argument(frame, 0))
+
+    def _note(self, made: Any, marker: str) -> None:
+        self._known[id(made)] = weakly(made), marker
+
+    def _marker(self, made: Any) -> str | None:
+        known = self._known.get(id(made))
+        return None if known is None or known[0]() is not made else known[1]
+
+
+def _argument(frame: FrameType, number: int) -> Any:
+    """What a function that begins was called with."""
+    return frame.f_locals.get(frame.f_code.co_varnames[number])
+
+
+# ---- Paths of running modules, as a user writes them.
+
+
+class ModuleNames:
+    """Paths of the running modules, such as ``model.layers.3.attn``.
+
+    The outermost has the name that a user's frame has for it, else that of its class. No module is
+    kept alive: see `weakly`.
+    """
+
+    def __init__(self, is_users: Callable[[FrameType], bool]) -> None:
+        self._is_users = is_users
+        self._kind: type = real_torch().module
+        #: The ids of frames whose local variables were read. Up to Python 3.12, that keeps them
+        #: alive until they are read again.
+        self.read: set[int] = set()
+        #: The running ones: what is below the root, and the root's path.
+        self._running: list[tuple[dict[int, str], str]] = []
+        #: By id: the module, and names below it.
+        self._known: dict[int, tuple[Callable[[], Any], dict[int, str]]] = {}
+        #: By id and caller: the module, and its path.
+        self._roots: dict[tuple[int, CodeType | None], tuple[Callable[[], Any], str]] = {}
+
+    def enter(self, frame: FrameType) -> str:
+        """The path of the module whose call this frame is."""
+        module = frame.f_locals["self"]
+        if self._running:
+            names, path = self._running[-1]
+            below = names.get(id(module))
+            if below is not None:
+                self._running.append((names, path))
+                return f"{path}.{below}" if below else path
+        callers = [f for f in frames_of_test(frame.f_back) if self._is_users(f)]
+        key = id(module), callers[0].f_code if callers else None
+        names = self._below(module)
+        known = self._roots.get(key)
+        if known is None or known[0]() is not module:
+            try:
+                path = self._as_known(module, callers)
+            except Exception:  # noqa: BLE001 - attributes of users' objects may do anything
+                path = class_name(module)
+            known = self._roots[key] = weakly(module), path
+        self._running.append((names, known[1]))
+        return known[1]
+
+    def leave(self) -> None:
+        """The module that was entered last has returned."""
+        self._running.pop()
+
+    def forget(self) -> None:
+        """Release all names."""
+        for known in (self._running, self._known, self._roots):
+            known.clear()
+
+    def _below(self, root: Any, *, anew: bool = False) -> dict[int, str]:
+        known = self._known.get(id(root))
+        if known is None or known[0]() is not root:  # an id is reused
+            known = self._known[id(root)] = weakly(root), {}
+            anew = True
+        names = known[1]
+        if anew:
+            names.clear()  # in place, for those that run
+            names.update(_names_below(root))
+        return names
+
+    def _as_known(self, module: Any, callers: list[FrameType]) -> str:
+        tail = ""
+        for frame in callers:
+            self.read.add(id(frame))
+            # pytest's own names for the intermediate values of an ``assert`` are not the user's.
+            names = {n: value for n, value in frame.f_locals.items() if n.isidentifier()}
+            me = names.pop("self", None)
+            if me is module:  # its own method: check the caller
+                continue
+            if isinstance(me, self._kind):
+                below = self._below(me).get(id(module)) or self._below(me, anew=True).get(
+                    id(module)
+                )
+                if below:
+                    tail, module = f".{below}{tail}", me
+                    continue
+            everything = names, getattr(me, "__dict__", {}), frame.f_globals
+            pairs = [pair for known in everything for pair in known.items()]
+            for name, value in pairs:
+                if value is module:
+                    return name + tail
+            for name, value in pairs:
+                if isinstance(value, self._kind):
+                    below = self._below(value).get(id(module))
+                    if below:
+                        return f"{name}.{below}{tail}"
+        return class_name(module) + tail
+
+
+def _names_below(root: Any) -> dict[int, str]:
+    """The path of each module in this one, by its id."""
+    try:
+        # A module wrapped by torch.compile has the wrapper's name.
+        return {
+            id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
+            for name, module in root.named_modules()
+        }
+    except Exception:  # noqa: BLE001 - a user may have overridden it
+        return {id(root): ""}
+
+
+# ---- Mark the user's running line: a tracer opens and closes markers in the profile.
+#
+# ``with_stack`` is not enough: torch records where a Python function starts, not which line runs.
+# A line's marker is open while the line runs, including its callees' markers, so the innermost
+# marker around an operator names the line that called it. Another kind of marker is open while an
+# ``nn.Module`` runs.
 
 _OWN_TRACER = because(Why.OWN_TRACER)
 #: Each marker is an event of the trace; beyond this number, a test's lines are not located.
@@ -362,27 +644,189 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what compiled code calls, which includes our functions."""
     tracers = LineTracer, *LineTracer.__subclasses__()
-    rooms = (
-        *tracers,
-        ModuleNames,
-        Constructors,
-        module_classes.RunningModules,
-        module_classes,
-        _Line,
-    )
+    rooms = (*tracers, ModuleNames, Constructors, RunningModules, _Line)
     methods = [method for room in rooms for method in vars(room).values()]
-    functions: list[Any] = [
-        *methods,
-        *vars(constructors).values(),
-        is_users,
-        frames_of_test,
-        _written,
-        _debugs,
-        _depth,
-        _deeper,
-    ]
+    ours = [one for one in globals().values() if getattr(one, "__module__", "") == __name__]
+    functions: list[Any] = [*methods, *ours]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
     while codes:
         code = codes.pop()
         real_torch().skip_code(code)
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+
+
+# ---- Mark the running ``nn.Module``: a tracer opens and closes markers in a measuring profile.
+#
+# ``with_stack`` is not an option: torch keeps an event for each call of a Python function, so a
+# test that compiles, or makes a million calls, exhausts the memory.
+
+
+class ModuleTracer(LineTracer):
+    """Marks modules by their class, in the thread that calls `start`, until `stop`.
+
+    A module runs while it is called, including hooks, or while its ``forward`` is called directly.
+    """
+
+    measures = True
+    _TOO_MANY = Why.TOO_MANY_MODULES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = self._inside = RunningModules()
+        self._module = real_torch().module
+        self._entries = {*self._call_names, "forward"}
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Classes of modules that may have run inside scripted or compiled ones, unmarked."""
+        return frozenset(self._inside.unseen)
+
+    def _begin(self, innermost: FrameType) -> None:
+        """Modules that are already running do not belong to the measured region."""
+
+    def _called(self, frame: FrameType, event: str, arg: object) -> Any:
+        """A function begins: all except modules' calls continue untraced."""
+        if not (self._on and self._left):
+            return super()._called(frame, event, arg)
+        code = frame.f_code
+        if code.co_name not in self._entries or not code.co_argcount:
+            return None
+        try:
+            module = frame.f_locals.get(code.co_varnames[0])
+            if self._inside.innermost() is not module and issubclass(type(module), self._module):
+                name = self._inside.enter(module)
+                self._push(frame, f"{MODULE_MARK}{name}", module=True)
+                frame.f_trace_lines = False
+                return self._module_local
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
+            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
+        return None
+
+
+# ---- The tensors that an operator took and made, identified by the profiler's storage numbers.
+#
+# They are in what the profiler keeps in memory, not in the file that it writes, and creating them
+# takes as long as that file. So only captures that need them keep them.
+
+#: The number for something that is not a tensor, or is unknown.
+_NONE = -1
+
+
+class StorageNumbers:
+    """The numbers of the tensors of a capture's operators; decoded on request.
+
+    Views of a tensor have its number, and no later tensor reuses it. See `events.Tensors`.
+    ``base_ns`` is the offset from the trace's clock to the profiler's.
+    """
+
+    def __init__(self, results: Any, base_ns: int) -> None:
+        self._results = results
+        self._base_ns = base_ns
+
+    def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """What each argument is, for operators given by their starts (ns) and names.
+
+        A number for a tensor, numbers for a list of tensors, -1 for anything else; empty for an
+        operator that is not found.
+        """
+        found = self._found(starts, names)
+        return [() if one is None else tuple(map(_taken, one.typed[1].inputs)) for one in found]
+
+    def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
+        """The numbers of the tensors whose memory was allocated within each operator, and kept."""
+        found = self._found(starts, names)
+        return [frozenset() if one is None else self._within(one) for one in found]
+
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """The address of each operator's first argument, -1 if that is not a tensor."""
+        found = self._found(starts, names)
+        return [_NONE if one is None else _object(one.typed[1].inputs) for one in found]
+
+    def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
+        found = self._found(starts, names)
+        return [_NONE if one is None else _address(one.typed[1].inputs) for one in found]
+
+    def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
+        """The list of tensors that each operator's first argument is, None if it is none."""
+        found = self._found(starts, names)
+        return [None if one is None else _listed(one.typed[1].inputs) for one in found]
+
+    def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
+        events = self._indexed
+        for start, name in zip(starts, names, strict=True):
+            yield next(
+                (
+                    one
+                    for one in events.get(int(start) + self._base_ns, ())
+                    if one.name == name and hasattr(one.typed[1], "inputs")
+                ),
+                None,
+            )
+
+    def _within(self, event: Any) -> frozenset[int]:
+        begin = bisect_left(self._starts, event.start_time_ns)
+        end = bisect_right(self._starts, event.end_time_ns, begin)
+        changes = [
+            (one.start_tid, one.typed[1])
+            for start in self._starts[begin:end]
+            for one in self._indexed[start]
+        ]
+        kept, freed = set[int](), set[int]()
+        for thread, change in changes:
+            # Without an id nothing took it. A number has one allocation, and one release.
+            known = thread == event.start_tid and getattr(change, "alloc_size", 0)
+            if known and change.id is not None:
+                (kept if change.alloc_size > 0 else freed).add(int(change.allocation_id))
+        return frozenset(kept - freed)
+
+    @cached
+    def _indexed(self) -> dict[int, list[Any]]:
+        """The events of the profiler's tree by start, an outer one before those below it.
+
+        What is below an event need not run within it. Torch puts the thread of backward passes
+        below what is open in the forward one when the first pass begins, and keeps it there. That
+        may be what a region runs on the device. When it ends, torch ends an operator that began
+        meanwhile, too. Source: build_tree in torch/csrc/profiler/collection.cpp.
+        """
+        events = dict[int, list[Any]]()
+        todo = list(self._results.experimental_event_tree())
+        while todo:
+            event = todo.pop()
+            # Each attribute of an event costs half a microsecond or more, so no other one is read.
+            events.setdefault(event.start_time_ns, []).append(event)
+            todo += event.children
+        return events
+
+    @cached
+    def _starts(self) -> list[int]:
+        return sorted(self._indexed)
+
+
+def _taken(argument: Any) -> Taken:
+    if isinstance(argument, list):
+        return tuple(_number(one) for one in argument)
+    return _number(argument)
+
+
+def _number(argument: Any) -> int:
+    # Not its ``id``: two tensors share it if their Python objects had the same address.
+    number = getattr(argument, "allocation_id", None)
+    # Tensors wrapped by torch.func have no memory of their own, and share one number.
+    return _NONE if number is None or not argument.storage_data_ptr else int(number)
+
+
+def _object(arguments: Any) -> int:
+    return getattr(arguments[0], "impl_ptr", _NONE) if arguments else _NONE
+
+
+def _address(arguments: Any) -> int:
+    return (getattr(arguments[0], "storage_data_ptr", None) or _NONE) if arguments else _NONE
+
+
+def _listed(arguments: Any) -> ListedTensors | None:
+    one = arguments[0] if arguments else None
+    if not isinstance(one, list) or not one:
+        return None
+    shapes = tuple(tuple(tensor.sizes) for tensor in one)
+    return ListedTensors(shapes, max(tensor.dtype.itemsize for tensor in one))

@@ -2,28 +2,234 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, wraps
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR
-from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
-from pytest_torchprof.capture.recompiles import exempt_from_limit
-from pytest_torchprof.capture.torch_codes import code_skipper, constructor_codes, module_calls
+from pytest_torchprof.capture.compiling import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.core.uncollected import uncollected
+from pytest_torchprof.core.records import Frozen, uncollected
+from pytest_torchprof.core.unknown import Reason, Why, because
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.undo import Undo
+    from pytest_torchprof.capture.limits import Undo
+
+
+# ---- Start torch's profiler without the seconds that its first start in a process takes.
+#
+# It evaluates ``hasattr(torch, "_inductor")`` to find out whether CUDA graphs are used, and that
+# alone imports inductor and dynamo. Until other code has imported them, the answer is no.
+
+#: Where torch asks: in the former, and up to 2.6 or later in the latter.
+_ASKING = ("prepare_trace", "start_trace")
+
+
+class _WithoutInductor:
+    """The module ``torch`` as a single function sees it: looking at it imports nothing."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return getattr(self._torch, name)
+
+
+def lean_profile() -> Any:
+    """A class like ``torch.profiler.profile`` without a schedule, which imports nothing.
+
+    No module of torch is changed for it, not even temporarily.
+    """
+    import torch
+
+    base = getattr(torch.profiler, "_KinetoProfile", torch.profiler.profile)
+    if base is torch.profiler.profile:
+        return base  # an unknown implementation
+    asking = {name: copy for name in _ASKING if (copy := _blind(getattr(base, name, None), torch))}
+    if not asking:
+        return torch.profiler.profile  # other code has replaced it
+
+    def prepare_trace(self: Any) -> None:
+        config = sys.modules.get("torch._inductor.config")
+        self.has_cudagraphs = bool(getattr(getattr(config, "triton", None), "cudagraphs", 0))
+        asking.get("prepare_trace", base.prepare_trace)(self)
+
+    return type("Profile", (base,), {**asking, "prepare_trace": prepare_trace})
+
+
+def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
+    """The same function with another view of torch; None if it does not ask.
+
+    torch 2.11 warns in it, once per process: that warning is left for a session of the user's.
+    """
+    if not isinstance(original, FunctionType) or "_inductor" not in original.__code__.co_consts:
+        return None
+    return FunctionType(
+        original.__code__,
+        {
+            **original.__globals__,
+            "torch": _WithoutInductor(torch),
+            "_warn_once": lambda *_, **__: None,
+        },
+        original.__name__,
+        original.__defaults__,
+        original.__closure__,
+    )
+
+
+def lean_region() -> Any:
+    """Like ``torch.profiler.record_function``, without the detour through a Python operator.
+
+    Only for torch versions that are known to record the same for both.
+    """
+    import torch
+
+    room: Any = torch.autograd
+    names = ("_record_function_with_args_enter", "_record_function_with_args_exit")
+    if trace_only() is None or not all(hasattr(room, name) for name in names):
+        return torch.profiler.record_function
+    enter, leave = (getattr(room, name) for name in names)
+
+    class Region:
+        """A context: an annotation of this name."""
+
+        __slots__ = ("_handle", "_name")
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __enter__(self) -> None:
+            self._handle = enter(self._name)
+
+        def __exit__(self, *_: object) -> None:
+            leave(self._handle)
+
+    return Region
+
+
+def trace_only() -> Any:
+    """A configuration for sessions that are only exported, never read through Python.
+
+    Torch then makes no second copy of each event, which takes as long to free as the file takes to
+    write; the exported file is the same. None if torch has no such option (before 2.13).
+    """
+    import torch
+
+    with suppress(TypeError):
+        return torch._C._profiler._ExperimentalConfig(trace_only=True)
+    return None
+
+
+# ---- Code objects of torch that a tracer recognizes, and code that dynamo must not compile.
+
+
+def module_calls(module: Any) -> frozenset[CodeType]:
+    """The code objects through which every module is called."""
+    names = ("_wrapped_call_impl", "_call_impl")
+    return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
+
+
+class ConstructorCodes(NamedTuple):
+    """Code objects that construct optimizers and loaders, that make a loader's iterator, through
+    which optimizers step, and iterators fetch.
+    """
+
+    constructors: tuple[CodeType, ...]
+    iterators: tuple[CodeType, ...]
+    steps: tuple[CodeType, ...]
+    fetches: tuple[CodeType, ...]
+
+
+def constructor_codes() -> ConstructorCodes:
+    """Those of this version of torch; none of what a mock has replaced."""
+    from torch.optim import Optimizer
+    from torch.utils.data import dataloader
+
+    iterator = dataloader._BaseDataLoaderIter
+    around = _codes(Optimizer, "profile_hook_step")  # around the step of every class
+    return ConstructorCodes(
+        _codes(Optimizer, "__init__") + _codes(dataloader.DataLoader, "__init__"),
+        _codes(iterator, "__init__"),
+        tuple(one for code in around for one in code.co_consts if isinstance(one, CodeType)),
+        _codes(iterator, "__next__"),
+    )
+
+
+def _codes(kind: Any, name: str) -> tuple[CodeType, ...]:
+    """The code of a method, if it is a function."""
+    method = getattr(kind, name, None)
+    return (method.__code__,) if isinstance(method, FunctionType) else ()
+
+
+def code_skipper() -> Callable[[CodeType], object]:
+    """Dynamo's function that excludes code objects; its C part exists without dynamo."""
+    try:
+        import torch._C._dynamo.eval_frame as room
+    except ImportError:
+        room = None  # type: ignore[assignment]
+    # Up to 2.6 it was a function of the C part; since then, a strategy.
+    older: Callable[[CodeType], object] | None = getattr(room, "skip_code", None)
+    set_strategy = getattr(room, "set_code_exec_strategy", None)
+    if older is not None or set_strategy is None:
+        return older or (lambda _: None)
+    action = room._FrameAction
+    strategy = room._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    return lambda code: set_strategy(code, strategy)
+
+
+# ---- Notice that a test switches torch's caching allocator off; torch itself does not tell.
+
+#: What ``torch.cuda.memory.caching_allocator_enable`` calls.
+_SWITCH = "_cuda_cudaCachingAllocator_enable"
+
+
+class CachingAllocator:
+    """Watches the allocator from `watch` until `stop`; one instance per process."""
+
+    def __init__(self) -> None:
+        self._is_on = True
+        #: Whether it was off at any time since `watch`.
+        self.was_off = False
+        self._room: Any = None
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def watch(self) -> None:
+        """Note from now on whether it is switched off."""
+        self.stop()
+        self.was_off = not self._is_on
+        room = getattr(sys.modules.get("torch"), "_C", None)
+        original = getattr(room, _SWITCH, None)
+        if original is None:
+            return
+
+        @wraps(original)
+        def enable(value: bool) -> Any:
+            result = original(value)
+            self._is_on = bool(value)
+            self.was_off |= not self._is_on
+            return result
+
+        self._room, self._original, self._wrapper = room, original, enable
+        setattr(room, _SWITCH, enable)
+
+    def stop(self) -> None:
+        """Watch no more, and restore torch's function, unless other code has replaced it."""
+        room, self._room = self._room, None
+        if room is not None and getattr(room, _SWITCH) is self._wrapper:
+            setattr(room, _SWITCH, self._original)
+
+
+CACHING_ALLOCATOR = CachingAllocator()
 
 _LEVEL = "KINETO_LOG_LEVEL"
 
@@ -378,3 +584,45 @@ def allows_tf32() -> bool | None:
         return None if device is None else bool(t.matmul_precision() != "highest")
     except (RuntimeError, TypeError):
         return None
+
+
+# ---- The machine as far as it can be told while test files may still choose their device.
+#
+# CUDA reads ``CUDA_VISIBLE_DEVICES`` when it is initialized, and torch the allocator's
+# configuration. Files that pytest has not collected yet may set both, so the name of the GPU
+# comes from NVML, which initializes nothing.
+
+#: NVML_DEVICE_NAME_V2_BUFFER_SIZE of nvml.h.
+_NAME_BYTES = 96
+
+
+def early_machine(threads: int | None) -> Machine:
+    """The machine, see `probe_machine`; whether torch can use the GPU is not known yet.
+
+    Raises:
+        CaptureError: torch is not installed or cannot be imported.
+    """
+    torch = imported_torch()
+    if not torch.version.cuda or torch.cuda.is_initialized():
+        return probe_machine(threads)
+    name = None
+    with suppress(OSError, AttributeError, ValueError):  # no driver, or another torch
+        visible = torch.cuda._parse_visible_devices()
+        name = _name(visible[0]) if visible else None
+    return described(name, "cuda" if name else None, threads)
+
+
+def _name(device: int | str) -> str | None:
+    """The name of a GPU by its number or UUID."""
+    library: Any = ctypes.CDLL("libnvidia-ml.so.1")
+    if library.nvmlInit_v2():
+        return None
+    handle, found = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES)
+    if isinstance(device, int):
+        failed = library.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(handle))
+    else:
+        failed = library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
+    if not failed:
+        failed = library.nvmlDeviceGetName(handle, found, _NAME_BYTES)
+    library.nvmlShutdown()
+    return None if failed else found.value.decode(errors="replace")

@@ -1,31 +1,36 @@
-"""Detect work that child processes do for a test, which the profiler of its own does not see.
-
-In a measured run they are asked to capture themselves: see `capture.children`. Of other ones,
-whether one may have run torch is judged by what is known about it. A fork of this process has torch
-loaded. A program that was started must load torch first, which takes a while: a thread looks which
-ones have (`Children.look`); where the system lists no processes, CPU time tells whether they can
-have. One that has just been started may load it yet if it is a Python or a shell. A DataLoader's
-workers are handled separately: see `analysis.work_elsewhere`.
-"""
+"""Detect work that child processes do for a test, which the profiler of its own does not see."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.capture.sessions import add_metadata
 from pytest_torchprof.capture.startup.arming import HELPERS
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.children.parent import ChildTrace, Handover
-    from pytest_torchprof.capture.undo import Undo
+    from pytest_torchprof.capture.limits import Undo
+    from pytest_torchprof.capture.started import ChildTrace, Handover
+
+
+# ---- Detect work that child processes do for a test, which the profiler of its own does not see.
+#
+# In a measured run they are asked to capture themselves: see `capture.children`. Of other ones,
+# whether one may have run torch is judged by what is known about it. A fork of this process has
+# torch loaded. A program that was started must load torch first, which takes a while: a thread
+# looks which ones have (`Children.look`); where the system lists no processes, CPU time tells
+# whether they can have. One that has just been started may load it yet if it is a Python or a
+# shell. A DataLoader's workers are handled separately: see `analysis.missing`.
 
 FORKED = because(Why.FORKED_WORK)
 
@@ -101,7 +106,7 @@ def _in_fork() -> None:
 
 def _captured() -> Sequence[Any]:
     """The capture of this process, if a measured test in another one has started it."""
-    room = sys.modules.get("pytest_torchprof.capture.children.child")
+    room = sys.modules.get("pytest_torchprof.capture.children")
     return () if room is None else room.HERE
 
 
@@ -437,3 +442,42 @@ def _is_zombie(pid: int) -> bool:
     with suppress(OSError, IndexError):
         return fields_of(pid)[0] in b"ZX"
     return False
+
+
+# ---- Describe the groups of torch.distributed in a trace, as torch.profiler does.
+
+_KEY = "distributedInfo"
+
+
+def described_groups() -> str | None:
+    """The groups that there are, as JSON; None without a default group.
+
+    Source of the keys: torch/profiler/profiler.py, ``_KinetoProfile._get_distributed_info``.
+    """
+    room: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    with suppress(Exception):  # an older torch, or a group that is being destroyed
+        if room is not None and room.is_initialized():
+            return json.dumps(
+                {
+                    "backend": room.get_backend(),
+                    "rank": room.get_rank(),
+                    "world_size": room.get_world_size(),
+                    "pg_count": room.get_pg_count(),
+                    "pg_config": room._get_all_pg_configs(),
+                },
+                default=str,
+            )
+    return None
+
+
+def add_facts(profiler: Any, facts: Facts, groups: Iterable[str | None]) -> None:
+    """Add what a trace does not have by itself; ``groups``: those of earlier times, described.
+
+    Groups are left out if they changed, as it is unknown which calls were those of which.
+    """
+    add_metadata(profiler, FACTS_KEY, facts.stored())
+    found = {*groups}
+    if (now := described_groups()) is not None or not found:
+        found.add(now)
+    if len(found) == 1 and (only := found.pop()) is not None:
+        add_metadata(profiler, _KEY, only)

@@ -4,59 +4,187 @@ from __future__ import annotations
 
 import _thread
 import gc
+import io
 import itertools
+import os
+import secrets
+import signal
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-from pytest_torchprof.capture.collecting import collect
-from pytest_torchprof.capture.compiled_calls import CompiledCalls
-from pytest_torchprof.capture.exports import SMALL_BYTES, no_room, reserve
-from pytest_torchprof.capture.inductor import Packages, look_for_graphs
-from pytest_torchprof.capture.left_threads import LeftThreads, StartedThreads
+from msgspec.structs import replace as struct_replace
+
+from pytest_torchprof.capture.clock import collect, counts_instructions
+from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
+from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
+from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Undo, Watchdog
+from pytest_torchprof.capture.lines import StorageNumbers
+from pytest_torchprof.capture.load import load_per_processor, processors, run_reference
 from pytest_torchprof.capture.machine import (
     accelerator,
+    allows_tf32,
+    kineto_quiet,
     lend_threads,
     real_torch,
     synchronize,
+    unseen_allocator,
 )
-from pytest_torchprof.capture.other_sessions import OTHERS
-from pytest_torchprof.capture.process_groups import add_facts, described_groups
-from pytest_torchprof.capture.processes import Children
-from pytest_torchprof.capture.recompiles import called_by_compiler
-from pytest_torchprof.capture.replacing import replace as replace_function
-from pytest_torchprof.capture.storage_numbers import StorageNumbers
-from pytest_torchprof.capture.tasks import Threads
-from pytest_torchprof.capture.torch_sessions import (
+from pytest_torchprof.capture.patches import REAL, muted, no_collection
+from pytest_torchprof.capture.patches import replace as replace_function
+from pytest_torchprof.capture.processes import Children, add_facts, described_groups, watch_forks
+from pytest_torchprof.capture.sessions import (
+    OTHERS,
     begin,
     disable,
     empty,
     end,
     end_restored,
     give_way,
+    learn_silence,
     new_session,
     profiler_active,
     require_free,
     sees_threads,
 )
-from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.capture.unpatched import REAL, no_collection
-from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Watchdog
-from pytest_torchprof.core.errors import NotCapturedError, TraceError
-from pytest_torchprof.core.heap import blocks_apart
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.uncollected import others_froze
+from pytest_torchprof.capture.threads import (
+    LeftThreads,
+    StartedThreads,
+    Threads,
+    expect_threads,
+    threads_now,
+)
+from pytest_torchprof.core.errors import NotCapturedError, StorageError, TraceError
+from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.process import blocks_apart, heap_of_process, place_apart
+from pytest_torchprof.core.records import others_froze
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace.facts import Facts
-from pytest_torchprof.trace.known_names import REGION, region_mark
+from pytest_torchprof.trace.names import REGION, region_mark
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.children.parent import ChildTrace, Handover
     from pytest_torchprof.capture.lines import LineTracer
+    from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.capture.started import ChildTrace, Handover
     from pytest_torchprof.trace.events import Events
+
+
+# ---- A temporary file for a trace that torch writes and we read back.
+
+_NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
+#: An in-memory folder, where creating and deleting a file takes a third of the time, and the folder
+#: that it replaces: a folder chosen by the user is not replaced.
+_MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
+#: Bytes that must be free there: more than a small trace can have.
+_ROOM = 2**25
+#: A file up to this size stays in memory after it is read.
+SMALL_BYTES = 2**20
+#: Without the enums around these functions, which take longer than the functions.
+_signals: Any = getattr(signal, "_signal", signal)
+
+
+@contextmanager
+def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
+    """A private file with an unguessable name, which is deleted at the end of the block.
+
+    It is in this folder, or in the system's folder for temporary files; a ``small`` one in memory,
+    if there is room for it. A SIGTERM that would end the process deletes the file first. The test
+    cannot see our handler: the block runs our code, not a test's.
+
+    Raises:
+        StorageError: the system has no folder for temporary files.
+    """
+    try:
+        folder = parent or Path(_folder(small=small))
+    except OSError as error:
+        raise StorageError("cannot write a trace", system_message(error), _NEXT_STEP) from error
+    path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
+
+    def end(number: int, _: FrameType | None) -> None:
+        _clear(path)
+        _signals.signal(number, _signals.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    ours = REAL.current_thread() == threading.main_thread().ident
+    ours = ours and _signals.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    try:
+        if ours:
+            _signals.signal(signal.SIGTERM, end)
+        yield path
+    finally:
+        _clear(path)
+        if ours:
+            _signals.signal(signal.SIGTERM, _signals.SIG_DFL)
+
+
+def _folder(*, small: bool) -> str:
+    folder = tempfile.gettempdir()
+    return _MEMORY if small and folder == _INSTEAD_OF and _has_memory() else folder
+
+
+def _has_memory() -> bool:
+    """Whether a small file fits in memory."""
+    if not memory_works():
+        return False
+    try:
+        found = REAL.statvfs(_MEMORY)
+    except OSError:
+        return False
+    return bool(found.f_bavail * found.f_frsize >= _ROOM)
+
+
+@cache
+def memory_works() -> bool:
+    """Whether there is a usable in-memory folder; tried once, before the tests."""
+    path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
+    try:
+        reserve(path)
+        os.unlink(_unfinished(path))  # noqa: PTH108 - as below
+    except OSError:
+        return False
+    return REAL.statvfs is not None
+
+
+def _clear(path: Path) -> None:
+    for name in (path, _unfinished(path)):
+        with suppress(OSError):  # never made, or renamed
+            os.unlink(name)  # noqa: PTH108 - quick
+
+
+def _unfinished(path: Path) -> str:
+    """The file that Kineto writes to, and renames at the end."""
+    return f"{path}.tmp"
+
+
+def reserve(path: Path) -> None:
+    """Make the file that torch is about to write, private to its owner and not somebody's link."""
+    handle = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    REAL.close(handle)
+
+
+def no_room(path: Path, error: Exception | str) -> StorageError:
+    """The error for a trace that could not be written completely."""
+    found = system_message(error) if isinstance(error, Exception) else error
+    return StorageError(f"cannot write a trace to {path.parent}", found, _NEXT_STEP)
+
+
+def hold(path: Path, text: bytes | None = None) -> IO[bytes]:
+    """The file, open; it may be unlinked. Its ``text`` is used instead if given."""
+    if text is not None:
+        return io.BytesIO(text)
+    if os.name == "nt":  # an open file cannot be unlinked
+        return io.BytesIO(path.read_bytes())
+    file: IO[bytes] = REAL.open(path, "rb")
+    return file
+
 
 OWN_PROFILER = because(Why.OWN_PROFILER)
 _FILE_NUMBERS = itertools.count()
@@ -409,3 +537,91 @@ class Capture:
 def _base_ns(trace: Events) -> int:
     base = trace.metadata.get("baseTimeNanoseconds")  # missing before torch 2.4
     return base if isinstance(base, int) else 0
+
+
+# ---- One-time work per process for profiling, done before the tests.
+
+#: Whether the first session recorded work on the accelerator, once known.
+_DEVICE_RECORDS: list[bool] = []
+
+
+def prime(*, whole: bool = False) -> None:
+    """Start and stop the process's first profiler session, which is slow, outside any test.
+
+    ``whole``: also import dynamo (1 to 2 s), because a first run will be measured, in which an
+    optimizer or a compiled function would import it.
+    """
+    import torch
+
+    if whole:
+        import torch._dynamo
+    with suppress(OSError):  # if there is none, a test reports it
+        tempfile.gettempdir()  # caches it in the module, before tests may replace it
+    foreign()  # caches a look at the file system
+    memory_works()
+    heap_of_process()  # finds the C library before a test may replace what does
+    place_apart()  # as it is after a capture: the first test's rounds are like those of others
+    watch_forks()
+    Threads.settle()
+    if profiler_active():
+        return  # other code profiles the session; each test reports that
+    with muted(2), kineto_quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning of torch's must not end the session as an error
+        older = torch.ones(1)
+        before = threads_now()
+        profiler = new_session()
+        profiler.start()
+        del older  # torch warns about it, once per process
+        torch.ones(1)
+        if (device := accelerator()) is not None:
+            torch.ones(1, device=device)
+            synchronize()
+        profiler.stop()
+        expect_threads(threads_now() - before)
+        counts_instructions()
+        run_reference(1)
+        if device is not None:
+            _DEVICE_RECORDS.append(_has_device_records(profiler))
+    learn_silence()
+
+
+def _has_device_records(profiler: Any) -> bool:
+    import torch
+
+    results = profiler.profiler.kineto_results
+    return any(
+        event.device_type() != torch._C._autograd.DeviceType.CPU for event in results.events()
+    )
+
+
+def device_fault() -> Reason | None:
+    """Why device metrics would always be 0 in this process; None if they work."""
+    if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
+        return None
+    return because(Why.NO_DEVICE_RECORDS)
+
+
+# ---- The facts about the process that every live capture stores.
+
+
+def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> Facts:
+    """Facts about this process now, except those of timed rounds.
+
+    ``compiled``: facts of all compilations since the test began. ``first``: facts of the first
+    run's compilations, once it is over. Counts are those of the first run, since a test does not
+    decide how often it runs.
+    """
+    of_process = struct_replace(
+        first or compiled,
+        compiled=compiled.compiled,
+        environment=machine.key,
+        accelerator=machine.accelerator,
+        device_type=machine.device_type,
+        torch=machine.torch_version,
+        no_device=device_fault(),
+        no_device_memory=unseen_allocator(),
+        allow_tf32=allows_tf32(),
+        load_per_processor=load_per_processor(),
+        processors=processors(),
+    )
+    return of_process | graph_facts()

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
+from pytest_torchprof.commands.tables import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
-from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, row_formats, streams
-from pytest_torchprof.render.json_report import check_target, report_document, write_document
-from pytest_torchprof.render.text_width import shorten
-from pytest_torchprof.verdict.paired_decision import CONFIDENCE
+from pytest_torchprof.render import ab, escape, table
+from pytest_torchprof.render import escape as streams
+from pytest_torchprof.render.escape import shorten
+from pytest_torchprof.render.report import check_target, report_document, write_document
+from pytest_torchprof.verdict.paired import CONFIDENCE
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_torchprof.ab.sides import Side
-    from pytest_torchprof.verdict.paired_row import PairedRow
+    from pytest_torchprof.verdict.paired import PairedRow
 
 _BLIND, _INTERRUPTED = 2, 130
 _REPORT = "--torchprof-json"
@@ -63,7 +64,7 @@ def run_ab(options: Namespace) -> int:
                 raise
             failure = error
     found.seconds = time.perf_counter() - start
-    found.rows = ab_table.by_urgency(found.rows)
+    found.rows = ab.by_urgency(found.rows)
     try:
         if report is not None and found.sides is not None:
             write_document(report, _report(found))
@@ -171,7 +172,7 @@ def _page_of(name: str) -> Path:
     Raises:
         SettingsError: it is a folder, or a file of another kind.
     """
-    from pytest_torchprof.render.html.target import check_page
+    from pytest_torchprof.render.html.page import check_page
 
     path = Path(name)
     if path.is_dir():
@@ -182,10 +183,9 @@ def _page_of(name: str) -> Path:
 
 def _write_page(path: Path, found: Found) -> None:
     """Write the report as a page, with lines of side B."""
+    from pytest_torchprof.render.html.page import Sources, write_text
     from pytest_torchprof.render.html.report_page import report_page
-    from pytest_torchprof.render.html.sources import Sources
-    from pytest_torchprof.render.html.target import write_text
-    from pytest_torchprof.render.stored_report import of_document
+    from pytest_torchprof.render.report import of_document
 
     root = Path.cwd() if found.sides is None else Path(found.sides[1].root)
     write_text(path, report_page(of_document(_report(found), "this run"), Sources(root)))
@@ -194,7 +194,7 @@ def _write_page(path: Path, found: Found) -> None:
 def _report(found: Found) -> dict[str, Any]:
     """The report."""
     environment = {**_described(found), "interrupted": found.interrupted}
-    records = map(ab_report.test_of_row, found.rows)
+    records = map(ab.test_of_row, found.rows)
     return report_document(environment, records, interrupted=found.interrupted)
 
 
@@ -223,11 +223,11 @@ def _show(options: Namespace, found: Found) -> None:
     rows, left = limited(options, [{"row": row} for row in found.rows])
     shown: list[PairedRow] = [row["row"] for row in rows]
     if options.format == "json":
-        write(row_formats.to_json(_document(options, found, shown, left)))
+        write(table.to_json(_document(options, found, shown, left)))
     elif options.format == "csv":
-        write(row_formats.to_csv([ab_table.row_cells(row) for row in shown], ab_table.FIELDS))
+        write(table.to_csv([ab.row_cells(row) for row in shown], ab.FIELDS))
     else:
-        page = ab_page.Page(
+        page = ab.Page(
             heading=[f"{side.name}: {side.label}" for side in found.sides or ()],
             rows=shown,
             left=left,
@@ -236,7 +236,7 @@ def _show(options: Namespace, found: Found) -> None:
             every=options.limit == 0,
         )
         wide = options.format == "markdown"
-        write(ab_page.page_markdown(page) if wide else ab_page.text(page, terminal_width()))
+        write(ab.page_markdown(page) if wide else ab.text(page, terminal_width()))
 
 
 def _document(
@@ -247,8 +247,8 @@ def _document(
         **_described(found),
         "confidence": CONFIDENCE,
         "threshold": options.threshold / 100,
-        "tests": ab_table.compared_tests(found.rows),
-        "rows": [ab_table.row_cells(row) for row in shown],
+        "tests": ab.compared_tests(found.rows),
+        "rows": [ab.row_cells(row) for row in shown],
         "left_out": left,
         "interrupted": found.interrupted,
         "seconds": found.seconds,
@@ -266,7 +266,7 @@ def _advice(options: Namespace, found: Found) -> list[str]:
 
 
 def _totals(options: Namespace, found: Found) -> str:
-    line = ab_table.ab_totals(found.rows, options.threshold / 100, found.seconds)
+    line = ab.ab_totals(found.rows, options.threshold / 100, found.seconds)
     return f"interrupted; so far: {line}" if found.interrupted else line
 
 
@@ -276,7 +276,7 @@ def _status(found: Found) -> int:
         return _INTERRUPTED
     if _regressed(found):
         return FAILED
-    if ab_table.compared_tests(found.rows):
+    if ab.compared_tests(found.rows):
         return OK
     streams.say(_why_blind(found))
     return _BLIND
@@ -301,4 +301,4 @@ def _why_blind(found: Found) -> str:
         frozenset({"gone"}): "every test is only in A",
         frozenset({"skipped"}): "every test was skipped",
     }.get(frozenset(kinds))
-    return f"nothing was compared: {why or ab_table.verdict_counts(found.rows)}"
+    return f"nothing was compared: {why or ab.verdict_counts(found.rows)}"

@@ -6,29 +6,32 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchprof.analysis.bound_rows import BoundRow, bound_rows
-from pytest_torchprof.analysis.elementwise_fusions import fusions
-from pytest_torchprof.analysis.estimated_launches import has_operands, unknown_parts
-from pytest_torchprof.analysis.roofline import device_of
-from pytest_torchprof.analysis.uncounted_parts import reason_of
+from pytest_torchprof.analysis.estimates import (
+    BoundRow,
+    bound_rows,
+    fusions,
+    has_operands,
+    unknown_parts,
+)
+from pytest_torchprof.analysis.kernels import device_of
+from pytest_torchprof.analysis.uncounted import reason_of
 from pytest_torchprof.commands.inputs import extra_chips, load_steps, notes_of, used_devices
-from pytest_torchprof.commands.printing import show_tables, table_of
+from pytest_torchprof.commands.tables import show_tables, table_of
 from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.units import format_quantity, plural
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.row_formats import cell
-from pytest_torchprof.render.rows import Rows, fields_of
-from pytest_torchprof.render.stored_report import read_report
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.report import read_report
+from pytest_torchprof.render.table import Rows, cell, fields_of
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import is_trace
-from pytest_torchprof.work.devices.targets import chip_named
+from pytest_torchprof.work.devices import chip_named
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.work.devices.device import Device
+    from pytest_torchprof.work.devices import Device
 
 _WHAT: Final = (
     "a lower bound, no prediction: without the host, waits, copies to and from it, and caches"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.replacements import replacements
-from pytest_torchprof.analysis.trace_diff import DiffRow, Growth, growth
+from pytest_torchprof.analysis.diff import DiffRow, Growth, growth, replacements
 from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
@@ -17,27 +16,25 @@ from pytest_torchprof.commands.inputs import (
     notes_of,
     ranks_in_words,
 )
-from pytest_torchprof.commands.per_step import (
-    Sides,
-    notes_on_steps,
-    side_by_side,
-    steps_by_rank,
-)
-from pytest_torchprof.commands.printing import (
+from pytest_torchprof.commands.tables import (
     FAILED,
     OK,
+    Sides,
     TableRow,
     columns_of,
+    notes_on_steps,
     show,
+    side_by_side,
     sorted_rows,
+    steps_by_rank,
     with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.files import same_file
 from pytest_torchprof.core.units import format_change, format_pair, plural
-from pytest_torchprof.render.rows import fields_of
-from pytest_torchprof.render.short_kernel_names import readable_kernel
-from pytest_torchprof.render.text_width import shorten
+from pytest_torchprof.render.escape import shorten
+from pytest_torchprof.render.kernel_names import readable_kernel
+from pytest_torchprof.render.table import fields_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -80,7 +77,7 @@ def run_diff(options: Namespace) -> int:
             notes.append("the traces differ throughout: only their first part was searched for "
                          "replacements")  # fmt: skip
     if target is not None:
-        from pytest_torchprof.commands.diff_page import write_page
+        from pytest_torchprof.commands.pages import write_page
 
         write_page(target, now, sides, extra["growth"], notes)
     rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
@@ -130,7 +127,7 @@ def _page_target(options: Namespace) -> Path | None:
     """
     if options.html is None:
         return None
-    from pytest_torchprof.render.html.target import check_page
+    from pytest_torchprof.render.html.page import check_page
 
     target = Path(options.html)
     if any(same_file(target, Path(name)) for name in (options.a, options.b)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.inputs import warn
-from pytest_torchprof.commands.printing import (
+from pytest_torchprof.commands.tables import (
     OK,
     TABLE_ROWS,
     TableRow,
@@ -18,21 +18,26 @@ from pytest_torchprof.commands.printing import (
 from pytest_torchprof.core.errors import HistoryError, SettingsError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
-from pytest_torchprof.history.comparison import Comparison, compare
-from pytest_torchprof.history.document import DAMAGED, FOREIGN, NEWER, UNREADABLE
-from pytest_torchprof.history.project_ini import INI, configured_history
-from pytest_torchprof.history.question import Answer, Question, SeriesAnswer, answer
-from pytest_torchprof.history.stores import Store, store_of
-from pytest_torchprof.history.unreachable import unreachable
-from pytest_torchprof.render import row_formats
-from pytest_torchprof.render.sparkline import can_show, sparkline
+from pytest_torchprof.history.git import unreachable
+from pytest_torchprof.history.question import (
+    Answer,
+    Comparison,
+    Question,
+    SeriesAnswer,
+    answer,
+    compare,
+)
+from pytest_torchprof.history.runs import DAMAGED, FOREIGN, NEWER, UNREADABLE
+from pytest_torchprof.history.stores import INI, Store, configured_history, store_of
+from pytest_torchprof.render import table
+from pytest_torchprof.render.table import can_show, sparkline
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.history.ancestry import Order
-    from pytest_torchprof.history.changes import Change
+    from pytest_torchprof.history.git import Order
+    from pytest_torchprof.history.question import Change
 
 #: As CSV has them.
 FIELDS = (
@@ -108,7 +113,7 @@ def _page_target(options: Namespace) -> Path | None:
     """
     if options.html is None:
         return None
-    from pytest_torchprof.render.html.target import check_page
+    from pytest_torchprof.render.html.page import check_page
 
     target = Path(options.html)
     if target.is_dir():
@@ -119,7 +124,7 @@ def _page_target(options: Namespace) -> Path | None:
 
 def _write_page(target: Path, found: Answer, store: Store, rows: list[TableRow]) -> None:
     from pytest_torchprof.render.html.history_page import History, history_page
-    from pytest_torchprof.render.html.target import write_text
+    from pytest_torchprof.render.html.page import write_text
 
     history = History(
         store.shown, found.order, found.line, found.series, [_plain(row) for row in rows],
@@ -249,7 +254,7 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
             "rows": rows[: limit or None],
             "notes": page.notes,
         }
-        return write(row_formats.to_json(document))
+        return write(table.to_json(document))
     if options.format == "csv":
         return print_table(options, page.rows[: limit or None], FIELDS)
     limit = TABLE_ROWS if limit is None else limit
@@ -275,13 +280,13 @@ def _table(options: Namespace, rows: Sequence[TableRow], fields: Sequence[str]) 
     if not can_show(sys.stdout.encoding):
         fields = [field for field in fields if field != "values"]
     if options.format == "markdown":
-        return row_formats.markdown_table(rows, fields)
-    return row_formats.text_table(rows, fields, width=terminal_width())
+        return table.markdown_table(rows, fields)
+    return table.text_table(rows, fields, width=terminal_width())
 
 
 def _laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
     if options.format == "markdown":
-        return row_formats.markdown_page([head], body, notes)
+        return table.markdown_page([head], body, notes)
     tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
     return f"{head}\n\n{body}{tail}"
 
@@ -360,7 +365,7 @@ def _gc(options: Namespace, words: Sequence[str]) -> int:
     done = "removed" if options.yes else "to remove"
     if options.format == "json":
         document = {"schema": "torchprof-history-gc/1", "removed": options.yes, "rows": rows}
-        return write(row_formats.to_json(document))
+        return write(table.to_json(document))
     if options.format == "csv":
         return print_table(options, rows, _GC_FIELDS)
     head = f"{store.shown}: {done}: {len(rows)} of {plural(swept.total, 'run')}"

@@ -1,51 +1,100 @@
-"""`torchprof lint`: anti-patterns of a trace, the costliest first."""
+"""`torchprof lint` and `rules`: anti-patterns of a trace, the costliest first."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.commands.ci_formats import CI_FORMATS, print_for_ci
-from pytest_torchprof.commands.inputs import rule_book
-from pytest_torchprof.commands.merged import FINDINGS, added_fields, merged
-from pytest_torchprof.commands.parts import ask, at_steps, part_of
-from pytest_torchprof.commands.printing import (
+from pytest_torchprof.commands.inputs import SHOWN, rule_book, warn
+from pytest_torchprof.commands.tables import (
     FAILED,
+    FINDINGS,
     OK,
     TableRow,
+    added_fields,
+    ask,
+    at_steps,
     columns_of,
     document,
     limited,
+    merged,
+    part_of,
     print_table,
     rows_of_each,
     terminal_width,
     write,
 )
-from pytest_torchprof.commands.several import SHOWN
-from pytest_torchprof.core.results import Finding
+from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.core.units import plural
+from pytest_torchprof.core.values import Finding
+from pytest_torchprof.render import ci as reports
 from pytest_torchprof.render import findings as text
-from pytest_torchprof.render import row_formats
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.rows import fields_of
-from pytest_torchprof.render.rule_page import page_of
-from pytest_torchprof.rules.engine.costs import span_ns
-from pytest_torchprof.rules.engine.gathering import check_chosen
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.render import table as row_formats
+from pytest_torchprof.render.ci import MOST_ANNOTATIONS, plain_line, workflow_commands
+from pytest_torchprof.render.findings import defaults, page, page_of
+from pytest_torchprof.render.table import fields_of
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.registry import RULES, check_chosen
+from pytest_torchprof.rules.rule import codes, parse_thresholds, span_ns
+from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
-    from pytest_torchprof.commands.parts import Body, Parts
-    from pytest_torchprof.commands.several import Several
-    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.commands.inputs import Ranks, Several
+    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.rules.check import Checked
+    from pytest_torchprof.rules.rule import Rule
 
+
+# ---- Formats of `torchprof lint` that services of CI read.
+
+CI_FORMATS = ("github", "gitlab", "sarif")
+
+
+def print_for_ci(
+    options: Namespace,
+    parts: TableRow,
+    worth: list[TableRow],
+    rules: Sequence[Rule],
+    *,
+    log: Sequence[str],
+    hidden: Sequence[str],
+) -> None:
+    """Print findings that gain enough, the costliest first; lines are relative to this folder.
+
+    ``log`` has the lines below annotations. ``hidden``: how many findings gain too little.
+    """
+    here = Path.cwd()
+    if options.format == "github":
+        most = min(options.limit or MOST_ANNOTATIONS, MOST_ANNOTATIONS)
+        lines = workflow_commands(reports.annotations_of(worth, here), most)
+        write("".join(f"{line}\n" for line in (*lines, *map(plain_line, log))))
+        return
+    shown, left = limited(options, worth)
+    if options.format == "gitlab":
+        text, placeless = reports.code_quality(shown, here)
+        write(text)
+        if placeless:
+            what = f"{plural(placeless, 'finding')} without a line of a file here"
+            warn(f"left out: {what}; --format table shows all")
+        if left:
+            warn(f"left out: {plural(left, 'finding')}; --limit 0 shows all")
+        return
+    unchecked = {**parts["unchecked"], **parts["errors"]}
+    told = [f"left out: {plural(left, 'finding')}; --limit 0 shows all"] if left else []
+    write(
+        reports.sarif(
+            shown, rules, here, unchecked=unchecked, notes=[*told, *hidden, *parts["notes"]]
+        )
+    )
+
+
+# ---- `torchprof lint`: anti-patterns of a trace, the costliest first.
 
 #: Formats with all fields of a finding.
 _WHOLE = ("csv", "parquet")
@@ -279,3 +328,50 @@ def _notes(
     if rows:
         lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it with examples")
     return lines
+
+
+# ---- `torchprof rules`: the anti-pattern rules, or the page of one.
+
+
+def run_rules(options: Namespace) -> int:
+    """The anti-pattern rules, or the page of one."""
+    book = rule_book()
+    if options.code is not None and options.code not in book:
+        known = near(options.code, book)
+        raise SettingsError(f"there is no anti-pattern rule {options.code!r}. {known}")
+    chosen = [rule for rule in book.values() if options.code in (None, rule.code)]
+    rows = [_row(rule) for rule in chosen]
+    if options.format == "json":
+        if options.code is not None:
+            rows[0]["text"] = page(chosen[0])
+        return write(row_formats.to_json({"schema": "torchprof-rules/1", "rows": rows}))
+    if options.code is not None and options.format != "csv":
+        return write(page(chosen[0]).partition("\n\n")[2])
+    for row, rule in zip(rows, chosen, strict=True):
+        row["needs"], row["thresholds"] = " ".join(row["needs"]), ", ".join(defaults(rule))
+    if options.format == "table":
+        listed = [(row["rule"], row["summary"], _details(row)) for row in rows]
+        return write(
+            text.listing(listed, terminal_width()) + "\ntorchprof rules RULE explains one\n"
+        )
+    return print_table(options, rows, ("rule", "summary", "needs", "thresholds", "fix", "page"))
+
+
+def _row(rule: Rule) -> TableRow:
+    thresholds = [
+        {"name": name, "default": t.default, "unit": t.unit, "why": t.why}
+        for name, t in rule.thresholds.items()
+    ]
+    return {
+        "rule": rule.code,
+        "summary": rule.summary,
+        "needs": sorted(rule.needs),
+        "thresholds": thresholds,
+        "fix": rule.fix,
+        "page": page_of(rule.code),
+    }
+
+
+def _details(row: TableRow) -> str:
+    needs = f"needs {row['needs'].replace(' ', ', ')}" if row["needs"] else ""
+    return "; ".join(filter(None, [needs, row["thresholds"]]))

@@ -1,30 +1,74 @@
-"""`torchprof ops`: key averages of operators."""
+"""`torchprof ops`, `kernels` and `stacks`: where the time goes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchprof.analysis.call_tree import TREES
+from pytest_torchprof import api
+from pytest_torchprof.analysis.kernels import (
+    REACHABLE,
+    UNLINKED,
+    NoRoof,
+    parse_grouping,
+    unroofed,
+    unsized,
+)
+from pytest_torchprof.analysis.missing import cpu_time_gap, device_time_gap
+from pytest_torchprof.analysis.operators import TREES
 from pytest_torchprof.commands.inputs import (
     call_counts,
     calls_in_words,
     cpu_time_note,
     device_time_note,
+    extra_chips,
+    load_steps,
+    load_traces,
+    masked_note,
+    merge_lines,
     no_flops,
+    only,
+    peaks_used,
+    steps_in_words,
+    uncounted_note,
     ungrouped,
+    unlinked_note,
+    unused_chips,
+    warn,
 )
-from pytest_torchprof.commands.merged import OPS, show_merged
-from pytest_torchprof.commands.parts import ask, at_steps, part_of
-from pytest_torchprof.commands.printing import show_tables, table_of
-from pytest_torchprof.commands.tree import show_tree, tree_note, trees_of
+from pytest_torchprof.commands.tables import (
+    OPS,
+    ask,
+    at_steps,
+    kernels_by,
+    part_of,
+    print_table,
+    show_merged,
+    show_tables,
+    show_tree,
+    table_of,
+    tree_note,
+    trees_of,
+)
 from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.units import plural
+from pytest_torchprof.render.export import write_stacks
+from pytest_torchprof.render.table import cell
+from pytest_torchprof.render.unknown import in_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.parts import Body
+    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.tables import Body
+    from pytest_torchprof.work.devices import Device
+
+
+# ---- `torchprof ops`: key averages of operators.
 
 
 def run_ops(options: Namespace) -> int:
@@ -72,3 +116,130 @@ def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         table=table_of(trace.ops(by)),
         tree=table_of(trace.tree(by, settings["depth"])) if is_tree else None,
     )
+
+
+# ---- `torchprof kernels`: kernels and copies against the chip's peak.
+
+#: Why events have no roofline, as it reads after their number.
+_NO_ROOF: Final[Mapping[NoRoof, str]] = {
+    NoRoof.COPY: "copied over a bus",
+    NoRoof.REPLAYED: "replayed from a graph",
+    NoRoof.UNLINKED: "without a runtime call",
+    NoRoof.NO_OPERATOR: "launched outside of operators",
+    NoRoof.HELPER: "that help the kernel with the work",
+    NoRoof.NO_FLOPS: "with unknown FLOPs",
+    NoRoof.NO_BYTES: "with unknown bytes",
+    NoRoof.NO_WORK: "with unknown FLOPs and bytes",
+    NoRoof.NO_PEAK: "without a peak of the device for the dtype",
+}
+
+
+def run_kernels(options: Namespace) -> int:
+    """Kernels and copies against the chip's peak."""
+    chips = tuple(replace(chip, peaks=dict(chip.peaks)) for chip in extra_chips(options))
+    parts = ask(options, "commands.ops:kernels_part", by=options.by, chips=chips)
+    tables, unknown = parts.each("table"), {"operator": UNLINKED}
+    if options.merge:
+        how = kernels_by(options.by)
+        return parts.status(
+            show_merged(
+                options, parts, how, tables, order="total_ms", notes=parts.notes, unknown=unknown
+            )
+        )
+    return parts.status(
+        show_tables(options, parts, tables, order="total_ms", notes=parts.notes, unknown=unknown)
+    )
+
+
+def kernels_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """What is needed of one trace."""
+    trace, by, chips = at_steps(trace, settings), settings["by"], settings["chips"]
+    return part_of(
+        trace,
+        _lines(trace, chips, parse_grouping(by)),
+        [unused_chips(trace, chips)],
+        table=table_of(trace.kernels(by, chips)),
+    )
+
+
+def kernel_notes(ranks: Ranks, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    """What is to be known of the numbers, for rows by these words of a grouping."""
+    lines = {rank: _lines(trace, chips, words) for rank, trace in ranks.items()}
+    return merge_lines(ranks, lines)
+
+
+def _lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    lines = [
+        device_time_note(trace),
+        unlinked_note(trace),
+        uncounted_note(trace),
+        no_flops(trace),
+        masked_note(trace),
+        _no_bytes(trace, chips),
+        peaks_used(trace, chips),
+    ]
+    if len(words) > 1:
+        lines += [
+            f"gain: total - roofline / {REACHABLE:g}, if that is above 0",
+            roofline_note(trace, chips),
+            _without_shapes(trace, words),
+        ]
+    return lines
+
+
+def _no_bytes(trace: Trace, chips: Sequence[Device]) -> str:
+    """A note on why there is no sum of bytes; empty if there is one."""
+    found = unsized(trace.events, chips)
+    if not found.count:
+        return ""
+    known = f"at least {cell('bytes', found.known_bytes)}: " if found.known_bytes else ""
+    of = f"{found.count:,} of {plural(found.every, 'device event')}"
+    return f"no total of bytes: {known}those of {of} are unknown"
+
+
+def roofline_note(trace: Trace, chips: Sequence[Device]) -> str:
+    """A note on device events without a roofline time, and why; empty if there are none."""
+    found = unroofed(trace.events, chips)
+    if not found.count:
+        return ""
+    share = f" ({cell('share', found.ns / found.all_ns)} of the time)" if found.all_ns else ""
+    parts = ", ".join(f"{n:,} {_NO_ROOF[why]}" for why, (n, _) in found.by_reason.items())
+    every = plural(found.all_count, "device event")
+    return f"no roofline for {found.count:,} of {every}{share}: {parts}"
+
+
+def _without_shapes(trace: Trace, words: AbstractSet[str]) -> str:
+    """A note if rows should be by shape, but the trace has none; otherwise empty."""
+    if "shape" not in words or trace.events.records_shapes:
+        return ""
+    return "recorded without shapes (record_shapes=True records them)"
+
+
+# ---- `torchprof stacks`: folded stacks for flame graphs.
+
+
+def run_stacks(options: Namespace) -> int:
+    """Folded stacks for flame graphs."""
+    trace = only(load_steps(options, [options.trace]))
+    lines = write_stacks(trace.events, Path(options.target), options.metric)
+    row = {"file": options.target, "lines": lines, "metric": options.metric}
+    gap = device_time_gap if options.metric == "self_cuda_ms" else cpu_time_gap
+    lost = trace.events.once(gap)
+    notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
+    notes += [steps] if (steps := steps_in_words(trace)) else []
+    return print_table(options, [row], list(row), schema="stacks", notes=notes)
+
+
+# ---- `torchprof augment`: the same trace with FLOPs, bytes and achieved % on its kernels.
+
+
+def run_augment(options: Namespace) -> int:
+    """Write the trace with FLOPs, bytes and achieved % on its kernels."""
+    chips, path = extra_chips(options), Path(options.trace)
+    if path.is_dir():
+        path = only(load_traces([options.trace], options.rank)).path
+    done = api.augment(path, options.target, chips)
+    for warning in done.warnings:
+        warn(f"{options.trace}: {warning}")
+    row = {"file": options.target, "events": done.events, "counters": done.counters}
+    return print_table(options, [row], list(row), schema="augment")

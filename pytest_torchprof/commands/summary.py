@@ -5,30 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.breakdown import EXPOSED
-from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.commands.inputs import cpu_time_note, device_time_note, uncounted_note
-from pytest_torchprof.commands.merged import BREAKDOWN, METRICS, added_fields, merged
-from pytest_torchprof.commands.parts import ask, at_steps, part_of
-from pytest_torchprof.commands.printing import (
+from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.commands.inputs import (
+    cpu_time_note,
+    device_time_note,
+    merge_lines,
+    uncounted_note,
+)
+from pytest_torchprof.commands.tables import (
+    BREAKDOWN,
+    METRICS,
     OK,
     TableRow,
+    added_fields,
+    ask,
+    at_steps,
     columns_of,
     document,
+    merged,
+    part_of,
     print_table,
     rows_of_each,
     table_text,
     with_rank,
     write,
 )
-from pytest_torchprof.commands.several import merge_lines
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
-from pytest_torchprof.render import row_formats
-from pytest_torchprof.render.json_report import metrics_of
-from pytest_torchprof.render.metric_rows import metric_rows
-from pytest_torchprof.render.rows import sum_of
-from pytest_torchprof.verdict.decision import Policy, compare
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, Profile, Value
+from pytest_torchprof.render import table
+from pytest_torchprof.render.report import metrics_of
+from pytest_torchprof.render.table import sum_of
+from pytest_torchprof.render.unknown import metric_rows
+from pytest_torchprof.verdict.compare import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -36,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.parts import Body, Parts
-    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.core.values import Sample
     from pytest_torchprof.places.idle_rows import IdleRow
-    from pytest_torchprof.render.rows import Rows
+    from pytest_torchprof.render.table import Rows
 
 
 Metrics = dict[str, Value]
@@ -64,7 +73,7 @@ def run_summary(options: Namespace) -> int:
         if len(parts) > 1:
             each = {str(parts.value(rank)): _reported(values[rank]) for rank in parts}
             shown["by_trace" if parts.apart else "ranks"] = each
-        write(row_formats.to_json(document("summary", parts, shown)))
+        write(table.to_json(document("summary", parts, shown)))
         return parts.status(OK)
     if options.merge:
         return parts.status(_print_merged(options, parts, notes))
@@ -199,7 +208,7 @@ def _idle(trace: Trace) -> str:
     rows = trace.idle("cause")
     if not rows:
         return ""
-    parts = [f"{row.cause} {row_formats.cell('share', row.share)}" for row in rows[:_SOME]]
+    parts = [f"{row.cause} {table.cell('share', row.share)}" for row in rows[:_SOME]]
     more = ", …" if len(rows) > _SOME else ""
     return f"idle: {', '.join(parts)}{more}{_largest_gap(trace, rows)}; torchprof idle shows where"
 
@@ -210,7 +219,7 @@ def _largest_gap(trace: Trace, causes: Rows[IdleRow]) -> str:
     if longest <= sum(row.time_ms for row in causes) / 2:
         return ""  # most traces: to locate what causes all gaps would take longer than the summary
     row = max(trace.idle(), key=lambda row: row.longest_ms)
-    at = f" at {row_formats.cell('location', row.location)}" if row.location else ""
+    at = f" at {table.cell('location', row.location)}" if row.location else ""
     return f"; {format_quantity(row.longest_ms, 'ms')} in one gap: {row.what or row.cause}{at}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
 
 #: The exit status of a command that cannot do what it was asked for.
 BAD_USAGE = 2

@@ -15,7 +15,7 @@ import reprlib
 from fractions import Fraction
 
 from pytest_torchprof.core.errors import UnitError
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.process import late
 
 # Canonical unit → accepted units and their size in canonical units, smallest first.
 SCALES: dict[str, dict[str, Fraction]] = {

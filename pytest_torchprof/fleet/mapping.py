@@ -1,31 +1,40 @@
-"""Ask one question of one trace: what a worker does."""
+"""Ask one question of many traces, and add up the answers."""
 
 from __future__ import annotations
 
 import gc
+import os
+import pickle
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace as with_source
+from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
+import pytest_torchprof
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
-from pytest_torchprof.core.files import system_message
-from pytest_torchprof.core.heap import blocks_apart, give_back_memory
-from pytest_torchprof.trace.jobs import JobFacts, job_facts
-from pytest_torchprof.trace.ranks import rank_in_name, rank_of, require_regular
-from pytest_torchprof.trace.read import peek, read_trace
-from pytest_torchprof.trace.stream import WANTED
+from pytest_torchprof.core.files import cache_folder, replacing, system_message
+from pytest_torchprof.core.process import blocks_apart, give_back_memory
+from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.render.table import sum_of
+from pytest_torchprof.trace.ranks import JobFacts, job_facts, rank_in_name, rank_of, require_regular
+from pytest_torchprof.trace.read import WANTED, peek, read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    import hashlib
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_torchprof.fleet.sources import Source
-    from pytest_torchprof.trace.stream import ReadProgress
+    from pytest_torchprof.trace.read import ReadProgress
 
+
+# ---- Ask one question of one trace: what a worker does.
 
 #: Of a file whose trace is not left to the next automatic collection.
 _LARGE_BYTES = 2**20
@@ -117,7 +126,6 @@ def _part(
 ) -> tuple[Part, bool]:
     if question.cache is None or not path.is_file():  # a pipe can only be read once
         return _made(question, source, path, progress), False
-    from pytest_torchprof.fleet.cache import Cache, content_digest
 
     cache = Cache(question.cache, question.key)
     try:
@@ -154,7 +162,7 @@ def _as_file(question: Question, source: Source) -> Iterator[Path]:
             require_regular(path)
         yield path
         return
-    from pytest_torchprof.fleet.remote import local_copy
+    from pytest_torchprof.fleet.sources import local_copy
 
     with local_copy(source.address, question.room) as path:
         yield path
@@ -174,3 +182,203 @@ def _named(error: TorchprofError, source: Source) -> TorchprofError:
         return error
     what = error.what.partition(": ")
     return type(error)(f"{source.shown}: {what[2]}", error.found, error.next_step)
+
+
+# ---- What was found in a trace, kept under a hash of its content, the question, and our code.
+#
+# The files are pickles, as only this user's commands write and read them: a file of another user
+# is not read, nor one that is incomplete.
+
+_CHUNK = 2**20
+_HASH_BYTES = 32
+#: Files that were not used for so long are removed.
+_KEPT_S = 30 * 24 * 3600
+_SUFFIX = ".part"
+
+
+def _hash(data: bytes = b"") -> hashlib.blake2b:
+    try:
+        from _blake2 import blake2b  # that of hashlib, which would load OpenSSL, 4 MiB, as well
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(data, digest_size=_HASH_BYTES)
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """A hash of this package's sources, and of what else decides the last digit: numpy."""
+    found = _hash(np.__version__.encode())
+    root = Path(pytest_torchprof.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"\0{path.relative_to(root).as_posix()}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """A hash of a file's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = _hash()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def default_folder() -> str | None:
+    """Where parts are kept; None if the user has no home."""
+    try:
+        return str(cache_folder() / "parts")
+    except RuntimeError:
+        return None
+
+
+class Cache:
+    """Parts in a folder, of one question."""
+
+    def __init__(self, folder: str, question: str) -> None:
+        self._folder = Path(folder)
+        self._question = question
+
+    def path_of(self, content: str) -> Path:
+        """The file of the part of a trace with this content."""
+        key = f"{content}\0{self._question}\0{code_digest()}"
+        name = _hash(key.encode()).hexdigest()
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def load(self, content: str) -> tuple[Any] | None:
+        """The part, in a tuple; None if there is none, or not a whole one of this user's."""
+        path = self.path_of(content)
+        try:
+            with path.open("rb") as file:
+                if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                digest, data = file.read(_HASH_BYTES), file.read()
+            if _hash(data).digest() != digest:
+                return None
+            part = pickle.loads(data)  # noqa: S301 - see the module's docstring
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is made anew
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return (part,)
+
+    def store(self, content: str, part: Any) -> None:
+        """Keep a part; where that is not possible (a full disk), do nothing."""
+        data = pickle.dumps(part, protocol=5)
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(self.path_of(content)) as file:
+                file.write(_hash(data).digest())
+                file.write(data)
+
+
+def remove_old(folder: str) -> None:
+    """Remove the parts that were not used for a month."""
+    oldest = time.time() - _KEPT_S
+    with suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            with suppress(OSError):
+                if entry.name.endswith(_SUFFIX) and entry.stat().st_mtime < oldest:
+                    os.unlink(entry.path)  # noqa: PTH108 - as scandir names it
+
+
+# ---- Rows of many traces as rows of all: sums that are exact, so that no order changes a digit.
+
+Row = dict[str, Any]
+
+
+class Merging(NamedTuple):
+    """How the rows of a table become rows of all traces.
+
+    What no field of this names is kept where all traces agree, and unknown where they do not.
+
+    Attributes:
+        keys: rows that agree in these are one.
+        spread: the time or size whose smallest and largest trace are told.
+        sums: added up; unknown if a part is.
+        largest: the largest of all.
+        weighted: rates; their mean, weighted by ``weight``.
+        weight: a field of ``sums``.
+        names: names with their counts, which are added up; a single name counts ``calls`` times.
+    """
+
+    keys: tuple[str, ...]
+    spread: str
+    sums: tuple[str, ...] = ()
+    largest: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
+    weight: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def added(self) -> tuple[str, str, str]:
+        """The fields that a merged row has beside those of the table: traces, least, and most."""
+        unit = self.spread.rpartition("_")[2]
+        return "traces", f"min_{unit}", f"max_{unit}"
+
+
+def merged_rows(how: Merging, each: Iterable[tuple[int, Sequence[Row]]]) -> list[tuple[Row, int]]:
+    """Rows of all traces, in the order of their keys, and the trace with the most of each, or -1.
+
+    ``each``: numbers of traces, and their rows.
+    """
+    found: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
+    for trace, rows in each:
+        for row in rows:
+            key = tuple(repr(row.get(field)) for field in how.keys)
+            found.setdefault(key, []).append((trace, row))
+    return [_merged(how, found[key]) for key in sorted(found)]
+
+
+def _merged(how: Merging, parts: Sequence[tuple[int, Row]]) -> tuple[Row, int]:
+    """One row of all traces, and the trace with the most; the first where several have it."""
+    special = {*how.sums, *how.largest, *how.weighted, *how.names, "share"}
+    rows = [row for _, row in parts]
+    out: Row = {}
+    for row in rows:
+        for field, value in row.items():
+            if field not in special and out.setdefault(field, value) != value:
+                out[field] = None
+    out |= {field: _sum(row.get(field) for row in rows) for field in how.sums}
+    for field in how.weighted:
+        total = _sum(_product(row.get(field), row.get(how.weight)) for row in rows)
+        out[field] = None if total is None or not out[how.weight] else total / out[how.weight]
+    out |= {field: _most(row.get(field) for row in rows) for field in how.largest}
+    out |= {field: _counted(field, rows) for field in how.names}
+    of_trace: dict[int, list[float | None]] = {}
+    for trace, row in parts:
+        of_trace.setdefault(trace, []).append(row.get(how.spread))
+    both = _most if how.spread in how.largest else _sum
+    known = {trace: value for trace, own in of_trace.items() if (value := both(own)) is not None}
+    least, most = min(known.values(), default=None), max(known.values(), default=None)
+    out |= dict(zip(how.added, (len(of_trace), least, most), strict=True))
+    return out, min((trace for trace, value in known.items() if value == most), default=-1)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Unknown if a part is."""
+    parts = list(values)
+    return None if None in parts else sum_of(parts)
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _product(rate: float | None, weight: float | None) -> float | None:
+    return None if rate is None or weight is None else rate * weight
+
+
+def _counted(field: str, rows: Sequence[Row]) -> CountedNames | None:
+    counts: dict[str, int] = {}
+    for row in rows:
+        value = row.get(field)
+        one = [] if value is None else [(str(value), row.get("calls") or 0)]
+        for name, count in value.parts if isinstance(value, CountedNames) else one:
+            counts[name] = counts.get(name, 0) + count
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return CountedNames(ordered) if counts else None

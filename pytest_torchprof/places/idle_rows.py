@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.analysis.gaps import device_time_gap
-from pytest_torchprof.analysis.host_causes import Cause
-from pytest_torchprof.analysis.idle_causes import idle_parts
-from pytest_torchprof.places.frames import by_frames
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.missing import device_time_gap
+from pytest_torchprof.places.place import by_frames
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:

@@ -1,20 +1,23 @@
-"""Escape untrusted text for each kind of output; all output goes through here.
-
-Names in a trace, test IDs, exception messages, the contents of a pull request's baseline: none of
-it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
-spreadsheet. Legible text of any script stays as it is. All functions are idempotent, except
-`escape_markdown`, `code` and `csv_value`, which are applied once.
-"""
+"""Text for a terminal or a file: escaped, cut to a width, and written to a stream."""
 
 from __future__ import annotations
 
 import codecs
 import math
 import re
+import sys
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.process import late
+
+# ---- Escape untrusted text for each kind of output; all output goes through here.
+#
+# Names in a trace, test IDs, exception messages, the contents of a pull request's baseline: none
+# of it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
+# spreadsheet. Legible text of any script stays as it is. All functions are idempotent, except
+# `escape_markdown`, `code` and `csv_value`, which are applied once.
 
 #: Characters that are invisible, move the cursor, change text direction, or are not characters:
 #: controls (C0, DEL, C1), soft hyphen, direction marks and embeddings, line separators, word
@@ -247,3 +250,87 @@ def _in_shell(match: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return f"\\U{code:08x}" if code > 0xFFFF else _shown(match)
+
+
+# ---- Print escaped text to standard output and standard error.
+
+
+def out(text: str) -> None:
+    """Print to standard output; characters that its encoding lacks are escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    safe = block(text).encode(encoding, ENCODING_ERRORS)
+    sys.stdout.write(safe.decode(encoding))
+
+
+def say(message: str) -> None:
+    """Print one line to standard error, with the command's name."""
+    print(line(f"torchprof: {' '.join(message.split())}"), file=sys.stderr)  # noqa: T201
+
+
+# ---- How wide a text is in a terminal, and cutting it to a width.
+
+
+def width_of(text: str) -> int:
+    """Terminal columns: two for a wide character, none for a combining one.
+
+    >>> width_of("test_a"), width_of("テスト"), width_of("e\u0301")
+    (6, 6, 1)
+    """
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def start_of(text: str, width: int) -> str:
+    """As many of the first characters as fit."""
+    if text.isascii():
+        return text[:width]
+    for end, character in enumerate(text):
+        width -= _columns(character)
+        if width < 0:
+            return text[:end]
+    return text
+
+
+def end_of(text: str, width: int) -> str:
+    """As many of the last characters as fit."""
+    if text.isascii():
+        return text[len(text) - width :]
+    for end in range(len(text), 0, -1):
+        width -= _columns(text[end - 1])
+        if width < 0:
+            return text[end:]
+    return text
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle, where long names differ least.
+
+    >>> shorten("tests/test_a.py::test_step", 16)
+    'tests/t…est_step'
+    """
+    if width_of(text) <= width:
+        return text
+    head = (width - 1) // 2
+    tail = width - 1 - head
+    return f"{start_of(text, head)}…{end_of(text, tail)}"
+
+
+def shorten_text(text: str, width: int) -> str:
+    """Cut the end of a sentence, between words, and before a name in backticks that does not fit.
+
+    >>> shorten_text("Call `model.eval()` before the loop", 22)
+    'Call `model.eval()` …'
+    >>> shorten_text("Call `model.eval()` before the loop", 12)
+    'Call …'
+    """
+    if width_of(text) <= width:
+        return text
+    words = start_of(text, width - 1).rpartition(" ")[0]  # of which the last one may be cut
+    while words.count("`") % 2:
+        words = words.rpartition("`")[0].rstrip()
+    return f"{words} …" if words else f"{start_of(text, width - 1)}…"

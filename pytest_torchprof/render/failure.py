@@ -6,8 +6,16 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
-from pytest_torchprof.core.results import (
+from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
+from pytest_torchprof.core.units import (
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+    format_tolerance,
+    plural,
+)
+from pytest_torchprof.core.values import (
     Baseline,
     Finding,
     MissingValue,
@@ -16,23 +24,18 @@ from pytest_torchprof.core.results import (
     Verdict,
     named_rank,
 )
-from pytest_torchprof.core.units import (
-    format_change,
-    format_pair,
-    format_quantity,
-    format_spread,
-    format_tolerance,
-)
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.call_sites import Where, accepted_counts, called_from, finding_lines
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text_width import shorten
-from pytest_torchprof.verdict.own_metrics import metric_of
-from pytest_torchprof.verdict.timing import is_rate
+from pytest_torchprof.render.ab import changes
+from pytest_torchprof.render.escape import shorten
+from pytest_torchprof.render.findings import Where, accepted_counts, called_from, finding_lines
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.verdict.own import metric_of
+from pytest_torchprof.verdict.profile import is_rate
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.verdict.causes import Cause, CauseKind
+    from pytest_torchprof.core.unknown import Reason
+    from pytest_torchprof.verdict.judgement import Cause, CauseKind
+    from pytest_torchprof.verdict.paired import Decision
 
 MAX_LINES = 40
 _COLUMN_OF = {**COLUMN_OF, **ESTIMATE_COLUMN_OF}
@@ -71,7 +74,7 @@ _SENTENCES: Mapping[CauseKind, str] = {
 def sentence(cause: Cause) -> str:
     """The text for a cause.
 
-    >>> from pytest_torchprof.verdict.causes import Cause
+    >>> from pytest_torchprof.verdict.judgement import Cause
     >>> sentence(Cause("metric_new", "flops"))
     'strict: the baseline has no flops'
     """
@@ -411,3 +414,35 @@ def operator_block(
     if len(found) > _MOST_CAUSES:
         lines.append(f"    … and {len(found) - _MOST_CAUSES} more")
     return lines
+
+
+# ---- The comparison of two callables in a test, as text.
+
+
+def comparison_line(a_ms: float, b_ms: float, decision: Decision) -> str:
+    """``a 1 ms, b 1.1 ms: +10.2 % (+9.1 … +11.4 %), slower, 40 pairs``."""
+    why = f" ({in_words(decision.reason)})" if decision.reason is not None else ""
+    pairs = plural(decision.pairs, "pair")
+    return f"{_times(a_ms, b_ms, decision)}, {decision.verdict}, {pairs}{why}"
+
+
+def slower_message(
+    a_ms: float, b_ms: float, decision: Decision, share: float, names: tuple[str, str]
+) -> str:
+    """Why a test fails whose callable ``b`` is slower than ``a`` by more than this share.
+
+    ``names`` are those of the callables in the code.
+    """
+    limit = format_quantity(100 * share, "1")
+    sure, pairs = f"{100 * decision.confidence:g}", plural(decision.pairs, "pair")
+    lines = [
+        f"torchprof: {_times(a_ms, b_ms, decision)}, slower by more than {limit} %",
+        f"  a is {names[0]}, b is {names[1]}; {sure} % confidence, {pairs} of turns",
+    ]
+    return "\n".join(map(escape.line, lines))
+
+
+def _times(a_ms: float, b_ms: float, decision: Decision) -> str:
+    a, b = format_pair(a_ms, b_ms, "ms")
+    change, interval = changes(decision)
+    return f"a {a}, b {b}: {change} ({interval})"

@@ -1,14 +1,30 @@
-"""Findings as text: one block per rule, with its places, their cost, and the fix once."""
+"""Findings as text, with their places in the source, and the page of a rule."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import posixpath
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.text_width import end_of, shorten, width_of
+from pytest_torchprof.render.escape import end_of, shorten, width_of
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import HEADINGS, Rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import Baseline, Finding, Profile
+    from pytest_torchprof.rules.check import Checked
+
+
+# ---- Findings as text: one block per rule, with its places, their cost, and the fix once.
 
 FindingRow = Mapping[str, Any]
 
@@ -170,3 +186,333 @@ def listing(rows: Iterable[tuple[str, str, str]], width: int) -> str:
         if details:
             lines += _wrap(details, wide, " " * indent, " " * indent)
     return "\n".join(lines) + "\n"
+
+
+# ---- What the rules found in a stored trace, with reasons in words.
+
+
+class Linted(Frozen, frozen=True):
+    """What `Trace.lint` found.
+
+    Attributes:
+        counts: how often each rule matched, for rules with matches.
+        unchecked: why a rule could not be checked, in words, for each of these rules.
+        errors: what a rule raised, for each that did.
+        found: the same as values of the rules' engine.
+    """
+
+    counts: Mapping[str, int]
+    unchecked: Mapping[str, str]
+    errors: Mapping[str, str]
+    found: Checked
+
+    def findings(self) -> tuple[Finding, ...]:
+        """One for each rule, message and place, the costliest first."""
+        return self.found.findings()
+
+
+# ---- Findings and operators with their places, for the message of a failing test.
+
+#: An operator's name → (location, module, calls) for each place that calls it.
+Where = Callable[[str], Sequence[tuple[str, str | None, int]]]
+
+_MOST_PLACES = 3
+
+
+class Accepted(NamedTuple):
+    """Accepted counts by rule; None for those of ``apart`` that have none.
+
+    ``apart`` are rules that a metric of their own counts: of these, no lines are accepted.
+    """
+
+    counts: Mapping[str, int | None]
+    apart: Collection[str] = ()
+
+
+def accepted_counts(profile: Profile, baseline: Baseline | None) -> Accepted | None:
+    """What is accepted of each rule; None without a baseline that knows findings."""
+    if baseline is None or "findings" not in baseline.metrics:
+        return None
+    apart = {rule: metric for rule, metric in profile.gated.items() if metric}
+    own = {rule: baseline.metrics.get(metric) for rule, metric in apart.items()}
+    counts = {rule: None if count is None else int(count) for rule, count in own.items()}
+    return Accepted({**baseline.findings, **counts}, apart)
+
+
+def finding_lines(findings: Iterable[Finding], before: Accepted | None, room: int) -> list[str]:
+    """A block per rule, costliest first: counts, places, what was found, and the fix.
+
+    ``before`` has accepted counts, None without a baseline.
+    """
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    groups = sorted(by_rule.values(), key=lambda rows: (-_cost(rows), rows[0].rule))
+    lines: list[str] = []
+    for number, rows in enumerate(groups):
+        block, rest = _sites_block(rows, before), groups[number + 1 :]
+        if len(lines) + len(block) + bool(rest) > room:
+            names = ", ".join(rows[0].rule for rows in groups[number:])
+            left = sum(f.count for rows in groups[number:] for f in rows)
+            return [*lines, f"  … and {left} more: {names}"]
+        lines += block
+    return lines
+
+
+def _cost(findings: Iterable[Finding]) -> float:
+    return sum(finding.cost_ms or 0 for finding in findings)
+
+
+def _sites_block(found: Sequence[Finding], before: Accepted | None) -> list[str]:
+    rule, now, cost = found[0].rule, sum(f.count for f in found), _cost(found)
+    gated = found[0].gated
+    accepted = None if before is None or not gated else before.counts.get(rule, 0)
+    counts = f"×{now}" if accepted is None else f"{accepted} → {now}"
+    counts += "" if gated else " (advice)"
+    if accepted and before is not None and rule in before.apart:
+        counts += f" ({accepted} of these accepted: a baseline keeps no lines)"
+    costs = f", about {format_quantity(cost, 'ms')}" if cost else ""
+    moved = sum(f.bytes or 0 for f in found)
+    moves = f", {format_quantity(moved, 'B')} moved" if moved else ""
+    lines = [f"  {rule} {counts}{costs}{moves}:"]
+    for finding in found[:_MOST_PLACES]:
+        times = f" ({finding.count}×)" if finding.count > 1 else ""
+        more = more_modules(finding.module, finding.modules)
+        module = f" in {finding.module}{more}" if finding.module else ""
+        place = f"{finding.location}{times}{module}: " if finding.location else ""
+        lines.append(f"    {place}{finding.message}")
+    if left := len(found[_MOST_PLACES:]):
+        lines.append(f"    … and {plural(left, 'more place')}")
+    fixes = dict.fromkeys(f.fix for f in found if f.fix)
+    return lines + [f"    fix: {fix}" for fix in fixes]
+
+
+# -------------------------------------------------------------------- operators
+
+
+def called_from(places: Sequence[tuple[str, str | None, int]]) -> str:
+    """``tests/test_a.py:31 (3×), :40 in model.blocks.*.attn``; empty if nothing is known."""
+    count: dict[str, int] = {}
+    for location, _, calls in places:
+        count[location] = count.get(location, 0) + calls
+    words, file = [], ""
+    ordered = sorted(count, key=lambda at: (-count[at], _file_and_line(at)))
+    for location in ordered[:_MOST_PLACES]:
+        here, _, line = location.rpartition(":")
+        times = f" ({count[location]}×)" if count[location] > 1 else ""
+        words.append(f"{'' if here == file else here}:{line}{times}")
+        file = here
+    if left := ordered[_MOST_PLACES:]:
+        words.append(f"{len(left)} more")
+    return ", ".join(words) + _within({module for _, module, _ in places})
+
+
+def _file_and_line(location: str) -> tuple[str, int]:
+    file, _, line = location.rpartition(":")
+    return file, int(line)
+
+
+def _within(modules: set[str | None]) -> str:
+    """The module of all calls; modules that differ only in numbers are shown as one."""
+    if len(modules) > 1:
+        modules = {module and re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) for module in modules}
+    (module, *others) = modules or {None}
+    return f" in {module}" if module and not others else ""
+
+
+# ---- Lines of the user's files, as services of CI name them: relative to the repository.
+
+_LOCATION = late(r"(?P<path>[^<\n].*):(?P<line>[1-9][0-9]{0,8})", flags=re.DOTALL)
+
+
+class SourceLine(NamedTuple):
+    """A line of a file, from 1; the path is relative and has slashes."""
+
+    path: str
+    line: int
+
+
+def source_line(location: str | None, operators: str | None, root: Path) -> SourceLine | None:
+    """The line that a finding's ``location`` names, relative to ``root``.
+
+    None if it is unknown or outside of ``root``, and for a path of ``operators`` instead of a line.
+
+    >>> source_line("/src/train.py:21", None, Path("/src"))
+    SourceLine(path='train.py', line=21)
+    >>> source_line("train > aten::item", "train > aten::item", Path("/src"))
+    """
+    found = None if location is None else _LOCATION.fullmatch(location)
+    if found is None or location == operators:
+        return None
+    path = found["path"]
+    if os.path.isabs(path):  # noqa: PTH117 - it may be no path of this system
+        path = os.path.relpath(path, root)
+    path = posixpath.normpath(path.replace(os.sep, "/"))
+    if path == ".." or path.startswith("../") or posixpath.isabs(path):
+        return None
+    return SourceLine(path, int(found["line"]))
+
+
+def fingerprints(rows: Iterable[Mapping[str, Any]], root: Path) -> list[str]:
+    """One per finding, in their order; the same in each run until the finding changes.
+
+    It is of the rule, the file, the module, and the operators, not of the line, which moves as a
+    file is edited, nor of counts and costs. Several of the same are numbered. Each has 64
+    hexadecimal digits: SHA-256.
+    """
+    seen: dict[str, int] = {}
+    made = []
+    for row in rows:
+        place = source_line(row["location"], row["path"], root)
+        parts = [row["rule"], place.path if place else None, row["module"], row["path"]]
+        parts += [str(row[column]) for column in ("rank", "trace") if column in row]
+        key = repr(parts)
+        number = seen[key] = seen.get(key, 0) + 1
+        made.append(digest(f"{key}{number}"))
+    return made
+
+
+def digest(text: str) -> str:
+    """The SHA-256 of any text, in hexadecimal digits."""
+    import hashlib  # loads OpenSSL, which takes 3 MiB
+
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+
+
+# ---- Make a rule's Markdown page from its docstring and its registry entry.
+
+FOLDER = "docs/rules"
+MARK = "<!-- generated by tools/docs.py from the rule's docstring -->"
+
+#: What a rule may need, as text.
+NEEDS = {
+    "shapes": "shapes (`record_shapes=True`)",
+    "device": "an accelerator",
+    "live": "a live test",
+}
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def page_of(code: str) -> str | None:
+    """The path of a rule's page from the project's root; users' rules have no page."""
+    return f"{FOLDER}/{code}.md" if code in RULES else None
+
+
+def page(rule: Rule) -> str:
+    """The whole page."""
+    parts = [MARK, f"# {rule.code}", rule.summary, rule.page.partition("\n\n")[2].strip("\n")]
+    parts += [f"In short: {rule.fix}.", "## What it needs\n\n" + _needs(rule)]
+    if rule.thresholds:
+        parts.append("## Thresholds\n\n" + _thresholds(rule))
+    parts.append("## If it is intended\n\n" + _accepting(rule))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def index(rules: Iterable[Rule]) -> str:
+    """The page that lists all rules."""
+    table = ["| rule | finds | needs | thresholds |", "|---|---|---|---|"]
+    for rule in rules:
+        needs = ", ".join([*sorted(rule.needs), *(["see its page"] if rule.ready else [])]) or "–"
+        values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
+        link = f"[{rule.code}]({rule.code}.md)"
+        table.append(f"| {link} | {rule.summary} | {needs} | {values} |")
+    return "\n".join([MARK, "# Anti-pattern rules", "", _INDEX, "", *table]) + "\n"
+
+
+_INDEX = """\
+`pytest --torchprof` checks these rules in each test, and `torchprof lint` in a stored trace.
+`torchprof rules` prints this list, and `torchprof rules CODE` a page. If a capture lacks what a
+rule needs, the rule is *not checked*. To change a threshold, use
+`--torchprof-thresholds=RULE.NAME=VALUE,…` or `torchprof lint --thresholds`."""
+
+
+def defaults(rule: Rule) -> list[str]:
+    """The thresholds with their values: ``bytes=1 MiB``."""
+    return [f"{name}={format_quantity(t.default, t.unit)}" for name, t in rule.thresholds.items()]
+
+
+def sections(text: str) -> Iterator[tuple[str, str]]:
+    r"""The parts of a docstring below its first paragraph: heading (or none yet) and text.
+
+    >>> list(sections("Sum.\n\nMore.\n\n## Example\n\nOne."))
+    [('', 'More.'), ('Example', 'One.')]
+    """
+    before, *parts = re.split(r"^## +", text.partition("\n\n")[2], flags=re.MULTILINE)
+    if before.strip():
+        yield "", before.strip("\n")
+    for part in parts:
+        name, _, body = part.partition("\n")
+        yield name.rstrip(), body.strip("\n")
+
+
+def examples(rule: Rule) -> list[str]:
+    """The code of a page, block by block."""
+    return _CODE.findall(rule.page)
+
+
+def page_faults(rule: Rule) -> list[str]:
+    """What a docstring lacks to make a page."""
+    found = []
+    parts = [(name, body) for name, body in sections(rule.page) if name]
+    if [name for name, _ in parts] != list(HEADINGS):
+        found.append(f"its headings must be {', '.join(HEADINGS)}, in this order")
+    found += [f"nothing below {name!r}" for name, body in parts if not body.strip()]
+    for name, body in parts:
+        if name in HEADINGS[2:] and not _CODE.search(body):
+            found.append(f"no code below {name!r}")
+    for code in examples(rule):
+        try:
+            compile(code, rule.code, "exec")
+        except SyntaxError as error:
+            found.append(f"an example that is not Python: {error}")
+    words = rule.page.replace("_", " ")
+    for name in rule.thresholds:
+        if name.replace("_", " ") not in words and "threshold" not in words:
+            found.append(f"the threshold {name} is not mentioned")
+    return found
+
+
+_MEMORY: Final = (
+    "In a trace of a CPU without memory events (`profile_memory=True`), what share of the whole a "
+    "match is can only be guessed, which is reported."
+)
+
+
+def _needs(rule: Rule) -> str:
+    parts = [words for need, words in NEEDS.items() if need in rule.needs]
+    needs = [f"A capture with {' and '.join(parts)}."] if parts else []
+    needs += [inspect.getdoc(rule.ready) or ""] if rule.ready else []
+    guesses = " " + _MEMORY if "cpu_share" in rule.thresholds and rule.blind else ""
+    if not needs and rule.on_request:
+        return "A test that asks for it, or the trace of one."
+    if not needs:
+        return f"Nothing: it is checked in every test and every trace.{guesses}"
+    return f"{' '.join(needs)} Otherwise it is reported as *not checked*.{guesses}"
+
+
+def _thresholds(rule: Rule) -> str:
+    lines = ["| name | default | why |", "|---|---|---|"]
+    for name, threshold in rule.thresholds.items():
+        default = format_quantity(threshold.default, threshold.unit)
+        lines.append(f"| `{name}` | {default} | {threshold.why} |")
+    setting = f"{rule.code}.{next(iter(defaults(rule)))}"
+    lines += ["", f'To set another value, use `--torchprof-thresholds="{setting}"`, or']
+    lines += [
+        "`torchprof_thresholds` in the ini file. For a stored trace, use",
+        f'`torchprof lint --thresholds "{setting}"`.',
+    ]
+    return "\n".join(lines)
+
+
+def _accepting(rule: Rule) -> str:
+    return f"""\
+To accept the current count as the baseline, so that only more of it fails, run
+`pytest --accept`. To allow it in one test:
+
+```python
+@pytest.mark.allow_antipatterns("{rule.code}", reason="…")
+def test_it(): ...
+```
+
+To ignore the rule everywhere, use `--torchprof-ignore={rule.code}`, or `torchprof_ignore` in the
+ini file. For a stored trace, use `torchprof lint --ignore {rule.code}`."""

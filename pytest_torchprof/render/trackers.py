@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.render import escape, row_formats
+from pytest_torchprof.core.process import late
+from pytest_torchprof.render import escape, table
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.render.stored_report import StoredMetric, StoredReport
+    from pytest_torchprof.render.report import StoredMetric, StoredReport
 
 #: The longest name of a benchmark and of a measure that Bencher accepts, in characters: its
 #: ``BenchmarkName`` and ``ResourceName``.
@@ -181,7 +181,7 @@ def csv(report: StoredReport) -> Exported:
                 "class": metric.klass,
             }
         )
-    return Exported(row_formats.to_csv(rows, CSV_FIELDS))
+    return Exported(table.to_csv(rows, CSV_FIELDS))
 
 
 def _cut(name: str, longest: int) -> str:

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import Matches, rule
-from pytest_torchprof.rules.evidence.accelerator import FUSED_TYPES, chip_of
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.rules.evidence.devices import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import selected_operators
-from pytest_torchprof.work.dtypes import SHORT
+from pytest_torchprof.trace.names import Kind, selected_operators
+from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_products import names_fit
-from pytest_torchprof.analysis.gaps import waits_gap
-from pytest_torchprof.analysis.idle import idle, idle_by_waits
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.analysis.attribution import names_fit
+from pytest_torchprof.analysis.device_time import idle, idle_by_waits
+from pytest_torchprof.analysis.missing import waits_gap
+from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.copies import of_pageable_memory
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.device_moves import copy_callers, model_moves
-from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tensors
+from pytest_torchprof.rules.evidence.devices import copy_callers, host_filled_tensors, model_moves
 from pytest_torchprof.rules.evidence.pauses import measured_ns
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import H2D, SYNC_CALL
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import H2D, SYNC_CALL, Kind
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

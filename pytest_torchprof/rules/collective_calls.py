@@ -6,23 +6,28 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.units import format_quantity
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import STEP
-from pytest_torchprof.trace.name_index import OPERATOR, Names, communicates, events_named
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    OPERATOR,
+    STEP,
+    Kind,
+    Names,
+    communicates,
+    events_named,
+)
 from pytest_torchprof.trace.ranks import world_size_of
 from pytest_torchprof.trace.tree import within_named
-from pytest_torchprof.work.categories import operator_category
+from pytest_torchprof.work.kernels import operator_category
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.comm_calls import CommCalls
-    from pytest_torchprof.analysis.comm_sizes import CommSizes
+    from pytest_torchprof.analysis.communication import CommCalls, CommSizes
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -56,8 +61,7 @@ def _sized(trace: Events) -> Reason | None:
     """Sizes of collectives: recorded shapes, or the parameters that NCCL records."""
     if not communicates(trace):
         return None
-    from pytest_torchprof.analysis.comm_calls import comm_calls
-    from pytest_torchprof.analysis.comm_sizes import comm_sizes
+    from pytest_torchprof.analysis.communication import comm_calls, comm_sizes
 
     size = comm_sizes(trace).size
     if not len(size) or (size >= 0).any():
@@ -113,8 +117,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         g.copy_(part.view_as(g))
     ```
     """
-    from pytest_torchprof.analysis.comm_calls import comm_calls
-    from pytest_torchprof.analysis.comm_sizes import comm_sizes
+    from pytest_torchprof.analysis.communication import comm_calls, comm_sizes
 
     found, sizes = comm_calls(trace), comm_sizes(trace)
     hooked = in_backward(trace, found.event)
@@ -251,8 +254,7 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
     work.wait()
     ```
     """
-    from pytest_torchprof.analysis.comm_calls import comm_calls
-    from pytest_torchprof.analysis.comm_sizes import comm_sizes
+    from pytest_torchprof.analysis.communication import comm_calls, comm_sizes
 
     found = comm_calls(trace)
     chosen = nesting.among(found.operation, [*_OVERLAPS]) & (comm_sizes(trace).size >= size)

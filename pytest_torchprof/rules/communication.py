@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.collectives import collectives
-from pytest_torchprof.analysis.launches import launched_at
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.analysis.attribution import launched_at
+from pytest_torchprof.analysis.communication import collectives
 from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
-from pytest_torchprof.trace.name_index import Names, count
+from pytest_torchprof.trace.names import Names, count
 from pytest_torchprof.trace.tree import within_named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.collectives import Collectives
+    from pytest_torchprof.analysis.communication import Collectives
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: What `work.categories` calls communication, by names of kernels.
+#: What `work.kernels` calls communication, by names of kernels.
 _KERNELS: Final = (
     r".*([nr]ccl|NCCL|oneccl|[aA]ll_?[rR]educe|[aA]ll_?[gG]ather|[rR]educe_?[sS]catter"
     r"|[aA]ll_?[tT]o_?[aA]ll|cross_device_reduce|multimem_|nvshmem|mscclpp|deep_ep|lamport)"

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis import compile_counts
-from pytest_torchprof.analysis.one_time_work import compiled_regions
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.analysis import compilations
+from pytest_torchprof.analysis.idle_causes import compiled_regions
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.facts import CompileNote
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.compile_counts import Compiled
+    from pytest_torchprof.analysis.compilations import Compiled
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import RecompileNote
     from pytest_torchprof.trace.nesting import Bools
@@ -59,7 +59,7 @@ def _unknown(found: Compiled) -> Reason | None:
 def _is_ready_for_breaks(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
     if trace.facts.compiled is not None:
-        return _unknown(trace.once(compile_counts.graph_breaks))
+        return _unknown(trace.once(compilations.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
@@ -67,8 +67,8 @@ def _is_ready_for_breaks(trace: Events) -> Reason | None:
 def _is_ready_for_recompilations(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
     if trace.facts.compiled is not None:
-        return _unknown(trace.once(compile_counts.recompilations))
-    unnamed = not compile_counts.regions(trace) and _REGION in trace.names
+        return _unknown(trace.once(compilations.recompilations))
+    unnamed = not compilations.regions(trace) and _REGION in trace.names
     return because(Why.NOT_NUMBERED) if unnamed else None
 
 
@@ -121,7 +121,7 @@ def graph_break(trace: Events) -> Matches:
     ```
     """
     if trace.facts.compiled is not None:
-        return _noted(trace, trace.once(compile_counts.graph_breaks))
+        return _noted(trace, trace.once(compilations.graph_breaks))
     return _resumed(trace)
 
 
@@ -180,7 +180,7 @@ def recompile(trace: Events) -> Matches:
     when the model is built.
     """
     if trace.facts.compiled is not None:
-        if not trace.once(compile_counts.recompilations).rows:
+        if not trace.once(compilations.recompilations).rows:
             return NO_MATCHES
         noted = trace.facts.recompilations or ()
         rows = [row for row in _after_the_first(noted) if row.cause != "grad mode"]

@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.analysis.idle import idle_by_waits
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.analysis.device_time import idle_by_waits
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.evidence.calls import step_of
-from pytest_torchprof.rules.evidence.device_moves import (
+from pytest_torchprof.rules.evidence.devices import (
     came_down,
     copy_callers,
+    host_filled_tensors,
     model_moves,
     what_is_copied,
 )
-from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tensors
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import D2H, H2D
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.names import D2H, H2D, Kind
 from pytest_torchprof.trace.nesting import among
-from pytest_torchprof.work.dtypes import torch_name
+from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

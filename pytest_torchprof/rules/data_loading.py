@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.host_causes import Cause
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.analysis.idle_causes import Cause
+from pytest_torchprof.analysis.missing import slowdown_share
 from pytest_torchprof.rules.evidence.pauses import (
     knows_pauses,
     measured_ns,
     paused_ns,
     unprofiled_waits_ns,
 )
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import OPERATOR, Kind, Names, are_named, marks_named
 from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import outermost, within
 

@@ -9,27 +9,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.rules.engine.rule import (
+from pytest_torchprof.rules.evidence.calls import begun_by, pass_of, sizes
+from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     Matches,
     Threshold,
     rule,
 )
-from pytest_torchprof.rules.evidence.calls import sizes
-from pytest_torchprof.rules.evidence.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
-from pytest_torchprof.trace.name_index import (
-    are_named,
-    operators_named,
-    selected_operators,
-)
+from pytest_torchprof.trace.names import Kind, are_named, operators_named, selected_operators
 from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.same_calls import once_selected
-from pytest_torchprof.trace.tree import within
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.trace.tree import are_engine_steps, engine_steps, once_selected, within
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.causal import sees_later_positions
-from pytest_torchprof.rules.evidence.chains import JOIN
-from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
-from pytest_torchprof.rules.evidence.loop_bodies import call_of
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.levels import calls, engine_steps
-from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.analysis.missing import slowdown_share
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.evidence.attention import sees_later_positions
+from pytest_torchprof.rules.evidence.calls import guessed, least_ns
+from pytest_torchprof.rules.evidence.loops import JOIN, call_of
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, operators_named
+from pytest_torchprof.trace.tree import calls, engine_steps
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
+    from pytest_torchprof.rules.evidence.loops import BodyCall, Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

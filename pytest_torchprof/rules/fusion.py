@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.analysis.launches import launched_at
-from pytest_torchprof.analysis.roofline import device_of
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.pointwise_chains import POINTWISE_KERNEL, pointwise_chains
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.analysis.attribution import launched_at
+from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.analysis.kernels import device_of
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.rules.evidence.attention import POINTWISE_KERNEL, pointwise_chains
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import Kind
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

@@ -8,41 +8,42 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
-from pytest_torchprof.rules.evidence.flow import are_passes, flat, makers, once_a_call
-from pytest_torchprof.rules.evidence.nodes import (
+from pytest_torchprof.rules.evidence.autograd import (
     all_used,
     are_last,
+    are_passes,
+    flat,
     made_bytes,
+    makers,
     node_steps,
     numbers,
+    once_a_call,
     recorded,
     recording_ns,
     unprofiled_recording_ns,
 )
-from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, own_tensors, running_again
+from pytest_torchprof.rules.evidence.calls import (
+    LAYER,
+    PRODUCT,
+    guessed,
+    kept_bytes,
+    least_ns,
+    own_tensors,
+    running_again,
+)
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.known_names import STEP
-from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
-from pytest_torchprof.trace.name_index import Names, are_named, marks_named
+from pytest_torchprof.trace.names import STEP, Names, are_named, marks_named
+from pytest_torchprof.trace.tree import BACKWARD, FETCH, are_gradchecked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.rules.evidence.nodes import Recorded
-    from pytest_torchprof.rules.evidence.weights import Own
+    from pytest_torchprof.rules.evidence.autograd import Recorded
+    from pytest_torchprof.rules.evidence.calls import Own
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators of modules: products, convolutions, normalizations, look-ups, attention.
-LAYER: Final = Names(
-    r"aten::(linear|bilinear|einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv"
-    r"|_?conv\w*|(_native_)?batch_norm|layer_norm|group_norm|instance_norm|rms_norm"
-    r"|embedding(_bag)?|lstm(_cell)?|gru(_cell)?|rnn_(tanh|relu)(_cell)?"
-    r"|scaled_dot_product_attention)$"
-    r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
-)
 #: These end a forward pass.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")

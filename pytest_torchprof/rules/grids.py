@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.attribution import is_replayed
+from pytest_torchprof.analysis.attribution import followed, is_replayed, launched_at
 from pytest_torchprof.analysis.breakdown import categories
-from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.analysis.launch_shapes import launched, multiprocessors
-from pytest_torchprof.analysis.launches import followed, launched_at
-from pytest_torchprof.analysis.roofline import REACHABLE, believable_work, roof_of
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.analysis.kernels import (
+    REACHABLE,
+    believable_work,
+    launched,
+    multiprocessors,
+    roof_of,
+)
+from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.work.categories import CATEGORIES, kernel_category
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.work.kernels import CATEGORIES, kernel_category
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

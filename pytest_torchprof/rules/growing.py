@@ -10,22 +10,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.chains import JOIN, between, chains, may_have_more
-from pytest_torchprof.rules.evidence.estimated_cpu_time import BYTE_NS, CALL_NS, guessed, least_ns
-from pytest_torchprof.rules.evidence.loop_bodies import call_of
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.trace.tensors import listed
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.analysis.missing import slowdown_share
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.evidence.calls import BYTE_NS, CALL_NS, guessed, least_ns
+from pytest_torchprof.rules.evidence.loops import JOIN, between, call_of, chains, may_have_more
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.dataflow import listed
+from pytest_torchprof.trace.names import DEVICE_KINDS
+from pytest_torchprof.trace.tree import calls
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.rules.evidence.chains import Chain, Link
-    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
+    from pytest_torchprof.rules.evidence.loops import BodyCall, Chain, Link, Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

@@ -8,20 +8,17 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import attribute
 from pytest_torchprof.analysis.breakdown import categories
-from pytest_torchprof.analysis.idle import idle_of, spans_of
-from pytest_torchprof.analysis.roofline import device_of
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.costs import launched_between
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import chip_of, device_type
+from pytest_torchprof.analysis.device_time import idle_of, spans_of
+from pytest_torchprof.analysis.kernels import device_of
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.rules.evidence.devices import chip_of, device_type
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, launched_between, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.tree import marked, operators_around
-from pytest_torchprof.work.categories import CATEGORIES
-from pytest_torchprof.work.devices.device import DTYPES
-from pytest_torchprof.work.product_kernels import VECTOR_KERNEL, is_main, precision
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.tree import engine_steps, marked, operators_around
+from pytest_torchprof.work.devices import DTYPES
+from pytest_torchprof.work.kernels import CATEGORIES, VECTOR_KERNEL, is_main, precision
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -9,38 +9,28 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import (
-    NO_MATCHES,
-    NONE_SO_FAR,
-    Matches,
-    Threshold,
-    rule,
-)
-from pytest_torchprof.rules.evidence.calls import called
-from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
-from pytest_torchprof.rules.evidence.shapes import shapes
+from pytest_torchprof.analysis.missing import blind_kernels, slowdown_share
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.evidence.calls import called, estimated_cpu_ns, guessed, shapes
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.levels import compiled
-from pytest_torchprof.trace.name_index import (
+from pytest_torchprof.trace.names import (
     OPERATOR,
+    Kind,
     Names,
     are_named,
     operators_named,
     selected_operators,
 )
 from pytest_torchprof.trace.nesting import among
-from pytest_torchprof.trace.tree import operators_around, parents, within
+from pytest_torchprof.trace.tree import compiled, operators_around, parents, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints

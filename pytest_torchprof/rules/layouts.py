@@ -8,23 +8,28 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.costs import launched_between
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import chip_of
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.evidence.devices import chip_of
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import (
+    NO_MATCHES,
+    NONE_SO_FAR,
+    Matches,
+    Threshold,
+    launched_between,
+    rule,
+)
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import LaunchArgs, decode, decode_list
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.trace.names import Kind, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import marked, operators_around, within_named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
+    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.tensors import Taken
 
 #: Kernels of cuDNN and of MIOpen that change the layout of a tensor.
 _LAYOUT: Final = late(

@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.analysis.roofline import device_of
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.analysis.kernels import device_of
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.attention import has_fused, runs_fused
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import chip_of, on_cpu
-from pytest_torchprof.rules.evidence.attention_chains import PRODUCT, SOFTMAX, are_kept, attentions
+from pytest_torchprof.rules.evidence.attention import PRODUCT, SOFTMAX, are_kept, attentions
+from pytest_torchprof.rules.evidence.devices import chip_of, on_cpu
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.backward import forward_of
-from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.name_index import count
-from pytest_torchprof.trace.tree import marked
-from pytest_torchprof.work.devices.device import DTYPES
-from pytest_torchprof.work.dtypes import PEAK, SHORT
-from pytest_torchprof.work.product_kernels import TF32_KERNEL
+from pytest_torchprof.trace.names import count
+from pytest_torchprof.trace.tree import engine_steps, forward_of, marked
+from pytest_torchprof.work.devices import DTYPES
+from pytest_torchprof.work.kernels import TF32_KERNEL
+from pytest_torchprof.work.operands import PEAK, SHORT
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.attention_chains import Attention
+    from pytest_torchprof.rules.evidence.attention import Attention
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

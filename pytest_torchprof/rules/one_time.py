@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.analysis.one_time_work import OneTime, one_time_work
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.analysis.idle_causes import OneTime, one_time_work
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

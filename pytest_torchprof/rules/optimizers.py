@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, is_trifle
-from pytest_torchprof.rules.evidence.nodes import numbers
-from pytest_torchprof.rules.evidence.optimizer_steps import STEP, UPDATES, optimizer_steps
-from pytest_torchprof.rules.evidence.shapes import mean_elements
+from pytest_torchprof.rules.evidence.autograd import numbers
+from pytest_torchprof.rules.evidence.calls import guessed, is_trifle, mean_elements
+from pytest_torchprof.rules.evidence.parameters import STEP, UPDATES, optimizer_steps
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.arguments import OpArgs, decode
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.optimizer_steps import OptimizerStep
+    from pytest_torchprof.rules.evidence.parameters import OptimizerStep
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints

@@ -9,9 +9,30 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.rule import (
+from pytest_torchprof.analysis.missing import slowdown_share
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.evidence.autograd import numbers
+from pytest_torchprof.rules.evidence.calls import LAYER, guessed, is_trifle, mean_elements, shapes
+from pytest_torchprof.rules.evidence.parameters import (
+    ALL,
+    AVERAGE,
+    BESIDE,
+    ELEMENTWISE,
+    MAKES,
+    NORM,
+    OF_LISTS,
+    OF_STEP,
+    WRITES,
+    advice,
+    alpha_of,
+    are_shapes_of_a_model,
+    consecutive_calls,
+    optimizer_steps,
+    parameters_of,
+    repeated,
+    shapes_of,
+)
+from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     NONE_SO_FAR,
@@ -19,39 +40,16 @@ from pytest_torchprof.rules.engine.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.rules.evidence.by_tensor import (
-    ALL,
-    BESIDE,
-    ELEMENTWISE,
-    MAKES,
-    NORM,
-    WRITES,
-    alpha_of,
-    are_shapes_of_a_model,
-    consecutive_calls,
-    parameters_of,
-    repeated,
-    shapes_of,
-)
-from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, is_trifle
-from pytest_torchprof.rules.evidence.loop_advice import AVERAGE, OF_LISTS, OF_STEP, advice
-from pytest_torchprof.rules.evidence.nodes import numbers
-from pytest_torchprof.rules.evidence.optimizer_steps import optimizer_steps
-from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
-from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.trace.name_index import Names, are_named, operators_named
-from pytest_torchprof.trace.same_calls import once_selected
-from pytest_torchprof.trace.tree import free_named
+from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.trace.tree import calls, free_named, once_selected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.rules.evidence.by_tensor import _Shape
-    from pytest_torchprof.rules.evidence.optimizer_steps import OptimizerStep
+    from pytest_torchprof.rules.evidence.parameters import OptimizerStep, _Shape
+    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
-    from pytest_torchprof.trace.tensors import Taken
 
 
 _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")

@@ -6,17 +6,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.host_causes import COLLECT, Cause
-from pytest_torchprof.analysis.idle_causes import idle_parts
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence import calls as by_marks
+from pytest_torchprof.analysis.idle_causes import COLLECT, Cause, idle_parts
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.places.place import Owner, frame_of, owner_of
+from pytest_torchprof.rules.evidence.calls import step_bounds, step_of
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import FREE_CALLS, MALLOC_CALLS, SEGMENT_CALLS
-from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, events_named
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    FREE_CALLS,
+    MALLOC_CALLS,
+    OPERATOR,
+    SEGMENT_CALLS,
+    Kind,
+    Names,
+    are_named,
+    events_named,
+)
 from pytest_torchprof.trace.tree import has_frames, operators_around
 
 if TYPE_CHECKING:
@@ -174,7 +181,7 @@ def _steps(trace: Events, rows: Ints) -> Ints:
     """The step of each event: by the trace's annotations, else by fetches and optimizers."""
     if len(steps.steps_of(trace)) > 1:
         return steps.step_of(trace)[rows]
-    return by_marks.step_of(trace, rows)
+    return step_of(trace, rows)
 
 
 def _has_steps(trace: Events) -> Reason | None:
@@ -182,7 +189,7 @@ def _has_steps(trace: Events) -> Reason | None:
     gap = knows_pauses(trace)
     if gap is not None:
         return gap
-    if len(steps.steps_of(trace)) > 1 or len(trace.once(by_marks.step_bounds)) > 1:
+    if len(steps.steps_of(trace)) > 1 or len(trace.once(step_bounds)) > 1:
         return None
     rows = events_named(trace, _CALLS)
     idle = paused_ns(trace, rows[trace.selection[rows]], Cause.ALLOCATING).sum()

@@ -10,18 +10,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import on_cpu
-from pytest_torchprof.rules.evidence.calls import are_called, called, may_be_called, sizes
-from pytest_torchprof.rules.evidence.casts_back import Sized, casts_back
-from pytest_torchprof.rules.graphs import LAYER
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.evidence.calls import LAYER, are_called, called, may_be_called, sizes
+from pytest_torchprof.rules.evidence.copies import Sized, casts_back
+from pytest_torchprof.rules.evidence.devices import on_cpu
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import alike, decode_part
-from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.name_index import Names, are_named, operators_named
+from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.same_calls import once_selected
-from pytest_torchprof.work.dtypes import torch_name
+from pytest_torchprof.trace.tree import engine_steps, once_selected
+from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

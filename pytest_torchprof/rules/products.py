@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_products import DeviceProducts, Product, device_products
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.analysis.attribution import DeviceProducts, Product, device_products
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.accelerator import chip_of
+from pytest_torchprof.rules.evidence.devices import chip_of
 from pytest_torchprof.rules.manual_attention import in_manual_attention
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.backward import forward_of
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.work.dtypes import SHORT
-from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, VECTOR_KERNEL, is_main
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.tree import forward_of
+from pytest_torchprof.work.kernels import FP32_KERNEL, TF32_KERNEL, VECTOR_KERNEL, is_main
+from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.accelerator import Chip
+    from pytest_torchprof.rules.evidence.devices import Chip
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

@@ -9,38 +9,45 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence import estimated_cpu_time as estimate
-from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, gradients, recast
-from pytest_torchprof.rules.evidence.calls import are_called, are_closed, in_backward, passes
-from pytest_torchprof.rules.evidence.copy_kinds import (
+from pytest_torchprof.analysis.missing import blind_kernels
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.rules.evidence.calls import (
+    CALL_NS,
+    are_called,
+    are_closed,
+    guessed,
+    in_backward,
+    is_trifle,
+    passes,
+)
+from pytest_torchprof.rules.evidence.copies import (
     CAST,
     TO_COPY,
+    WEIGHTS,
+    CopyRun,
+    Finder,
+    again,
+    by_kind,
+    casts_of_weights,
     chain,
+    gradients,
+    held,
     kinds_of_casts,
     kinds_of_clones,
     layout_fix,
     outer_casts,
+    recast,
+    written_to,
 )
-from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
-from pytest_torchprof.rules.evidence.same_tensor import again, written_to
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.name_index import (
-    Names,
-    are_named,
-    count,
-    selected_operators,
-)
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, around, rule
+from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, count, selected_operators
+from pytest_torchprof.work.operands import ELEMENT_BYTES, torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
+    from pytest_torchprof.rules.evidence.copies import CopiedTensor
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -90,13 +97,13 @@ def _unseen_casts(trace: Events) -> Reason | None:
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):
             return because(Why.AUTOCAST_UNSEEN)
-    return gap or estimate.guessed(trace, TO_COPY)
+    return gap or guessed(trace, TO_COPY)
 
 
 def _unseen_copies(trace: Events) -> Reason | None:
     """Copies that graphs launched: what they copy is unknown."""
     gap = blind_kernels(trace, _COPY_KERNEL.search)
-    return gap or estimate.guessed(trace, _CLONE)
+    return gap or guessed(trace, _CLONE)
 
 
 @rule(
@@ -389,9 +396,7 @@ def _matches(
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
-    elif estimate.is_trifle(
-        trace, len(event) * estimate.CALL_NS + moved_bytes.sum() * _COPIED_BYTE_NS, share
-    ):
+    elif is_trifle(trace, len(event) * CALL_NS + moved_bytes.sum() * _COPIED_BYTE_NS, share):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(
         event, message, None, cost, moved_bytes, None, fix, around(trace, event), wants_tensors

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_gain import gain
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.kept_gradients import hooks_read, outlive
-from pytest_torchprof.rules.evidence.nodes import engine_nodes, forward_calls
+from pytest_torchprof.analysis.breakdown import gain
+from pytest_torchprof.rules.evidence.autograd import (
+    engine_nodes,
+    forward_calls,
+    hooks_read,
+    outlive,
+)
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.name_index import (
+from pytest_torchprof.trace.names import (
     OPERATOR,
     Names,
     are_named,
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
-    from pytest_torchprof.trace.tensors import Taken
 
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 #: The operator that stores a gradient for the optimizer; `autograd.grad` does not run it.

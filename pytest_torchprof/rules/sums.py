@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.engine.rule import (
+from pytest_torchprof.rules.evidence.autograd import (
+    all_used,
+    flat,
+    forward_calls,
+    has_regions,
+    makers,
+    node_steps,
+    numbers,
+    recorded,
+)
+from pytest_torchprof.rules.evidence.calls import LAYER, running_again
+from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     NONE_SO_FAR,
@@ -16,23 +27,11 @@ from pytest_torchprof.rules.engine.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.rules.evidence.flow import flat, makers
-from pytest_torchprof.rules.evidence.nodes import (
-    all_used,
-    forward_calls,
-    has_regions,
-    node_steps,
-    numbers,
-    recorded,
-)
-from pytest_torchprof.rules.evidence.weights import running_again
-from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.name_index import Names, marks_named
+from pytest_torchprof.trace.names import Names, marks_named
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import outermost_named
+from pytest_torchprof.trace.tree import engine_steps, outermost_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -8,25 +8,38 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.estimated_cpu_time import CALL_NS, guessed, least_ns
-from pytest_torchprof.rules.evidence.loop_bodies import Body, elements, pieces
-from pytest_torchprof.rules.evidence.loop_carried_shapes import may_carry
-from pytest_torchprof.rules.evidence.loop_carried_tensors import is_carried
-from pytest_torchprof.rules.evidence.looped_tensor import Movers
-from pytest_torchprof.rules.evidence.non_tensor_loops import is_apart, works_on_more
-from pytest_torchprof.rules.evidence.stretches import APART, Sequence, Stretch, sequence, stretches
-from pytest_torchprof.rules.evidence.write_only_loops import is_written_only
-from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.levels import are_gradchecked
-from pytest_torchprof.trace.name_index import Names, operators_named
-from pytest_torchprof.trace.tree import are_outermost
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.evidence.calls import (
+    APART,
+    CALL_NS,
+    LAYER,
+    Stretch,
+    guessed,
+    least_ns,
+    sequence,
+    stretches,
+)
+from pytest_torchprof.rules.evidence.calls import (
+    CallSequence as Sequence,
+)
+from pytest_torchprof.rules.evidence.loops import (
+    Body,
+    Movers,
+    elements,
+    is_apart,
+    is_carried,
+    is_written_only,
+    may_carry,
+    pieces,
+    works_on_more,
+)
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import Names, operators_named
+from pytest_torchprof.trace.tree import are_gradchecked, are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.loop_bodies import Pieces, Shape
-    from pytest_torchprof.rules.evidence.looped_tensor import Moving
+    from pytest_torchprof.rules.evidence.loops import Moving, Pieces, Shape
     from pytest_torchprof.trace.events import Events
 
 _INDEX: Final = Names(

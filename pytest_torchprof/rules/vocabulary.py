@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.device_gain import gain
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.costs import around
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.analysis.breakdown import gain
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import sizes
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.levels import are_engine_steps, calls, engine_steps
-from pytest_torchprof.trace.name_index import Names, are_named
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.tree import are_engine_steps, calls, engine_steps
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_products import names_fit
-from pytest_torchprof.analysis.gaps import absent_gap, device_gap, waits_gap
-from pytest_torchprof.analysis.idle import idle, idle_by_waits
-from pytest_torchprof.analysis.launches import launches
-from pytest_torchprof.analysis.unprofiled_time import wall_ns
+from pytest_torchprof.analysis.attribution import launches, names_fit
+from pytest_torchprof.analysis.device_time import idle, idle_by_waits
+from pytest_torchprof.analysis.missing import absent_gap, device_gap, waits_gap, wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -217,8 +215,8 @@ def host_read(trace: Events) -> Matches:
     """
     if trace.whole.once(waits_gap) is None:
         return NO_MATCHES
-    from pytest_torchprof.analysis.host_reads import host_reads  # few tests ask for it
-    from pytest_torchprof.work.host_reads import READS
+    from pytest_torchprof.analysis.estimates import host_reads  # few tests ask for it
+    from pytest_torchprof.work.launches import READS
 
     found = host_reads(trace)
     if not len(found.event):

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.unprofiled_time import slowdown_share
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import (
+from pytest_torchprof.analysis.missing import slowdown_share
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.evidence.calls import filled, filled_shapes, guessed, least_ns
+from pytest_torchprof.rules.evidence.devices import on_cpu
+from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     NONE_SO_FAR,
@@ -19,22 +21,31 @@ from pytest_torchprof.rules.engine.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.rules.evidence.accelerator import on_cpu
-from pytest_torchprof.rules.evidence.estimated_cpu_time import guessed, least_ns
-from pytest_torchprof.rules.evidence.filled import filled, filled_shapes
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.levels import calls, frames_around
-from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    Names,
+    are_named,
+    marks_named,
+    selected_operators,
+)
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import are_free, are_outermost, free_named, has_frames, marked
+from pytest_torchprof.trace.tree import (
+    are_free,
+    are_outermost,
+    calls,
+    frames_around,
+    free_named,
+    has_frames,
+    marked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.tensors import Taken
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _ZEROES_LISTS: Final = Names(r"aten::_foreach_zero_$")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.session_table import fault_lines
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.render.summary import fault_lines
+from pytest_torchprof.render.unknown import in_words
 
 
 def is_fault(error: Exception) -> bool:

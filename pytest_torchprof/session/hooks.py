@@ -1,4 +1,4 @@
-"""The hooks of a pytest session with profiling on: collection, one test, reports, the end."""
+"""What hooks do: plan the tests, run each, and write at the end what the session found."""
 
 from __future__ import annotations
 
@@ -11,49 +11,147 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_torchprof.baseline.source_files import Sources
+from pytest_torchprof.baseline.inline import Sources
 from pytest_torchprof.capture.machine import require_torch
-from pytest_torchprof.capture.other_sessions import OTHERS
-from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.capture.patches import PATCH_GUARD
+from pytest_torchprof.capture.profiler import prime
+from pytest_torchprof.capture.sessions import OTHERS
+from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape
-from pytest_torchprof.rules.engine.registry import warm_up
+from pytest_torchprof.rules.registry import warm_up
+from pytest_torchprof.session import reports as junit_properties
 from pytest_torchprof.session.faults import SessionErrors, message_of
-from pytest_torchprof.session.fixture.relations import relation_lines
-from pytest_torchprof.session.importing import ImportingHooks, Outside
-from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
-from pytest_torchprof.session.judging.own_failure import OwnFailure
-from pytest_torchprof.session.known_machine import KnownMachine
-from pytest_torchprof.session.known_rules import rules_of
+from pytest_torchprof.session.fixture import relation_lines
+from pytest_torchprof.session.imports import ImportingHooks, Outside
+from pytest_torchprof.session.known import KnownMachine, rules_of
+from pytest_torchprof.session.markers import is_ours
+from pytest_torchprof.session.measurement import Gatherer, RecentLaps, seeded_name
 from pytest_torchprof.session.options import require_folder
-from pytest_torchprof.session.planning import PLAN, plan_late, plan_tests
-from pytest_torchprof.session.reporting import junit_properties
-from pytest_torchprof.session.reporting.accept import accept
-from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
-from pytest_torchprof.session.reporting.ci import service_of, wanted
-from pytest_torchprof.session.reporting.collected import Collected
-from pytest_torchprof.session.reporting.json_report_file import begin_report, end_report
-from pytest_torchprof.session.reporting.report_attachments import (
+from pytest_torchprof.session.plan import Plan, plan_of
+from pytest_torchprof.session.reports import (
     Attachment,
     Attachments,
+    BaselineFiles,
+    Collected,
     Results,
+    WorkerOutput,
+    accept,
+    begin_report,
+    end_report,
     has_attachment,
     has_news,
+    header,
+    service_of,
+    summarize,
+    wanted,
 )
-from pytest_torchprof.session.reporting.terminal_summary import header, summarize
-from pytest_torchprof.session.reporting.worker_output import WorkerOutput
-from pytest_torchprof.session.runs.gather import Gatherer
-from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfail
-from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
-from pytest_torchprof.session.runs.reruns import Runner
-from pytest_torchprof.session.runs.seeds import seeded_name
-from pytest_torchprof.session.runs.timed_rounds import RecentLaps
+from pytest_torchprof.session.runs import Runner, RunningHooks, hide_own_frames, is_strict_xfail
+from pytest_torchprof.session.verdicts import ItemVerdicts, OwnFailure
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.plan import Plan
+    from collections.abc import Iterable
+
+    from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.core.values import Settings
+
+
+# ---- Plan the tests of a session, once everybody has added their markers.
+
+PLAN = pytest.StashKey[Plan]()
+#: Our markers that a test had when it was planned.
+_MARKS = pytest.StashKey[list[pytest.Mark]]()
+#: Invalid markers that are shown.
+_SHOWN = 10
+
+
+def plan_tests(items: Iterable[pytest.Item], settings: Settings, sources: Sources | None) -> None:
+    """Plan each test; and while accepting, read the sources with inline expectations.
+
+    Raises:
+        pytest.UsageError: invalid markers, with their tests.
+    """
+    problems = []
+    for item in items:
+        try:
+            plan_again(item, settings)
+        except TorchprofError as error:
+            problems.append(f"{item.nodeid}: {error}")
+            continue
+        if sources is not None and "torchprof" in getattr(item, "fixturenames", ()):
+            with suppress(BaselineError):  # reported where the literal is compared
+                sources.of(str(item.path))
+    if problems:
+        more = len(problems) - _SHOWN
+        shown = problems[:_SHOWN] + ([f"… and {more} more"] if more > 0 else [])
+        raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))
+
+
+def plan_late(
+    item: pytest.Item, settings: Settings, machine: Machine, *, prepared: bool
+) -> Plan | None:
+    """The plan of a test to which hooks or fixtures have added markers since; None if none have.
+
+    A test that was not ``prepared`` to be measured is left out, and its limits are unchecked.
+
+    Raises:
+        OwnFailure: one of the markers is invalid.
+    """
+    try:
+        plan = plan_again(item, settings)
+    except TorchprofError as error:
+        raise OwnFailure(escape.block(f"torchprof: {error}")) from None
+    if plan is None:
+        return None
+    plan = plan.on(machine)
+    item.stash[PLAN] = plan = plan if prepared else replace(plan, left_out=True)
+    return plan
+
+
+def plan_again(item: pytest.Item, settings: Settings) -> Plan | None:
+    """Plan a test whose markers are not those that it was planned by; None for others, and for one
+    that is not profiled.
+
+    Raises:
+        SettingsError: an invalid marker.
+    """
+    known = item.stash.get(_MARKS, None)
+    if known is not None and not _new([*filter(is_ours, item.iter_markers())], known):
+        return None
+    own = item.own_markers
+    if known is not None:
+        # A fixture adds its marker each time that it is set up.
+        item.own_markers = [one for one in own if not is_ours(one)] + _distinct(
+            [one for one in own if is_ours(one)], known
+        )
+    try:
+        item.stash[_MARKS] = [*filter(is_ours, item.iter_markers())]
+        plan = plan_of(item, settings)
+    finally:
+        item.own_markers = own
+    if plan is not None:
+        item.stash[PLAN] = plan
+    return plan
+
+
+def _new(now: list[pytest.Mark], known: list[pytest.Mark]) -> list[pytest.Mark]:
+    """Markers that are not among others; their arguments, which may be anything, do not matter."""
+    ids = set(map(id, known))
+    return [one for one in now if id(one) not in ids]
+
+
+def _distinct(own: list[pytest.Mark], known: list[pytest.Mark]) -> list[pytest.Mark]:
+    """Without new markers that say what an earlier one has said."""
+    new, said, out = set(map(id, _new(own, known))), set[str](), list[pytest.Mark]()
+    for one in own:
+        text = repr((one.name, one.args, one.kwargs))
+        if id(one) not in new or text not in said:
+            out.append(one)
+        said.add(text)
+    return out
+
+
+# ---- The hooks of a pytest session with profiling on: collection, one test, reports, the end.
 
 GATHERER = pytest.StashKey["Gatherer | None"]()
 
@@ -338,7 +436,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             self.errors.add(*end_report(path, self.environment, records, interrupted=gone))
         if (path := self.settings.html) is not None:
             with self.errors.careful:
-                from pytest_torchprof.session.reporting.html_file import write_page
+                from pytest_torchprof.session.reports import write_page
 
                 self.errors.add(*write_page(path, self.config, self.environment, records, gone))
         if wanted(self.settings):
@@ -353,7 +451,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
 
     def _report_to_ci(self) -> None:
         """The comment that is asked for, and what the service shows."""
-        from pytest_torchprof.session.reporting.ci_report import CiReport
+        from pytest_torchprof.session.reports import CiReport
 
         report = CiReport(self.results, self.environment, self.config, interrupted=self.interrupted)
         if (path := self.settings.markdown) is not None:

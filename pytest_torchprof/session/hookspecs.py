@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_torchprof.rules.engine.rule import Rule
-    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.verdict.metrics import Metric
 
 
 def pytest_torchprof_rules(config: pytest.Config) -> Iterable[Rule] | None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
-from pytest_torchprof.core.scopes import SCOPES
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.values import SCOPES
+from pytest_torchprof.session.known import metrics_of
 from pytest_torchprof.session.options import OPTIONS
+from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    import pytest
-
-    from pytest_torchprof.core.results import Budget, Number
-    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.core.values import Budget, Number
+    from pytest_torchprof.verdict.findings import Allowance
+    from pytest_torchprof.verdict.metrics import Metric
 
 
 def add_markers(config: pytest.Config) -> None:
@@ -55,7 +62,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
     Raises:
         SettingsError: an invalid limit, an unknown metric, or two limits for one metric.
     """
-    from pytest_torchprof.session.known_metrics import metrics_of
+    from pytest_torchprof.session.known import metrics_of
     from pytest_torchprof.verdict.metrics import METRICS
 
     found: dict[tuple[str, str | None, str], Budget] = {}
@@ -172,10 +179,10 @@ def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object])
     Raises:
         SettingsError: the name is no metric's, or an argument is invalid.
     """
-    from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.units import parse_quantity
+    from pytest_torchprof.core.values import Budget
     from pytest_torchprof.verdict.metrics import METRICS
-    from pytest_torchprof.work.devices.targets import check_target
+    from pytest_torchprof.work.devices import check_target
 
     kind, metric = name[:4], METRICS[name[4:]]
     if len(args) != 1:
@@ -204,10 +211,10 @@ def named_budget(
     Raises:
         SettingsError: an argument is invalid. Whether there is such a metric, only a run tells.
     """
-    from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.units import parse_signed
+    from pytest_torchprof.core.values import Budget
     from pytest_torchprof.verdict.metrics import METRICS
-    from pytest_torchprof.work.devices.targets import check_target
+    from pytest_torchprof.work.devices import check_target
 
     if len(args) != 2 or not isinstance(args[0], str) or not args[0].isidentifier():
         raise SettingsError(f'{kind} takes a name and a limit: {kind}("tokens_per_s", 100)')
@@ -325,3 +332,188 @@ def is_ours(mark: pytest.Mark) -> bool:
     """Whether it is one of this plugin's markers."""
     ours = ("torchprof", "no_antipatterns", "allow_antipatterns")
     return mark.name in ours or mark.name.startswith(tuple(_KINDS))
+
+
+# ---- The markers that forbid or allow findings of rules.
+
+
+def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
+    """(limits of 0 set by ``no_antipatterns``; rule → reason, set by ``allow_antipatterns``).
+
+    Markers at all levels count. If one forbids by name what another allows, the closer one wins;
+    at the same level, the one that allows.
+
+    Raises:
+        SettingsError: an unknown rule, or an allowance without a reason.
+    """
+    from pytest_torchprof.core.values import Budget
+
+    any_rule, named = False, set[str]()
+    places: dict[int, tuple[dict[str, str], set[str]]] = {}
+    for node, mark in item.iter_markers_with_node():
+        allowed, forbidden = places.setdefault(id(node), ({}, set()))
+        if mark.name == "no_antipatterns":
+            check_arguments(mark.name, mark.kwargs, ())
+            forbidden |= _rules_of(mark, item.config)
+            any_rule |= not mark.args
+        elif mark.name == "allow_antipatterns":
+            reason = _reason_of(mark)
+            if _PLACES.isdisjoint(mark.kwargs):
+                allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
+    reasons: dict[str, str | None] = {}
+    for allowed, forbidden in places.values():  # closest first
+        reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
+        named |= forbidden
+    budgets = [Budget("findings", 0)] if any_rule else []
+    if named:
+        budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
+    return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
+
+
+#: Where ``allow_antipatterns`` may allow findings, if not in the whole test.
+_PLACES: Final = frozenset({"op", "module", "line"})
+
+
+def _reason_of(mark: pytest.Mark) -> str:
+    """The reason of an allowance.
+
+    Raises:
+        SettingsError: it has no rules or no reason, or a place that is none.
+    """
+    check_arguments(mark.name, mark.kwargs, ("reason", *sorted(_PLACES)))
+    reason = mark.kwargs.get("reason")
+    if not mark.args or not isinstance(reason, str) or not reason.strip():
+        raise SettingsError(
+            'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
+        )
+    for name in sorted(_PLACES & mark.kwargs.keys()):
+        value = mark.kwargs[name]
+        if not isinstance(value, str) or not value.strip():
+            raise SettingsError(f"allow_antipatterns: {name}={value!r} is no name; give a text")
+    return reason
+
+
+def allowances_of(item: pytest.Item) -> tuple[Allowance, ...]:
+    """What ``allow_antipatterns`` allows at one place only.
+
+    Raises:
+        SettingsError: as `antipatterns_of`.
+    """
+    marks = [
+        mark
+        for mark in item.iter_markers("allow_antipatterns")
+        if not _PLACES.isdisjoint(mark.kwargs)
+    ]
+    if not marks:
+        return ()
+    from pytest_torchprof.verdict.findings import Allowance
+
+    return tuple(
+        Allowance(
+            tuple(sorted(_rules_of(mark, item.config))),
+            _reason_of(mark),
+            **{name: mark.kwargs[name] for name in _PLACES & mark.kwargs.keys() - {"line"}},
+            line=_line(mark.kwargs.get("line")),
+        )
+        for mark in marks
+    )
+
+
+def _line(line: str | None) -> str | None:
+    """The line without what a path may have in it and a location has not: ``./x.py:3``."""
+    if line is None:
+        return None
+    path, separator, number = line.rpartition(":")
+    if not (separator and number.isdecimal()):
+        path, separator, number = line, "", ""
+    return f"{posixpath.normpath(path)}{separator}{number}"
+
+
+def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:
+    from pytest_torchprof.session.known import check_rules
+
+    return check_rules(map(str, mark.args), config)
+
+
+# ---- Budgets of a whole project, from the ini option ``torchprof_budgets``.
+
+#: ``GLOB: max_NAME = VALUE, op=…``; the glob and what follows the value are optional.
+_LINE = late(r"(?:(?P<glob>[^=]+?)\s*:\s+)?(?P<name>\w+)\s*=\s*(?P<rest>.+)")
+_ARGUMENT = late(r",\s*(\w+)\s*=\s*")
+_EXAMPLE = "write lines like `tests/unit/*: max_peak_cpu_bytes = 64 MiB, module=Attention`"
+
+
+class ProjectBudget(NamedTuple):
+    """A budget, for the tests of files that the glob matches; ``*`` matches slashes, too."""
+
+    glob: str
+    budget: Budget
+
+
+_PARSED = pytest.StashKey[tuple[ProjectBudget, ...]]()
+
+
+def project_budgets_of(item: pytest.Item, own: Iterable[Budget]) -> list[Budget]:
+    """The project's budgets for this test, without those that its own markers replace.
+
+    Of several lines about one metric and scope, the last one counts.
+
+    Raises:
+        SettingsError: a line is invalid.
+    """
+    config = item.config
+    if _PARSED not in config.stash:
+        config.stash[_PARSED] = tuple(_parsed(config))
+    if not config.stash[_PARSED]:
+        return []
+    file = item.nodeid.partition("::")[0]
+    taken = {(one.label, _is_upper(one)) for one in own}
+    taken |= {(one.label, False) for one in own if one.least is not None}
+    found: dict[tuple[str, bool, str | None], Budget] = {}
+    for glob, budget in config.stash[_PARSED]:
+        if fnmatchcase(file, glob) and (budget.label, _is_upper(budget)) not in taken:
+            found[budget.label, _is_upper(budget), budget.on] = budget
+    return list(found.values())
+
+
+def _is_upper(budget: Budget) -> bool:
+    return budget.limit is not None
+
+
+def _parsed(config: pytest.Config) -> Iterable[ProjectBudget]:
+    file = config.inipath.name if config.inipath is not None else "the ini file"
+    for line in config.getini("torchprof_budgets"):
+        try:
+            glob, budget = _read(line, config)
+        except SettingsError as error:
+            raise SettingsError(f"torchprof_budgets in {file}: {line!r}: {error}") from None
+        yield ProjectBudget(glob, replace(budget, source=f"torchprof_budgets in {file}"))
+
+
+def _read(line: str, config: pytest.Config) -> ProjectBudget:
+    found = _LINE.fullmatch(line.strip())
+    if found is None:
+        raise SettingsError("it is no budget", next_step=_EXAMPLE)
+    name = found["name"]
+    ours = [f"{kind}_{metric}" for kind in ("max", "min") for metric in METRICS]
+    value, *others = _ARGUMENT.split(found["rest"])
+    arguments = {key: text.strip() for key, text in zip(others[::2], others[1::2], strict=True)}
+    if name in ("max_metric", "min_metric"):
+        named = arguments.pop("name", "")
+        budget = named_budget(name, [named, _number(value)], arguments, metrics_of(config))
+        return ProjectBudget(found["glob"] or "*", budget)
+    if name not in ours:
+        raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
+    return ProjectBudget(found["glob"] or "*", make_budget(name, [_number(value)], arguments))
+
+
+def _number(text: str) -> float | str:
+    """A plain number in the metric's unit, or text that carries its own."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()

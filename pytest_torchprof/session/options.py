@@ -3,18 +3,114 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
-from pytest_torchprof.session.switches import ACCEPT, enabled, seed_imports, switched, typed
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.settings import Settings, Tolerance
+    from pytest_torchprof.core.values import Settings, Tolerance
+
+
+# ---- Which switches are on: profiling itself, and those with more sources than an option.
+
+ACCEPT = "--accept"
+#: Options that have an effect only with profiling on.
+_ASKING = (
+    "--torchprof-strict",
+    "--torchprof-check-stable",
+    "--torchprof-json",
+    "--torchprof-html",
+    "--torchprof-markdown",
+    "--torchprof-traces",
+    "--torchprof-history",
+)
+#: With ``--torchprof-ci=off`` or ``auto``, nothing is asked for.
+_SERVICES = ("github", "gitlab")
+
+
+def enabled(config: pytest.Config, given: object = None) -> bool:
+    """Whether tests are to be profiled: ``--torchprof``, our own ``--accept``, or the ini.
+
+    ``given`` are the parsed options; by default, the final ones.
+    """
+    given = config.option if given is None else given
+    asked = getattr(given, "torchprof", None)
+    if asked is not None:
+        return bool(asked)
+    return bool(getattr(given, "torchprof_accept", False) or switched(config, "torchprof"))
+
+
+def enabled_early(config: pytest.Config) -> bool:
+    """The same before the options are parsed as a whole, and ``--accept`` is registered."""
+    given = config.known_args_namespace
+    asked: bool | None = getattr(given, "torchprof", None)
+    if asked is None and ACCEPT in typed(config):
+        return True
+    with suppress(pytest.UsageError):  # told later
+        return enabled(config, given)
+    return False
+
+
+def seed_imports(config: pytest.Config, given: object) -> bool | None:
+    """Whether ``given`` options or the ini ask for seeds while importing; None if neither does.
+
+    Raises:
+        pytest.UsageError: the ini's value is neither true nor false.
+    """
+    asked: bool | None = getattr(given, "torchprof_seed_imports", None)
+    return _asked(config, "torchprof_seed_imports") if asked is None else asked
+
+
+def switched(config: pytest.Config, name: str) -> bool:
+    """The value of an ini switch, off by default; see `_asked`."""
+    return bool(_asked(config, name))
+
+
+def _asked(config: pytest.Config, name: str) -> bool | None:
+    """The value of an ini switch; pytest's own error does not name it.
+
+    Raises:
+        pytest.UsageError: it is neither true nor false.
+    """
+    try:
+        return cast("bool | None", config.getini(name))
+    except (ValueError, pytest.UsageError) as error:
+        raise _usage(f"ini option {name}: {error}; give true or false") from None
+
+
+def refuse_idle(config: pytest.Config) -> None:
+    """Reject options that do nothing while profiling is off, such as the one for a report.
+
+    They are fine in ``addopts``, and with ``--no-torchprof``.
+
+    Raises:
+        pytest.UsageError: such an option is on the command line.
+    """
+    if config.option.torchprof is not None:
+        return
+    asking = (*_ASKING, *(("--torchprof-ci",) if config.option.torchprof_ci in _SERVICES else ()))
+    for flag in asking:
+        if flag in typed(config):
+            raise _usage(f"{flag} does nothing without --torchprof; add --torchprof")
+
+
+def typed(config: pytest.Config) -> set[str]:
+    """The names of the options on the command line, without ``addopts``."""
+    return {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+
+
+def _usage(message: str) -> pytest.UsageError:
+    from pytest_torchprof.render import escape  # only where it is needed: profiling may be off
+
+    return pytest.UsageError(escape.line(message))
+
 
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
@@ -138,7 +234,7 @@ def _metric(text: str) -> str:
 def _chip(text: str) -> str | None:
     if text.strip() in {"", "off"}:
         return None
-    from pytest_torchprof.work.devices.targets import chip_named
+    from pytest_torchprof.work.devices import chip_named
 
     return chip_named(text).name
 
@@ -148,7 +244,7 @@ def _words(text: str) -> list[str]:
 
 
 def _metrics(text: str) -> tuple[str, ...]:
-    from pytest_torchprof.core.columns import OWN_COLUMNS
+    from pytest_torchprof.core.values import OWN_COLUMNS
 
     return tuple(word if word == OWN_COLUMNS else _metric(word) for word in _words(text))
 
@@ -284,8 +380,8 @@ def _tolerance(line: str) -> Tolerance:
     """
     from difflib import get_close_matches
 
-    from pytest_torchprof.core.settings import Tolerance
     from pytest_torchprof.core.units import parse_share, parse_signed
+    from pytest_torchprof.core.values import Tolerance
     from pytest_torchprof.verdict.metrics import METRICS
 
     glob, colon, text = (part.strip() for part in line.partition(":"))
@@ -320,10 +416,9 @@ def build_settings(config: pytest.Config) -> Settings:
     Raises:
         pytest.UsageError: an invalid value, with its source and close matches.
     """
-    from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.core.values import Settings
     from pytest_torchprof.render import escape
-    from pytest_torchprof.session.known_rules import check_rules, thresholds_of
-    from pytest_torchprof.session.named_files import check_files
+    from pytest_torchprof.session.known import check_rules, thresholds_of
 
     values: dict[str, Any] = {}
     given: set[str] = set()
@@ -377,3 +472,53 @@ def build_settings(config: pytest.Config) -> Settings:
         given=frozenset(given),
         tolerances=tolerances,
     )
+
+
+# ---- Check the files that options name, before anything is written to them.
+
+
+def _check_name(option: str, files: Mapping[str, Path]) -> None:
+    """Reject a folder, and the file of an option before it.
+
+    Raises:
+        SettingsError: it is one of these.
+    """
+    path = files.get(option)
+    if path is None:
+        return
+    same = next(o for o, other in files.items() if other.resolve() == path.resolve())
+    if same != option:
+        raise SettingsError(f"{path} is the file of --torchprof-{same}, too")
+    if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
+        raise SettingsError(f"{path} is a folder", next_step="name a file in it")
+
+
+def check_files(json: Path | None, html: Path | None, markdown: Path | None) -> None:
+    """Reject names of files that are there and not ours.
+
+    Raises:
+        pytest.UsageError: there is such a file.
+    """
+    from pytest_torchprof.render import escape
+    from pytest_torchprof.render.report import check_target
+
+    named = {"json": json, "html": html, "markdown": markdown}
+    name = "json"
+    try:
+        for name in named:
+            _check_name(name, {o: path for o, path in named.items() if path is not None})
+        name = "json"
+        if json is not None:
+            check_target(json)
+        if html is not None:
+            from pytest_torchprof.render.html.page import check_page
+
+            name = "html"
+            check_page(html)
+        if markdown is not None:  # most sessions load none of that
+            from pytest_torchprof.render.ci import check_comment
+
+            name = "markdown"
+            check_comment(markdown)
+    except SettingsError as error:
+        raise pytest.UsageError(escape.line(f"--torchprof-{name}: {error}")) from None

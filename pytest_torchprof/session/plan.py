@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.known_metrics import metrics_of
-from pytest_torchprof.session.known_rules import rules_of
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.session.known import metrics_of, rules_of
 from pytest_torchprof.session.markers import (
+    allowances_of,
+    antipatterns_of,
     budgets_of,
     is_marked,
     limits_of_excluded,
     overrides_of,
+    project_budgets_of,
 )
-from pytest_torchprof.session.project_budgets import project_budgets_of
-from pytest_torchprof.session.rule_markers import allowances_of, antipatterns_of
 from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.machine import Machine
-    from pytest_torchprof.core.results import Budget
-    from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.rules.engine.rule import Rule
-    from pytest_torchprof.verdict.allowances import Allowance
-    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.core.values import Budget, Settings
+    from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.verdict.findings import Allowance
+    from pytest_torchprof.verdict.metrics import Metric
 
 RunKind = Literal[
     "warmup",
@@ -112,7 +111,7 @@ class Plan(Frozen, frozen=True):
         if all(budget.on is None and not budget.source for budget in self.budgets):
             return self
         from pytest_torchprof.capture.machine import capability
-        from pytest_torchprof.work.devices.targets import is_on
+        from pytest_torchprof.work.devices import is_on
 
         kept: dict[tuple[str, str], Budget] = {}
         for one in self.budgets:
@@ -192,7 +191,7 @@ def _in_force(budgets: Iterable[Budget], chip: str | None) -> Iterator[Budget]:
         if one.on is None or metric is None or not metric.of_chip:
             yield one
             continue
-        from pytest_torchprof.work.devices.targets import is_of_chip
+        from pytest_torchprof.work.devices import is_of_chip
 
         mine = is_of_chip(one.on, chip)
         if mine is not False:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.process import late
 from pytest_torchprof.trace.nesting import Ints, narrow
 
 

@@ -1,9 +1,4 @@
-"""The event model: the columnar `Events` of a trace, live or stored.
-
-A live capture and a stored file become the same `Events`; every metric, rule and table is a
-function of them. Columns are numpy arrays with one entry per event; strings are interned; ``args``
-stay raw JSON bytes and are decoded only for the events that are needed.
-"""
+"""The event model: the columnar `Events` of a trace, live or stored, and its allocations."""
 
 from __future__ import annotations
 
@@ -14,32 +9,112 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.core.cached import cached
+from pytest_torchprof.core.records import Frozen, cached
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
     NO_DEVICE,
     FormerIds,
+    MemoryArgs,
     OpArgs,
     decode,
     decode_list,
     device_columns,
     int64_column,
+    whole_number,
 )
+from pytest_torchprof.trace.dataflow import keys_of
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import REGION, shown_name
-from pytest_torchprof.trace.name_index import NameIndex, index_of, selected_operators, verdicts_on
-from pytest_torchprof.trace.parts import selected_by
-from pytest_torchprof.trace.regions import received, uses_workers
-from pytest_torchprof.trace.tensors import keys_of
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    HOST_KINDS,
+    REGION,
+    Kind,
+    NameIndex,
+    index_of,
+    received,
+    selected_operators,
+    shown_name,
+    uses_workers,
+    verdicts_on,
+)
+from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.steps import selected_by
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.arguments import Arguments
+    from pytest_torchprof.trace.dataflow import Taken, Tensors
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.parts import Scope
-    from pytest_torchprof.trace.tensors import Taken, Tensors
+    from pytest_torchprof.trace.steps import Scope
+
+
+# ---- Allocations and frees, as columns.
+
+
+class Memory(Frozen, frozen=True, dict=True):
+    """Allocations (positive) and frees (negative) in time order, one row per ``[memory]`` event.
+
+    ``addr`` is None if the trace has no addresses, as in 2021. ``place`` is (c10's number of the
+    device's type, 0 for the host; the device's index, -1 for none), one pair per row.
+    """
+
+    event: Ints
+    addr: Ints | None
+    bytes: Ints
+    place: Ints
+
+    @classmethod
+    def of(cls, rows: Ints, args: Arguments) -> Memory:
+        """From the arguments of these events."""
+        if not len(rows):
+            return _EMPTY
+        decoded = decode(MemoryArgs, args)
+        addresses = [a.addr for a in decoded]
+        types = int64_column([a.device_type for a in decoded])
+        indices = int64_column([whole_number(a.device_id) for a in decoded])
+        return cls(
+            rows,
+            None if None in addresses else int64_column(addresses),
+            int64_column([a.bytes for a in decoded]),
+            np.stack([types, indices], 1),
+        )
+
+    @cached
+    def on_device(self) -> Bools:
+        """Whether it is the accelerator's memory, not the host's."""
+        return np.not_equal(self.place[:, 0], 0)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Each place once, in order."""
+        kind, index = self.place.T
+        return [
+            (one, other)
+            for one in distinct(kind).tolist()
+            for other in distinct(index[kind == one]).tolist()
+        ]
+
+    def device(self, on_device: bool) -> Memory:
+        """The rows of the host's memory, or of the accelerators'."""
+        if not (on_device or self.on_device.any()):
+            return self
+        return self.where(self.on_device == on_device)
+
+    def where(self, keep: Bools) -> Memory:
+        """Some of the rows."""
+        addr = None if self.addr is None else self.addr[keep]
+        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
+
+
+_NONE: Ints = np.zeros(0, np.int64)
+_EMPTY = Memory(_NONE, _NONE, _NONE, np.zeros((0, 2), np.int64))
+
+
+# ---- The event model: the columnar `Events` of a trace, live or stored.
+#
+# A live capture and a stored file become the same `Events`; every metric, rule and table is a
+# function of them. Columns are numpy arrays with one entry per event; strings are interned;
+# ``args`` stay raw JSON bytes and are decoded only for the events that are needed.
 
 #: How many operators to check for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
@@ -117,7 +192,7 @@ class Events:
 
     @cached
     def by_name(self) -> NameIndex:
-        """Its events by name, for `trace.name_index`."""
+        """Its events by name, for `trace.names`."""
         return index_of(self.names, self.name, self.kind)
 
     @cached
@@ -402,5 +477,4 @@ class Events:
         return self.tensors is None and self.region is not None
 
 
-_NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)

@@ -11,9 +11,9 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.json import decode, encode
 from msgspec.structs import asdict, replace
 
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import Sample
 
 #: The metadata key of the facts.
 FACTS_KEY: Final = "torchprof"

@@ -1,32 +1,609 @@
-"""Read Chrome traces as Kineto writes them into `Events`, piece by piece, even damaged ones.
-
-A file is never in memory as a whole: each piece of its text is decoded as soon as it is read, and
-only columns and the events' arguments remain. If no end of a piece can be found, the rest is
-decoded at once.
-"""
+"""Read Chrome traces as Kineto writes them into `Events`, piece by piece, even damaged ones."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from io import BytesIO
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.core.errors import OtherJsonError, TraceError
-from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.files import opened, system_message
+from pytest_torchprof.core.process import late
 from pytest_torchprof.core.units import plural
-from pytest_torchprof.trace import stream as streams
-from pytest_torchprof.trace.columns import Columns, Event
-from pytest_torchprof.trace.hip import with_directions
-from pytest_torchprof.trace.repair import repaired, whole_events
-from pytest_torchprof.trace.stream import ReadProgress, Stream, Text
+from pytest_torchprof.trace.arguments import Arguments, CopyArgs, decode, starts
+from pytest_torchprof.trace.events import Events
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    KINDS,
+    MODULE_MARK,
+    OF_THE_PROFILER,
+    OTHER_DEVICES,
+    REGION_MARK,
+    TORCH_MARK,
+    Kind,
+    base_names,
+)
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+
+
+# ---- The text of a stored trace, plain or gzip, in chunks of bounded size.
+
+#: Bytes that are read, unpacked and decoded at a time: the result fits into a cache.
+CHUNK = 2**19
+
+#: Up to this many chunks fit anywhere: checking the free memory takes longer.
+_SMALL = 32
+
+#: Called with the number of bytes read so far and the total.
+ReadProgress = Callable[[int, int], None]
+
+_GZIP = b"\x1f\x8b"
+#: The first bytes of files that are mistaken for traces.
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "bzip2-compressed",
+    b"\xfd7zXZ": "xz-compressed",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"\x80": "a pickle",
+    b"SQLite format 3": "a SQLite database",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself",
+    b"<": "HTML or XML",
+}
+_SMALLER = "read it on a machine with more memory, or profile fewer steps"
+#: What to give instead of a path that leads to nothing.
+WANTED = "give a .json or .json.gz trace of torch.profiler, or a folder of them"
+_EXPECTED_TEXT = (
+    "expected the JSON that torch.profiler's export_chrome_trace writes, or the same gzipped"
+)
+
+
+class Stream:
+    """The chunks of one file's text.
+
+    Attributes:
+        source: the file's name, for messages.
+        size: bytes of text so far.
+        cut: whether compressed data broke off before its end.
+    """
+
+    def __init__(self, path: Path | str, progress: ReadProgress | None = None) -> None:
+        self.source = str(path)
+        self.size = 0
+        self.cut = False
+        self._path, self._progress = path, progress
+        self._room: list[int | None] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Chunks of about `CHUNK` bytes, none of them empty.
+
+        Raises:
+            TraceError: unreadable, damaged, empty, clearly not JSON, or larger than memory.
+        """
+        try:
+            for chunk in self._text():
+                if not self.size:
+                    self._check(chunk)
+                self.size += len(chunk)
+                self.check_room(self.size)
+                yield chunk
+        except MemoryError as error:
+            raise self.beyond_memory() from error
+        except (OSError, ValueError) as error:
+            raise TraceError(
+                f"{self.source}: cannot be read", system_message(error), WANTED
+            ) from error
+        if not self.size:
+            raise TraceError(
+                f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED_TEXT
+            )
+
+    def _free(self) -> int | None:
+        return free_bytes()
+
+    def _text(self) -> Iterator[bytes]:
+        with opened(Path(self._path)) as file:
+            raw = self._raw(file)
+            first = next(raw, b"")
+            if first[:2] == _GZIP:
+                yield from self._unpacked(first, raw)
+                return
+            total = os.fstat(file.fileno()).st_size
+            self.check_room(total)
+            if first:
+                yield first.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows
+            yield from raw
+
+    def _raw(self, file: IO[bytes]) -> Iterator[bytes]:
+        total, done = os.fstat(file.fileno()).st_size, 0
+        # Allocating a whole chunk takes as long as reading a small file.
+        while chunk := file.read(wanted := min(CHUNK, max(total - done + 1, 2**16))):
+            done += len(chunk)
+            if self._progress is not None:
+                self._progress(done, max(total, done))
+            yield chunk
+            if len(chunk) < wanted:
+                return
+
+    def _unpacked(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
+        """Data after a complete member that is not a member itself is padding, and is skipped."""
+        inflate = zlib.decompressobj(wbits=31)
+        while packed:
+            try:
+                text = inflate.decompress(packed, CHUNK)
+            except zlib.error as error:
+                found = f"damaged gzip data, after {self.size:,} bytes of text: {error}"
+                mend = "copy it again from the source, or profile again"
+                raise TraceError(f"{self.source}: cannot be read", found, mend) from error
+            if text:
+                yield text
+            if not inflate.eof:
+                packed = inflate.unconsumed_tail or next(raw, b"")
+                continue
+            packed = inflate.unused_data or next(raw, b"")
+            if packed[:2] != _GZIP:
+                return
+            inflate = zlib.decompressobj(wbits=31)
+        if text := inflate.flush():
+            yield text
+        self.cut = True
+
+    def _check(self, start: bytes) -> None:
+        start = start.lstrip()
+        if start[:1] in b"{[":
+            return
+        for magic, what in _FOREIGN.items():
+            if start.startswith(magic):
+                raise TraceError(f"{self.source}: not a Chrome trace", what, _EXPECTED_TEXT)
+        raise TraceError(f"{self.source}: not a Chrome trace", _beginning(start), _EXPECTED_TEXT)
+
+    def beyond_memory(self) -> TraceError:
+        """The error for running out of memory."""
+        found = f"not enough memory after {self.size:,} bytes of text"
+        return TraceError(f"{self.source}: cannot be read", found, _SMALLER)
+
+    def check_room(self, needed: int) -> None:
+        """Check against the memory that was free at the start: a small file may unpack to any size.
+
+        Raises:
+            TraceError: it needs more bytes than that.
+        """
+        if needed <= _SMALL * CHUNK:
+            return
+        if not self._room:
+            self._room.append(self._free())
+        room = self._room[0]
+        if room is not None and needed > room:
+            raise TraceError(
+                f"{self.source}: too large for this machine",
+                f"it needs more than {needed:,} bytes of memory, and {room:,} were free",
+                _SMALLER,
+            )
+
+
+class Text(Stream):
+    """The chunks of a text that is already in memory."""
+
+    def __init__(self, data: bytes | bytearray, source: str) -> None:
+        super().__init__(source)
+        self._data = data
+
+    def _free(self) -> None:
+        """No limit: the text is already in memory."""
+
+    def _text(self) -> Iterator[bytes]:
+        if len(self._data) <= CHUNK:
+            yield bytes(self._data)
+            return
+        for at in range(0, len(self._data), CHUNK):
+            yield bytes(memoryview(self._data)[at : at + CHUNK])
+
+
+def _beginning(start: bytes) -> str:
+    r"""What a text that is not a trace begins with.
+
+    >>> _beginning(b"null\n"), _beginning(b"\x01\x02")
+    ('it begins with "null", not with a JSON object or list', 'binary data')
+    """
+    text = start[:24].decode(errors="replace").splitlines()[0]
+    # The cut may be within the last character.
+    if not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text[:-1]:
+        return "binary data"
+    return f'it begins with "{text[:20].rstrip()}", not with a JSON object or list'
+
+
+def free_bytes() -> int | None:
+    """Memory that this process may still allocate; None if the system does not tell."""
+    found = []
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
+            found += [int(line.split()[1]) * 1024 for line in file if line[:12] == "MemAvailable"]
+    except (OSError, ValueError):
+        pass
+    try:
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii"))
+            for name in ("max", "current")
+        )
+        found.append(max(limit - used, 0))
+    except (OSError, ValueError):  # no such group, or "max": without a limit
+        pass
+    return min(found, default=None)
+
+
+# ---- Repair invalid JSON from Kineto and other writers, and salvage truncated files.
+#
+# It only works on the text around the failure; this is the slow path.
+
+#: A line with a name that may contain quotes, as Kineto prints it since 2021. It did not escape
+#: those of compiled code and of docstrings (pytorch/kineto#1459).
+_NAME = late(
+    rb'^( *(?:"ph": "[^"\n]*", "cat": "[^"\n]*", )?"name": ")([^\n]*?)'
+    rb'(", "pid": [^,\n]*, "tid": [^,\n]*,|",)$',
+    re.MULTILINE,
+)
+_QUOTE = late(rb'(\\.)|"')
+#: What begins or ends a string; in one, a backslash, of an escape or of a Windows path
+#: (pytorch/kineto#617), and control characters; elsewhere, an invalid number: a bandwidth over no
+#: time (pytorch/kineto#105); or a trailing comma. No part is tried twice, whatever the text is.
+_FAULT = late(
+    rb'"|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?|[\x00-\x1f]'
+    rb"|[-+]?\b(?i:nan|inf(?:inity)?)\b|,(?=\s*[\]}])",
+)
+_TOKEN = late(rb'"|\\.|{|}|\[|\]', re.DOTALL)
+
+
+def repaired(text: bytes) -> tuple[bytes, int]:
+    """The text with writers' known faults fixed, so that it is valid JSON, and their number."""
+    count, inside = 0, False
+
+    def escaped(match: re.Match[bytes]) -> bytes:
+        nonlocal count
+        count += match[1] is None
+        return match[1] or b"\\" + match[0]
+
+    def name(match: re.Match[bytes]) -> bytes:
+        return match[1] + _QUOTE.sub(escaped, match[2]) + match[3]
+
+    def token(match: re.Match[bytes]) -> bytes:
+        nonlocal count, inside
+        word = match[0]
+        first = word[:1]
+        if first == b'"':
+            inside = not inside
+        elif first < b" ":
+            count += inside
+            return b" " if inside else word
+        elif first == b"\\":
+            count += inside and len(word) == 1
+            return b"\\\\" if inside and len(word) == 1 else word
+        elif not inside:
+            count += 1
+            return b"" if word == b"," else b"null"
+        return word
+
+    text = _NAME.sub(name, text)
+    text = _FAULT.sub(token, text)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        proper = text.decode(errors="replace")
+        count += proper.count("\N{REPLACEMENT CHARACTER}")
+        text = proper.encode()
+    return text, count
+
+
+class Whole(NamedTuple):
+    """The complete part of a truncated list of events.
+
+    ``end`` is the position after the last whole event, 0 if there is none; ``closed`` is whether
+    the list itself is complete, so that only what follows it is lost.
+    """
+
+    end: int
+    closed: bool
+
+
+def whole_events(text: bytes) -> Whole:
+    """The complete part of a list of objects, which begins with its bracket."""
+    depth, end, inside = 0, 0, False
+    for match in _TOKEN.finditer(text):
+        word = match[0]
+        if word == b'"':
+            inside = not inside
+        elif inside or word[:1] == b"\\":
+            continue
+        elif word in b"{[":
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 1 and word == b"}":
+                end = match.end()
+            elif depth <= 0:
+                return Whole(end, closed=True)
+    return Whole(end, closed=False)
+
+
+# ---- Convert Kineto's events to the columns of `Events`, one piece of the file at a time.
+
+#: If it counted microseconds, this would be after the year 2200, so it counts nanoseconds.
+_NANOSECONDS = 2**53
+_LARGEST_NS = 2**61
+_LARGEST_US = _LARGEST_NS / 1000
+#: Among more events, some start together.
+_FEW = 10_000
+#: A name is cut there. Those of kernels have some thousand characters; patterns on longer ones take
+#: seconds.
+_LONGEST_NAME = 8_192
+
+
+class Event(msgspec.Struct, gc=False):
+    """The parts of an event that become columns."""
+
+    ph: str | None = ""
+    name: str | None = None
+    cat: str | None = None
+    ts: int | float | None = 0.0
+    dur: int | float | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    args: msgspec.Raw = msgspec.Raw()
+
+
+class _Labels(dict[tuple[Any, ...], int]):
+    """Numbers for what events have in common: (name, category, phase, process, thread)."""
+
+    of = staticmethod(attrgetter("name", "cat", "ph", "pid", "tid"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = bytearray()
+
+    def __missing__(self, label: tuple[Any, ...]) -> int:
+        self[label] = number = len(self)
+        name, category, phase, process, _ = label
+        self.kinds.append(_kind(category, phase, name, process))
+        return number
+
+
+class Columns:
+    """Events as columns, added in pieces; those without a `Kind` are only counted.
+
+    Attributes:
+        seen: events so far.
+        kept: those with a `Kind`.
+    """
+
+    def __init__(self) -> None:
+        self.seen = self.kept = 0
+        self._labels = _Labels()
+        self._label: list[npt.NDArray[Any]] = []
+        self._ts: list[npt.NDArray[Any]] = []
+        self._dur: list[npt.NDArray[Any]] = []
+        self._untimed: list[int] = []
+        self._length: list[npt.NDArray[Any]] = []
+        # It grows in place, and gives its text away without a copy.
+        self._text = BytesIO()
+
+    def add(self, events: list[Event]) -> None:
+        """Add these events; only their columns are kept.
+
+        Raises:
+            ValueError: a time is not a number, or out of range; then none is added.
+        """
+        numbers = list(map(self._labels.__getitem__, map(_Labels.of, events)))
+        known = bytes(map(self._labels.kinds.__getitem__, numbers))
+        if Kind.OTHER in known:
+            numbers, events = list(compress(numbers, known)), list(compress(events, known))
+        times = [e.ts or 0 for e in events]
+        times += [e.dur or 0 for e in events]
+        begin, lasting = _nanoseconds(times)
+        self._untimed += [
+            self.kept + i
+            for i in np.flatnonzero(lasting <= 0).tolist()
+            if events[i].ph == "X" and (events[i].dur is None or lasting[i] < 0)
+        ]
+        args = [e.args for e in events]
+        self.seen += len(known)
+        self.kept += len(events)
+        self._label.append(np.array(numbers, np.int32))
+        self._ts.append(begin)
+        self._dur.append(np.maximum(lasting, 0, out=lasting))  # a copy would keep both rows alive
+        self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
+        self._text.writelines(args)
+
+    @property
+    def size(self) -> int:
+        """An upper estimate of the bytes of memory that these events take as a trace."""
+        return self.kept * 100 + len(self._labels) * 500 + self._text.tell()
+
+    @property
+    def categories(self) -> list[str]:
+        """Categories of all events seen, as written."""
+        return sorted({str(label[1]) for label in self._labels if label[1]})
+
+    @property
+    def _unread(self) -> tuple[str, ...]:
+        """Unknown categories of events with a duration; empty text for a missing one.
+
+        An NPU's events have none, but the arrows to them do.
+        """
+        kinds = zip(self._labels, self._labels.kinds, strict=True)
+        found = {
+            str(category or "")
+            for (_, category, phase, _, _), kind in kinds
+            if kind == Kind.OTHER and (phase == "X" or (category or "").lower() in OTHER_DEVICES)
+        }
+        return tuple(sorted(one for one in found if one.lower() not in OF_THE_PROFILER))
+
+    def trace(
+        self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
+    ) -> Events:
+        """All events with a `Kind`, in time order. The columns are empty afterwards."""
+        numbers, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
+        kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[numbers]
+        order = _in_time_order(ts, dur, kind)
+        names: dict[str, int] = {}
+        threads: dict[tuple[Any, Any], int] = {}
+        written = [(label[0] or "")[:_LONGEST_NAME] for label in self._labels]
+        shown = base_names(written, [kind == Kind.OP for kind in self._labels.kinds])
+        name = [names.setdefault(one, len(names)) for one in shown]
+        thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
+        # One column after the other: both of all would be the most that reading needs.
+        ts = ts[order]
+        dur = dur[order]
+        start = starts(length)[order]
+        length = length[order]
+        numbers = numbers[order]
+        untimed = np.flatnonzero(among(order, self._untimed)) if self._untimed else order[:0]
+        text = self._text.getvalue()
+        self._text = BytesIO()
+        return Events(
+            ts=ts,
+            dur=dur,
+            kind=kind[order],
+            name=np.array(name, np.int32)[numbers],
+            thread=np.array(thread, np.int32)[numbers],
+            names=list(names),
+            args=Arguments(text, start, length),
+            threads=list(threads),
+            metadata=metadata,
+            warnings=tuple(warnings),
+            cut=cut,
+            unread=self._unread,
+            untimed=tuple(untimed.tolist()),
+        )
+
+
+_RANK = np.full(len(Kind), 4, np.int8)
+_RANK[[Kind.PYTHON, Kind.ANNOTATION, Kind.OP, Kind.RUNTIME]] = range(4)
+
+
+def _in_time_order(
+    ts: Ints, dur: Ints, kind: npt.NDArray[np.int8]
+) -> npt.NDArray[np.signedinteger[Any]]:
+    """Their order: longer events first where they start together, then the earlier kind."""
+    if len(ts) < _FEW:  # of which mostly none start together
+        order = ts.argsort(kind="stable")
+        ordered = ts[order]
+        if (ordered[1:] > ordered[:-1]).all():
+            return order
+    # Of two events with the same times, the outer one more likely has the earlier kind.
+    np.negative(dur, out=dur)
+    order = np.lexsort((_RANK[kind], dur, ts)).astype(np.int32)
+    np.negative(dur, out=dur)
+    return order
+
+
+def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One array; the pieces are released."""
+    whole = np.concatenate([np.zeros(0, np.int32), *pieces])
+    pieces.clear()
+    return whole
+
+
+@lru_cache(maxsize=10_000)
+def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
+    if phase not in {"X", "i", "I"}:
+        return Kind.OTHER
+    # torch records our marks as operators
+    if name is not None and name.startswith((MODULE_MARK, REGION_MARK)):
+        return Kind.ANNOTATION
+    otherwise = Kind.OTHER
+    if name == "[memory]":  # in 2021, these had no category
+        otherwise = Kind.MEMORY
+    elif not category and process == "CPU functions":  # torch.autograd.profiler without Kineto
+        otherwise = Kind.OP
+    kind = KINDS.get((category or "").lower(), otherwise)
+    return Kind.ANNOTATION if kind == Kind.OP and TORCH_MARK.match(name or "") else kind
+
+
+def _nanoseconds(times: list[int | float]) -> npt.NDArray[np.int64]:
+    """Two rows, starts and durations, in whole nanoseconds; ``times`` has one after the other.
+
+    ``times`` are microseconds with three decimals, or nanoseconds, as an event's start shows.
+    Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
+    it counted from 1970, in whole microseconds: as nanoseconds, those exceed a float's precision.
+
+    Raises:
+        ValueError: not a number, or out of range.
+    """
+    given = np.array(times, np.float64).reshape(2, -1)
+    in_ns = given[0] >= _NANOSECONDS
+    some = in_ns.any()
+    largest = np.where(in_ns, _LARGEST_NS, _LARGEST_US) if some else _LARGEST_US
+    if not (np.abs(given) < largest).all():
+        raise ValueError("an event's time is not a number, or is out of range")
+    whole = np.floor(given)
+    out = whole.astype(np.int64)
+    out *= 1000
+    given -= whole
+    given *= 1000
+    out += np.rint(given, out=given).astype(np.int64)
+    if some:
+        rows = np.flatnonzero(in_ns).tolist()
+        for row, start in enumerate((0, given.shape[1])):
+            out[row, rows] = [int(times[start + i]) for i in rows]
+    return out
+
+
+# ---- Fix copies between pinned memory and an AMD device, which ROCm records as copies on the
+# device.
+#
+# The call that made the copy tells the direction: ``hipMemcpyKind`` is among its arguments.
+
+_WITHIN: Final = late(r"DtoD|DeviceToDevice")
+_CALL: Final = "hipMemcpy"
+#: Names as ROCm writes them for known directions, by ``hipMemcpyKind``.
+#: Source: HIP's hip/driver_types.h: 1 is hipMemcpyHostToDevice, 2 is hipMemcpyDeviceToHost.
+_NAMES: Final[Mapping[str, str]] = {
+    "1": "Memcpy HtoD (Host -> Device)",
+    "2": "Memcpy DtoH (Device -> Host)",
+    "hipMemcpyHostToDevice": "Memcpy HtoD (Host -> Device)",
+    "hipMemcpyDeviceToHost": "Memcpy DtoH (Device -> Host)",
+}
+
+
+def with_directions(trace: Events) -> Events:
+    """The trace with such copies named by their direction; any other trace unchanged."""
+    if not any(name.startswith(_CALL) for name in trace.names):
+        return trace
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.names_where(_WITHIN.search))
+    copies = copies[trace.launch[copies] >= 0]
+    calls = trace.launch[copies]
+    made = trace.names_where(lambda name: name.startswith(_CALL))[calls]
+    copies, calls = copies[made], calls[made]
+    names = {name: number for number, name in enumerate(trace.names)}
+    column = trace.name.copy()
+    for copy, args in zip(copies.tolist(), decode(CopyArgs, trace.args[calls]), strict=True):
+        if (name := _NAMES.get(str(args.kind))) is not None:
+            column[copy] = names.setdefault(name, len(names))
+    return replace(trace, name=column, names=list(names))
+
+
+# ---- Read Chrome traces as Kineto writes them into `Events`, piece by piece, even damaged ones.
+#
+# A file is never in memory as a whole: each piece of its text is decoded as soon as it is read,
+# and only columns and the events' arguments remain. If no end of a piece can be found, the rest
+# is decoded at once.
 
 #: Between two events as Kineto prints them; it occurs nowhere else in Kineto's files.
 _BETWEEN = b"\n  },\n  {"
@@ -208,7 +785,7 @@ class _Reader:
     def _add_pieces(self) -> None:
         """Decode all but the last piece, as long as that succeeds."""
         while True:
-            at = self._boundary() if len(self._text) >= streams.CHUNK else None
+            at = self._boundary() if len(self._text) >= CHUNK else None
             if at is not None and not self._add_piece(at):
                 return
             chunk = next(self._chunks, b"")
@@ -219,7 +796,7 @@ class _Reader:
 
     def _boundary(self) -> int | None:
         """Where the comma after the last whole event is."""
-        recent = max(len(self._text) - 2 * streams.CHUNK, 0)  # the rest was searched before
+        recent = max(len(self._text) - 2 * CHUNK, 0)  # the rest was searched before
         at = self._text.rfind(self._between, recent)
         if at < 0:
             found = list(_ANY_BETWEEN.finditer(self._text, recent))
@@ -399,3 +976,113 @@ def _metadata(document: bytes) -> dict[str, Any]:
             except _FAULTS:
                 continue
     return found
+
+
+# ---- Find the events in the text of a Chrome trace, for a writer that keeps them unchanged.
+
+_EVENTS_TEXT = "traceEvents"
+# Numbers come as strings from some versions, hence not strict.
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Valid JSON, and where its list of events begins and ends, brackets included.
+
+    ``warnings`` say what was cut off or repaired to make it valid.
+    """
+
+    source: str
+    text: bytes
+    start: int
+    end: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A device event as in the file: ``args`` is its raw JSON, which begins ``at`` there."""
+
+    name: str
+    ts: float
+    dur: float
+    pid: int | float | str | None
+    args: bytes
+    at: int
+
+
+def lay_out(source: Path) -> Layout:
+    """The text of a ``.json`` or gzip-compressed file, repaired and closed if necessary.
+
+    Raises:
+        TraceError: unreadable, or neither an object with ``traceEvents`` nor a list of events.
+    """
+    text = b"".join(Stream(source)).rstrip(b"\0")
+    span = _span(text)
+    if span is not None:
+        return Layout(str(source), text, *span)
+    warnings = parse_trace(text, source=str(source)).warnings  # raises if it is not a trace
+    text, _ = repaired(text)
+    span = _span(text)
+    if span is None:
+        text = _closed(text)
+        span = _span(text)
+    if span is None:
+        raise _refusal(text, str(source))
+    return Layout(str(source), text, *span, warnings)
+
+
+def _refusal(text: bytes, source: str) -> TraceError:
+    """The error, as the reader reports it."""
+    try:
+        parse_trace(text, source=source)
+    except TraceError as error:
+        return error
+    return TraceError(f"{source}: not a Chrome trace", "it contains no list of events")
+
+
+def _span(text: bytes) -> tuple[int, int] | None:
+    """Start and end of the list of events in valid JSON."""
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not look at what it leaves raw
+        if text[:64].lstrip()[:1] == b"[":
+            _LIST.decode(text)
+            return text.index(b"["), text.rindex(b"]") + 1
+        events = _TOP.decode(text)[_EVENTS_TEXT]
+    except (*_FAULTS, KeyError):
+        return None
+    start = _address(events) - _address(text)
+    return start, start + len(memoryview(events))
+
+
+def _closed(text: bytes) -> bytes:
+    """A truncated text, closed after its last whole event."""
+    bare = text[:64].lstrip()[:1] == b"["
+    start = text.find(b"[", 0 if bare else max(text.find(f'"{_EVENTS_TEXT}"'.encode()), 0))
+    end = start + whole_events(text[start:]).end
+    return text[:end] + (b"\n]" if bare else b"\n]}")
+
+
+def device_events(layout: Layout) -> list[Placed]:
+    """Kernels, copies and memsets with ``args``, in the order of the file.
+
+    Raises:
+        TraceError: the list is not one of events.
+    """
+    wanted = {category for category, kind in KINDS.items() if kind in DEVICE_KINDS}
+    base = _address(layout.text)
+    try:
+        events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    except _FAULTS:
+        raise _refusal(layout.text, layout.source) from None
+    return [
+        Placed(e.name or "", e.ts or 0, e.dur or 0, e.pid, bytes(e.args), _address(e.args) - base)
+        for e in events
+        if e.ph == "X" and (e.cat or "").lower() in wanted and e.args
+    ]
+
+
+def _address(view: Any) -> int:
+    """The memory address of a buffer: msgspec's raw parts are views of the text they are in."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

@@ -1,41 +1,56 @@
-"""The steps of a trace: which annotations are its steps, and which step each event belongs to.
-
-The first of these that the trace has, in its measured region:
-
-1. the annotations of a given name or glob (``--step-name``);
-2. torch's own, ``ProfilerStep#7``, which `torch.profiler.profile.step` makes;
-3. those of known trainers and servers, see `_KNOWN`;
-4. the user's ``record_function`` that repeats. Names that differ only in numbers are one. Those
-   count that cover more than half of the time; of those that cover at least 90 % of what the widest
-   one covers, it is the one that repeats most: of an epoch with steps, the steps.
-
-A step is open from the start to the end of its annotation. An event belongs to the step that is
-open when it starts, in any thread; device work to the step whose launch made it.
-"""
+"""The steps of a trace, and traces that hold only a part of another's events."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.scopes import is_of_name
-from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace import intervals, known_names
-from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import REGION, REGION_MARK, STEP, region_name
-from pytest_torchprof.trace.name_index import Names, marks_named
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.values import ALL_STEPS, StepRange, is_of_name
+from pytest_torchprof.trace import names as known_names
+from pytest_torchprof.trace import nesting as intervals
+from pytest_torchprof.trace.names import (
+    HOST_KINDS,
+    MODULE,
+    MODULE_MARK,
+    REGION,
+    REGION_MARK,
+    STEP,
+    Kind,
+    Names,
+    laps_of,
+    marks_named,
+    region_name,
+    within_laps,
+)
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+# ---- The steps of a trace: which annotations are its steps, and which step each event belongs
+# to.
+#
+# The first of these that the trace has, in its measured region:
+#
+# 1. the annotations of a given name or glob (``--step-name``);
+# 2. torch's own, ``ProfilerStep#7``, which `torch.profiler.profile.step` makes;
+# 3. those of known trainers and servers, see `_KNOWN`;
+# 4. the user's ``record_function`` that repeats. Names that differ only in numbers are one. Those
+#    count that cover more than half of the time; of those that cover at least 90 % of what the
+#    widest one covers, it is the one that repeats most: of an epoch with steps, the steps.
+#
+# A step is open from the start to the end of its annotation. An event belongs to the step that is
+# open when it starts, in any thread; device work to the step whose launch made it.
 
 _TORCH: Final = Names(r"ProfilerStep\*?#\d+$")
 #: Steps of PyTorch Lightning, fairseq, vLLM and SGLang. Sources: lightning/pytorch/loops/
@@ -297,3 +312,77 @@ def _none(trace: Events, name: str) -> SettingsError:
 
 
 _MEND: Final = "call the profiler's step() after each step, or record_function around it"
+
+
+# ---- Which events a part of a trace holds, see `Events.within`.
+
+#: How a part is selected, by what name or glob, and which of several: of a region, one lap or all
+#: (None); of steps, their numbers.
+Scope: TypeAlias = tuple[str, str, int | StepRange | None]
+
+
+def selected_by(trace: Events, how: str, what: str, which: int | StepRange | None) -> Bools:
+    """The events of the measured region that such a `Scope` selects."""
+    if how == "kernel":
+        return _on_device(trace, what) & trace.in_region
+    if isinstance(which, StepRange):
+        return within_steps(trace, what, which)
+    if how == "region":
+        laps = laps_of(trace.whole, what)
+        return within_laps(trace, laps if which is None else laps[which : which + 1])
+    below = intervals.with_nested(*_roots(trace, how, what))
+    device = trace.device_rows
+    launch = trace.launch[device]
+    below[device] = (launch >= 0) & below[launch]
+    return below & trace.in_region
+
+
+def selects_by_time(trace: Events) -> bool:
+    """Whether all that ran at some time is selected, on the host; not what some events enclose."""
+    return trace.scope is None or trace.scope[0] in {"region", "step"}
+
+
+def holds_whole_operators(part: Events) -> bool:
+    """Whether it is a part of a trace that holds each operator with all that is nested, or nothing.
+
+    What counts in the whole then counts in the part. False for a whole.
+    """
+    return part.scope is not None and part.once(_holds_whole_operators)
+
+
+def _holds_whole_operators(part: Events) -> bool:
+    inside, parent = part.selection, part.parent
+    cut = (parent >= 0) & (inside != inside[parent])
+    at = intervals.distinct(parent[cut])
+    if not len(at):
+        return True
+    ours = part.names_where(lambda name: name == REGION or name.startswith(REGION_MARK))
+    while len(at):
+        if not ours[at].all():
+            return False
+        at = intervals.distinct(parent[at])
+        at = at[at >= 0]
+    return True
+
+
+def _on_device(trace: Events, what: str) -> Bools:
+    """Kernels, copies and memsets of this name or glob."""
+    found = np.zeros(len(trace), bool)
+    found[trace.device_rows] = True
+    return found & trace.names_where(partial(is_of_name, what))
+
+
+def _roots(trace: Events, how: str, what: str) -> tuple[Bools, Ints, Ints]:
+    """The events whose nested events a scope selects, and the (parent, depth) of nesting."""
+    if how == "op":
+        named = trace.names_where(partial(is_of_name, what))
+        return named & trace.is_kind(Kind.OP, Kind.ANNOTATION), trace.parent, trace.depth
+    roots = trace.is_kind(Kind.PYTHON) & trace.names_where(
+        lambda name: (found := MODULE.match(name)) and is_of_name(what, found[1])
+    )
+    marks = trace.names_where(
+        lambda name: (
+            name.startswith(MODULE_MARK) and is_of_name(what, name.removeprefix(MODULE_MARK))
+        )
+    )
+    return roots | marks, *trace.frames

@@ -1,27 +1,84 @@
-"""What encloses operators, and their order, for several rules."""
+"""The tree of operators: what encloses them, their order, and the backward of a forward."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from pytest_torchprof.core.process import late
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import (
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.names import (
+    ANNOTATION,
     OPERATOR,
+    Kind,
     Names,
+    are_named,
     are_operators,
+    count,
     events_named,
+    operators_between,
     operators_named,
 )
-from pytest_torchprof.trace.same_calls import once_nested
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.name_index import Name
+    from pytest_torchprof.trace.names import Name
     from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+# ---- What small traces of the same calls share: runs of one test mostly make the same ones.
+
+_Shared = TypeVar("_Shared")
+#: So many nestings of the same events are kept.
+_MOST_NESTED: Final = 2
+
+
+def once_nested(trace: Events, compute: Callable[..., _Shared], *options: Any) -> _Shared:
+    """``compute(trace, *options)``, once for all small traces of the same names, kinds and nesting.
+
+    What it computes depends on nothing else, and nobody changes it.
+    """
+    known = trace.whole.once(_nested)
+    key = (compute, *options) if options else compute
+    found: _Shared = known.get(key, known)
+    if found is known:
+        found = known[key] = compute(trace, *options)
+        if isinstance(found, np.ndarray):
+            found.flags.writeable = False
+    return found
+
+
+def once_selected(trace: Events, compute: Callable[..., _Shared], *options: Any) -> _Shared:
+    """The same for what also depends on the selected events."""
+    found: _Shared = (
+        once_nested(trace, _for_selection, trace.selection.tobytes(), compute, *options)
+        if trace.by_name.is_small
+        else trace.once(compute, *options)
+    )
+    return found
+
+
+def _for_selection(
+    trace: Events, _: bytes, compute: Callable[..., _Shared], *options: Any
+) -> _Shared:
+    return compute(trace, *options)
+
+
+def _nested(trace: Events) -> dict[Any, Any]:
+    index = trace.by_name
+    if not index.is_small:
+        return {}
+    if len(index.nested) > _MOST_NESTED:
+        index.nested.clear()
+    return index.nested.setdefault(trace.parent.tobytes(), {})
+
+
+# ---- What encloses operators, and their order, for several rules.
 
 #: Annotations around an optimizer's work, including ``zero_grad``.
 _OPTIMIZER = Names(r"Optimizer\.")
@@ -138,3 +195,188 @@ def has_frames(trace: Events) -> bool:
 
 def _has_frames(trace: Events) -> bool:
     return bool((trace.kind == Kind.PYTHON).any())
+
+
+# ---- The operators that the user's code called directly, thread by thread.
+
+#: A step of the autograd engine, with the node that it runs; before torch 1.9 only the node.
+BACKWARD = r"autograd::engine::evaluate_function: |torch::autograd::\w+$|\w+Backward\d*$"
+_ENGINE = Names(BACKWARD)
+#: torch's annotation around a fetch of a DataLoader, with workers or without.
+FETCH = "enumerate(DataLoader)#"
+#: torch.compile at work: it runs operators on fake tensors.
+COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+#: How ``torch.autograd.gradcheck`` takes a difference, after it has restored an element.
+_DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
+
+
+def calls(trace: Events) -> Ints:
+    """Operators that the user's code called, thread by thread, each in time order.
+
+    Annotations may enclose them. Without what runs while torch compiles; the autograd engine's
+    steps are included.
+    """
+    return trace.once(_calls)
+
+
+def _calls(trace: Events) -> Ints:
+    rows = outermost(trace)
+    rows = rows[~compiled(trace, rows)]
+    return rows[np.argsort(trace.thread[rows], kind="stable")]
+
+
+def compiled(trace: Events, rows: Ints) -> Bools:
+    """Which of these events happened while torch compiled something."""
+
+    def compiles(events: Ints) -> Bools:
+        annotation: Bools = trace.kind[events] == ANNOTATION
+        return annotation & are_named(trace, events, COMPILING)
+
+    if not compiles(events_named(trace, COMPILING)).any():
+        return np.zeros(len(rows), bool)
+    return within(trace, rows, compiles)
+
+
+def engine_steps(trace: Events) -> Ints:
+    """The autograd engine's steps, in time order."""
+    return trace.once(operators_named, _ENGINE)
+
+
+def engine_steps_between(trace: Events, start: int, stop: int) -> Ints:
+    """Those of the autograd engine's steps from one event up to another one, in time order."""
+    return operators_between(trace, start, stop, _ENGINE)
+
+
+def are_engine_steps(trace: Events, operators: Ints) -> Bools:
+    """Which of these operators are steps of the autograd engine."""
+    return are_named(trace, operators, _ENGINE)
+
+
+def are_gradchecked(trace: Events, rows: Ints) -> Bools:
+    """Which of these calls are on elements of a type that ``torch.autograd.gradcheck`` checks here.
+
+    It calls the checked function repeatedly, changes elements one by one in between, and fills its
+    tables row by row: this is torch's own code, and intended.
+    """
+    checked = trace.once(_gradchecked)
+    if not checked or not len(rows):
+        return np.zeros(len(rows), bool)
+    return np.array([one in checked for one in _elements(trace, rows)])
+
+
+def _gradchecked(trace: Events) -> set[str]:
+    """The types of elements that gradcheck takes differences of."""
+    if not all(count(trace, name) for name in _DIFFERENCE):
+        return set()
+    rows = calls(trace)
+    found = np.ones(max(len(rows) - len(_DIFFERENCE) + 1, 0), bool)
+    for away, name in enumerate(_DIFFERENCE):
+        found &= are_named(trace, rows[away : away + len(found)], name)
+    return set(_elements(trace, rows[np.flatnonzero(found) + _DIFFERENCE.index("aten::sub")]))
+
+
+def _elements(trace: Events, rows: Ints) -> list[str]:
+    """The first operand's element type, for a complex one that of its parts; empty if unknown."""
+    types = [decode_part(args.types) for args in trace.operands(rows)]
+    return [re.sub(r"c10::complex<(\w+)>", r"\1", str(one[0])) if one else "" for one in types]
+
+
+def frames_around(trace: Events, frame: re.Pattern[str], rows: Ints) -> Ints:
+    """The innermost Python function with such a name around each of these events, or -1."""
+    if len(rows) and has_frames(trace):
+        marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)
+        if marked.any():
+            above = trace.frames[0]
+            return nesting.nearest(marked, above, above[rows])
+    return np.full(len(rows), -1, np.int64)
+
+
+# ---- Map operators of the backward pass to their forward operators.
+
+#: The engine's annotation around a node of the graph, and the nodes themselves in older traces.
+ENGINE = "autograd::engine::evaluate_function: "
+_NODE = late(rf"{ENGINE}|\w*Backward\d*$")
+
+
+def forward_of(trace: Events, events: Ints) -> Ints:
+    """For events of a backward pass, the forward operator that made their node of the graph.
+
+    -1 for other events, for the accumulation of gradients, and if the trace does not tell. Both
+    have the same ``Sequence number``. Operators before the one that makes a node have the number of
+    that node too, so it is the last one with its number before the backward pass. If a reentrant
+    checkpoint runs forward and backward again, both are within its own node.
+    """
+    out = np.full(len(events), -1, np.int64)
+    node = node_around(trace, events)
+    back = np.flatnonzero(node >= 0)
+    if not len(back):
+        return out
+    nodes, at = np.unique(node[back], return_inverse=True)
+    wanted = _sequence(trace, nodes)[0]
+    inner = np.flatnonzero(wanted < 0)  # only the engine's annotation may have its number
+    outer = node_around(trace, trace.parent[nodes[inner]])
+    inner, outer = inner[outer >= 0], outer[outer >= 0]
+    wanted[inner] = _sequence(trace, outer)[0]
+    again = _recomputed(trace, nodes, wanted)
+    rows, sequence = trace.once(_forward_numbers)
+    if not len(rows):
+        return out
+    # Sorted by number, then by time: the last one that does not start after the node.
+    key = np.searchsorted(sequence, wanted, side="left")
+    end = np.searchsorted(sequence, wanted, side="right")
+    found = np.full(len(nodes), -1, np.int64)
+    for i in np.flatnonzero((wanted >= 0) & (end > key)).tolist():
+        before = int(np.searchsorted(rows[key[i] : end[i]], nodes[i]))
+        found[i] = rows[key[i] + before - 1] if before else -1
+    out[back] = np.where(again >= 0, again, found)[at]
+    return out
+
+
+def _recomputed(trace: Events, nodes: Ints, wanted: Ints) -> Ints:
+    """The operators that made these nodes, if another node contains both; -1 for none."""
+    found = np.full(len(nodes), -1, np.int64)
+    mark = trace.parent[nodes]
+    own = (mark >= 0) & trace.once(_is_mark)[mark]
+    around = node_around(trace, trace.parent[np.where(own, mark, nodes)])
+    for holder in distinct(around[around >= 0]).tolist():
+        end = np.searchsorted(trace.ts, trace.ts[holder] + trace.dur[holder])
+        rows = np.arange(holder + 1, end)
+        rows = rows[trace.kind[rows] == Kind.OP]
+        rows = rows[node_around(trace, rows) == holder]
+        number, backward = _sequence(trace, rows)
+        for i in np.flatnonzero(around == holder).tolist():
+            before = rows[(number == wanted[i]) & ~backward & (rows < nodes[i])]
+            if wanted[i] >= 0 and len(before):
+                found[i] = before[-1]
+    return found
+
+
+def _is_mark(trace: Events) -> Bools:
+    return trace.names_where(re.compile(re.escape(ENGINE)).match)
+
+
+def _is_node(trace: Events) -> Bools:
+    return trace.is_kind(Kind.OP) & trace.names_where(_NODE.match)
+
+
+def node_around(trace: Events, events: Ints) -> Ints:
+    """The innermost node of the graph around each event, or the event itself; -1 for none."""
+    return nesting.nearest(trace.once(_is_node), trace.parent, events)
+
+
+def _sequence(trace: Events, rows: Ints) -> tuple[Ints, Bools]:
+    """Sequence numbers of operators, -1 for none, and which of them belong to a backward pass."""
+    args = decode(AutogradArgs, trace.args[rows])
+    number = np.fromiter((a.sequence for a in args), np.int64, len(args))
+    return number, np.fromiter((a.forward_thread > 0 for a in args), bool, len(args))
+
+
+def _forward_numbers(trace: Events) -> tuple[Ints, Ints]:
+    """Forward operators that have a sequence number, by number and then by time."""
+    ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~trace.once(_is_node))
+    ops = ops[~nesting.below(trace.once(_is_node), trace.parent, ops)]
+    number, backward = _sequence(trace, ops)
+    known = (number >= 0) & ~backward
+    ops, number = ops[known], number[known]
+    order = np.lexsort((ops, number))
+    return ops[order], number[order]

@@ -1,4 +1,4 @@
-"""The verdict on one test: measured values, compared with the accepted ones."""
+"""The verdict on one test: its status, its notes, and where a difference comes from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
-from pytest_torchprof.analysis.trace_diff import COLUMN_OF, ESTIMATE_COLUMN_OF
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import (
+from pytest_torchprof.analysis.compilations import depends_on_cpu
+from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, deltas
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.units import alike
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import (
     Baseline,
     Budget,
     Finding,
@@ -22,30 +24,154 @@ from pytest_torchprof.core.results import (
     Unstable,
     Verdict,
 )
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.core.units import alike
-from pytest_torchprof.trace.regions import uses_workers
-from pytest_torchprof.verdict.causes import Cause, failures
-from pytest_torchprof.verdict.counted_findings import offered, placed
-from pytest_torchprof.verdict.decision import (
+from pytest_torchprof.trace.names import uses_workers
+from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
     Policy,
+    advising,
     compare,
     new_findings,
+    other_chip,
+    other_cpu,
+    ranges_of,
+    reseeded,
     slower_with_less,
     status_of,
+    unstable,
 )
-from pytest_torchprof.verdict.notes import not_compared, swapped_operators
-from pytest_torchprof.verdict.other_machine import other_chip, other_cpu
-from pytest_torchprof.verdict.own_limits import of_lost_regions, with_own
-from pytest_torchprof.verdict.own_metrics import metric_of, rounded, row_of
+from pytest_torchprof.verdict.findings import offered, placed
+from pytest_torchprof.verdict.own import metric_of, of_lost_regions, rounded, row_of, with_own
 from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
-from pytest_torchprof.verdict.unstable import advising, ranges_of, reseeded, unstable
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.settings import Tolerance
-    from pytest_torchprof.places.roots import Roots
-    from pytest_torchprof.verdict.measured import Measured, Unmeasured
+    from pytest_torchprof.core.values import Tolerance
+    from pytest_torchprof.places.place import Roots
+    from pytest_torchprof.verdict.profile import Measured, Unmeasured
+
+
+# ---- What is said beside a verdict: comparisons that were not made, and operators that took
+# turns.
+
+_MOST_SWAPPED = 4
+
+
+def not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
+    """Why comparisons that the test makes itself could not be checked, if there are such."""
+    by_reason: dict[Reason, list[str]] = {}
+    values = dict(profile.metrics)
+    for region, part in profile.regions.items():
+        values |= {f"{region}: {name}": value for name, value in part.metrics.items()}
+    for name in dict.fromkeys(metrics):
+        if isinstance(value := values.get(name), MissingValue):
+            by_reason.setdefault(value.reason, []).append(name)
+    gaps = [
+        because(Why.COMPARED_UNMEASURED, metrics=tuple(names), why=why)
+        for why, names in by_reason.items()
+    ]
+    return because(Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
+
+
+def swapped_operators(profile: Profile, baseline: Baseline) -> Reason | None:
+    """What no total shows: operators replaced by as many others."""
+    changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
+    if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
+        return None
+    shown = tuple(
+        because(Why.CHANGED, name=d.name, before=d.before, now=d.now)
+        for d in changed[:_MOST_SWAPPED]
+    )
+    return because(Why.OPERATORS_SWAPPED, operators=shown, left=len(changed) - len(shown))
+
+
+# ---- Why a test fails, as values; `render.failure` turns them into text.
+
+CauseKind = Literal[
+    "over_budget",
+    "below_budget",
+    "regressed",
+    "budget_unchecked",
+    "metric_unchecked",
+    "metric_new",
+    "metric_advises",
+    "improved",
+    "no_baseline",
+    "comparison_unchecked",
+    "comparisons_unchecked",
+    "baseline_unchecked",
+]
+
+
+class Cause(Frozen, frozen=True):
+    """One cause of a failure, with its metric and reason, if it has them."""
+
+    kind: CauseKind
+    metric: str = ""
+    reason: Reason | None = None
+
+    @property
+    def only_strict(self) -> bool:
+        """Whether it fails a test only under ``--torchprof-strict``."""
+        return self.kind not in ("over_budget", "below_budget", "regressed")
+
+
+def failures(
+    verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
+) -> list[Cause]:
+    """Why the test fails; empty when it passes.
+
+    A value over budget always fails, and a regression unless it is being accepted. Strict mode
+    adds: an unchecked budget, an improvement that is not accepted, a missing baseline.
+    """
+    verdicts = list(verdicts)
+    causes = []
+    outside = [v for v in verdicts if v.status == "over_budget"]
+    if any(not v.is_below for v in outside):
+        causes.append(Cause("over_budget"))
+    if any(v.is_below for v in outside):
+        causes.append(Cause("below_budget"))
+    if not accept and "regressed" in {v.status for v in verdicts}:
+        causes.append(Cause("regressed"))
+    if policy.strict:
+        unmeasured = [v for v in verdicts if v.status == "not_measured"]
+        causes += [Cause("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limited]
+        causes += [
+            Cause("metric_unchecked", v.label, v.reason)
+            for v in unmeasured
+            if not v.limited and v.baseline is not None and _is_owed(v, policy)
+            if not (accept and v.reason is not None and v.reason.why is Why.NOT_RECORDED)
+        ]
+        causes += [
+            Cause("metric_new", v.label)
+            for v in verdicts
+            if v.status == "new"
+            and has_baseline
+            and not accept
+            and metric_of(v).stored
+            and _is_owed(v, policy)
+        ]
+        causes += [
+            Cause("metric_advises", v.label, v.reason)
+            for v in verdicts
+            if v.status == "advisory" and v.reason in policy.notes and not accept
+        ]
+        if not accept and any(v.status == "improved" for v in verdicts):
+            causes.append(Cause("improved"))
+        if not accept and not has_baseline:
+            causes.append(Cause("no_baseline"))
+    return causes
+
+
+def _is_owed(verdict: Verdict, policy: Policy) -> bool:
+    """Whether a missing value, measured or accepted, counts as missing under strict mode."""
+    metric = metric_of(verdict)
+    if verdict.metric == "findings" and isinstance(verdict.value, MissingValue):
+        return False  # it depends on the order of the tests
+    if metric.klass == "time" and policy.time != "gate":
+        return False
+    return not metric.depends_on_order
+
+
+# ---- The verdict on one test: measured values, compared with the accepted ones.
 
 #: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
 _CHANGED = frozenset({"new", "regressed", "improved"})
@@ -138,7 +264,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     """Compare each metric and each budget with the accepted values."""
     policy = _policy(measured, baseline, terms)
     if measured.processes or any(one.each for one in measured.budgets):
-        from pytest_torchprof.verdict.processes import of_all
+        from pytest_torchprof.verdict.profile import of_all
 
         measured, profile = of_all(measured)
     else:

@@ -1,21 +1,108 @@
-"""The metric table: every report key, baseline key, column, marker and README row derives from it.
-
-To add a metric, add a row to `METRICS`.
-"""
+"""The metric table: each key, column, marker and README row about a metric derives from it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
-
-from pytest_torchprof.verdict.metric import Klass, Metric, MetricNeed
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.core.results import MissingValue, Value
+    from pytest_torchprof.core.unknown import Reason
+    from pytest_torchprof.core.values import Better, MissingValue, OwnMetric, Tolerance, Value
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
+    from pytest_torchprof.work.devices import Device
+
+
+# ---- What a metric is: a row of the metric table, or one of a user's own.
+
+Klass = Literal["exact", "near", "time", "never"]
+MetricNeed = Literal[
+    "rounds", "shapes", "memory", "device", "device_memory", "calls", "operators", "host"
+]
+
+
+class Metric(NamedTuple):
+    """One row of the table. (A plain pytest run loads it for the markers, so it is a light type.)
+
+    Attributes:
+        name: report key, baseline key, column; the marker is ``max_<name>``.
+        unit: unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``; of a user's own metric, any.
+        klass: ``exact`` must not exceed the baseline, ``near`` not by more than the tolerance,
+            ``time`` follows ``--torchprof-time``; ``never``: only limits apply, to a user's own
+            metric.
+        needs: what the capture must hold; without it, the metric is not measured.
+        extract: the value from a trace; pure.
+        help: one line for tables and ``--markers``.
+        tolerance: by which share it may differ from the baseline, and still be as accepted.
+        margin: the same in its unit; the larger of the two counts.
+        scopable: whether a limit may name an operator or a module.
+        depends_on_order: whether it has a value depends on what ran earlier in the process.
+        adds_up: whether more work can only increase it, so that a part of the work gives a lower
+            bound. A peak does not: a free lowers it. Nor self time: a nested call lowers it.
+        largest: whether the value of a region entered repeatedly is its largest lap's, not the sum.
+        compared: whether it is compared with a baseline. Not if something outside the test decides
+            it: a cache on disk, or what other tests have left in memory.
+        on_request: whether it is measured only for tests that ask for it.
+        of_chip: whether it is of the chip of ``--torchprof-device``, so that bounds on two chips do
+            not compare.
+        timed_by_region: whether rounds measure it in the named regions of a test, too.
+        better: whether a lower or a higher value is an improvement.
+        own: what the user has declared, of a metric of his own.
+    """
+
+    name: str
+    unit: str
+    klass: Klass
+    needs: frozenset[MetricNeed]
+    extract: Callable[[Events], Value]
+    help: str
+    tolerance: float = 0.0
+    scopable: bool = True
+    depends_on_order: bool = False
+    adds_up: bool = False
+    largest: bool = False
+    compared: bool = True
+    timed_by_region: bool = False
+    of_chip: bool = False
+    on_request: bool = False
+    better: Better = "lower"
+    own: OwnMetric | None = None
+    margin: float = 0.0
+
+    @property
+    def stored(self) -> bool:
+        """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
+        return self.compared and self.klass != "time"
+
+    @property
+    def of_region(self) -> bool:
+        """Whether it comes from the profiled run's events, not from rounds or the first run."""
+        told = self.own is not None and self.own.recorded
+        return "rounds" not in self.needs and not self.depends_on_order and not told
+
+    @property
+    def of_device(self) -> bool:
+        """Whether it measures an accelerator, or waiting for one."""
+        return not self.needs.isdisjoint({"device", "device_memory", "calls"})
+
+
+def tolerant(metric: Metric, tolerances: Iterable[Tolerance]) -> Metric:
+    """The metric with the last share and the last amount given for it; its own, of neither."""
+    for one in tolerances:
+        if one.is_for(metric.name, metric.unit):
+            if one.share is not None:
+                metric = metric._replace(tolerance=one.share)
+            if one.amount is not None:
+                metric = metric._replace(margin=one.amount)
+    return metric
+
+
+# ---- The metric table: every report key, baseline key, column, marker and README row derives
+# from it.
+#
+# To add a metric, add a row to `METRICS`.
 
 
 def measure(metric: Metric, trace: Events) -> Value:
@@ -23,20 +110,31 @@ def measure(metric: Metric, trace: Events) -> Value:
 
     If a capture lacks some device work, or the file breaks off, counts are lower bounds.
     """
-    from pytest_torchprof.verdict.measuring import value_of
+    from pytest_torchprof.verdict.values import value_of
 
     return value_of(metric, trace)
 
 
 def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
     """Every metric of the table on this trace; those ``known`` are taken as given."""
-    from pytest_torchprof.verdict.measuring import values_of_table
+    from pytest_torchprof.verdict.values import values_of_table
 
     return values_of_table(trace, METRICS.values(), known or {})
 
 
+def estimates_for(trace: Events, chip: Device | None) -> dict[str, Value]:
+    """All estimates of a stored trace, asked for or not; ``chip`` as for `bound_ms`."""
+    from pytest_torchprof.verdict.values import bound_ms, values_of
+
+    rows = [METRICS[name] for name in ON_REQUEST]
+    if chip is not None:
+        of_chip = partial(bound_ms, chip=chip)
+        rows = [row._replace(extract=of_chip) if row.name == "bound_ms" else row for row in rows]
+    return values_of(rows, trace)
+
+
 def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> MissingValue:
-    from pytest_torchprof.core.results import MissingValue
+    from pytest_torchprof.core.values import MissingValue
 
     return MissingValue(reason, at_hand, at_least)
 
@@ -45,7 +143,7 @@ def _of_rounds(name: str, *, whole: bool = False) -> Callable[[Events], Value]:
     """Extract the median of the timed rounds, or the reason recorded instead."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.core.unknown import Why, because
 
         noted: Quantity | None = getattr(trace.facts, name)
         if noted is not None and noted.median is not None:
@@ -59,8 +157,8 @@ def _compiled(what: str) -> Callable[[Events], Value]:
     """Extract a number about compilations, if the test compiled all compiled code that it ran."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis import compile_counts
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.analysis import compilations as compile_counts
+        from pytest_torchprof.core.unknown import Why, because
 
         found: compile_counts.Compiled = trace.once(getattr(compile_counts, what))
         if found.rows is None or found.gap is not None:
@@ -76,7 +174,7 @@ def _compile_work(what: str) -> Callable[[Events], Value]:
     """Extract one of torch's own numbers about the compilations of the first run."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis.compile_counts import work
+        from pytest_torchprof.analysis.compilations import work
 
         return work(trace, what)
 
@@ -84,7 +182,7 @@ def _compile_work(what: str) -> Callable[[Events], Value]:
 
 
 def _count(trace: Events, kind: str) -> int:
-    from pytest_torchprof.trace.kinds import Kind
+    from pytest_torchprof.trace.names import Kind
 
     wanted = Kind[kind]
     return int((trace.selection & trace.is_kind(wanted)).sum()) if trace.has(wanted) else 0
@@ -95,9 +193,8 @@ def _ops(trace: Events) -> int:
     count = _count(trace, "OP")
     if trace.scope is None or trace.scope[0] != "op":
         return count
-    from pytest_torchprof.core.scopes import is_of_name
-    from pytest_torchprof.trace.kinds import Kind
-    from pytest_torchprof.trace.known_names import OURS
+    from pytest_torchprof.core.values import is_of_name
+    from pytest_torchprof.trace.names import OURS, Kind
 
     name = trace.scope[1]
     given = trace.names_where(lambda one: is_of_name(name, one) and not one.startswith(OURS))
@@ -106,8 +203,8 @@ def _ops(trace: Events) -> int:
 
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.trace import known_names
-        from pytest_torchprof.trace.kinds import Kind
+        from pytest_torchprof.trace import names as known_names
+        from pytest_torchprof.trace.names import Kind
 
         direction: re.Pattern[str] = getattr(known_names, pattern)
         chosen = trace.selection & trace.is_kind(Kind.MEMCPY)
@@ -115,7 +212,7 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
         if not in_bytes:
             return int(chosen.sum())
         sizes = trace.bytes[chosen]
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.core.unknown import Why, because
 
         return _unknown(because(Why.NO_COPY_SIZES)) if (sizes < 0).any() else int(sizes.sum())
 
@@ -123,18 +220,17 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
 
 
 def _syncs(trace: Events) -> Value:
-    from pytest_torchprof.trace.kinds import Kind
-    from pytest_torchprof.trace.known_names import SYNC_CALL
+    from pytest_torchprof.trace.names import SYNC_CALL, Kind
 
     calls = trace.selection & trace.is_kind(Kind.RUNTIME)
     return int((calls & trace.names_where(SYNC_CALL.search)).sum())
 
 
 def _flops(trace: Events) -> Value:
-    from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
+    from pytest_torchprof.analysis.uncounted import uncounted_flops
 
     if not len(trace) and trace.region is None:
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.core.unknown import Why, because
 
         return _unknown(because(Why.NO_OPERATORS))  # not even a lower bound
     if (gap := uncounted_flops(trace)) is not None:
@@ -157,7 +253,7 @@ def _estimated(what: str) -> Callable[[Events], Value]:
     """Extract an estimate of a device's work, which few tests ask for."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.verdict import estimates
+        from pytest_torchprof.verdict import values as estimates
 
         value: Value = getattr(estimates, what)(trace)
         return value
@@ -166,14 +262,14 @@ def _estimated(what: str) -> Callable[[Events], Value]:
 
 
 def _no_durations() -> MissingValue:
-    from pytest_torchprof.core.reasons import Why, because
+    from pytest_torchprof.core.unknown import Why, because
 
     return _unknown(because(Why.NO_DURATIONS))
 
 
 def _self_cpu_ms(trace: Events) -> Value:
-    from pytest_torchprof.analysis.gaps import cpu_time_gap
-    from pytest_torchprof.analysis.operator_totals import self_cpu_ns
+    from pytest_torchprof.analysis.missing import cpu_time_gap
+    from pytest_torchprof.analysis.operators import self_cpu_ns
 
     if (gap := trace.once(cpu_time_gap)) is not None:
         return _unknown(gap)
@@ -184,7 +280,7 @@ def _self_cpu_ms(trace: Events) -> Value:
 def _device_ms(what: str) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.device_time import device_time
-        from pytest_torchprof.analysis.gaps import device_time_gap
+        from pytest_torchprof.analysis.missing import device_time_gap
 
         if (gap := trace.once(device_time_gap)) is not None:
             return _unknown(gap)
@@ -200,16 +296,15 @@ def _communication(what: str) -> Callable[[Events], Value]:
     """Extract a number about communication; all are 0 where no event has a name of it."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
-        from pytest_torchprof.trace.name_index import communicates
+        from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS, communicates
 
         if communicates(trace):
-            from pytest_torchprof.verdict import comm_metrics
+            from pytest_torchprof.verdict import values as comm_metrics
 
             found: Value = getattr(comm_metrics, what)(trace)
             return found
         if trace.region is None and not trace.has(*HOST_KINDS, *DEVICE_KINDS):
-            from pytest_torchprof.core.reasons import Why, because
+            from pytest_torchprof.core.unknown import Why, because
 
             return _unknown(because(Why.NO_OPERATORS))
         return 0.0 if what.endswith("_ms") else 0
@@ -219,7 +314,7 @@ def _communication(what: str) -> Callable[[Events], Value]:
 
 def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis.live_bytes import usage
+        from pytest_torchprof.analysis.memory import usage
 
         return int(getattr(usage(trace, on_device=on_device), what))
 
@@ -228,8 +323,8 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
 
 def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis.device_totals import highest_total
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.analysis.memory import highest_total
+        from pytest_torchprof.core.unknown import Why, because
 
         found = highest_total(trace, what)
         return _unknown(because(Why.NO_MEMORY_TOTALS)) if found is None else found
@@ -240,10 +335,10 @@ def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events],
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _of_seen_frees("peak_bytes")(trace)
-    from pytest_torchprof.trace.regions import uses_workers
+    from pytest_torchprof.trace.names import uses_workers
 
     if uses_workers(trace):
-        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.core.unknown import Why, because
 
         return _unknown(because(Why.WORKERS_PREFETCH))
     return peak
@@ -253,10 +348,10 @@ def _of_seen_frees(what: str) -> Callable[[Events], Value]:
     """Extract a number of the host's memory, unless threads may have freed some of it unseen."""
 
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.analysis.work_elsewhere import frees_unseen
+        from pytest_torchprof.analysis.missing import frees_unseen
 
         if trace.whole.once(frees_unseen):
-            from pytest_torchprof.core.reasons import Why, because
+            from pytest_torchprof.core.unknown import Why, because
 
             return _unknown(because(Why.FREED_BY_GLOO))
         return _memory(what, on_device=False)(trace)
@@ -265,8 +360,8 @@ def _of_seen_frees(what: str) -> Callable[[Events], Value]:
 
 
 def _findings(trace: Events) -> Value:
-    from pytest_torchprof.rules.engine.check import nothing_seen
-    from pytest_torchprof.rules.engine.gathering import check_all
+    from pytest_torchprof.rules.check import nothing_seen
+    from pytest_torchprof.rules.registry import check_all
 
     if (reason := nothing_seen(trace)) is not None:
         return _unknown(reason)

@@ -1,36 +1,304 @@
-"""What one test measured, from the traces of its runs."""
+"""The profile of one test: what its runs measured, by region and process, with times."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as with_fields
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
-from pytest_torchprof.analysis.work_elsewhere import frees_unseen
-from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import MissingValue, Profile, Value
-from pytest_torchprof.core.scopes import is_of_name
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION_MARK
-from pytest_torchprof.trace.regions import named_regions
-from pytest_torchprof.verdict.bounds import bounded
-from pytest_torchprof.verdict.counted_findings import findings_within, found_in
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from pytest_torchprof.analysis.missing import frees_unseen
+from pytest_torchprof.analysis.operators import kernel_totals, op_rows
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen, cached
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import (
+    NORMALISED,
+    Budget,
+    MissingValue,
+    Normalised,
+    Number,
+    Profile,
+    Value,
+    is_of_name,
+    is_positive,
+    named_rank,
+)
+from pytest_torchprof.trace.names import REGION_MARK, Kind, laps_of, named_regions, region_mark
+from pytest_torchprof.verdict.findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
-from pytest_torchprof.verdict.own_limits import in_units, not_in_region, value_within
-from pytest_torchprof.verdict.recorded import declared_in, samples_in, values_in
-from pytest_torchprof.verdict.regions import RegionValues, time_within, view_of
-from pytest_torchprof.verdict.scopes import did_not_run, is_unknown
-from pytest_torchprof.verdict.timing import normalised_of, samples_of
+from pytest_torchprof.verdict.own import (
+    DID_NOT_RUN,
+    did_not_run,
+    in_units,
+    is_unknown,
+    not_in_region,
+    row_of,
+    value_within,
+)
+from pytest_torchprof.verdict.values import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection
 
-    from pytest_torchprof.core.results import Budget
-    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.core.values import Finding, OwnMetric, Sample
+    from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.rules.check import Checked
+    from pytest_torchprof.rules.rule import Rule
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.measured import CouldRun, Measured
-    from pytest_torchprof.verdict.metric import Metric
+    from pytest_torchprof.trace.facts import Quantity
+    from pytest_torchprof.verdict.findings import Allowance
+    from pytest_torchprof.verdict.metrics import Metric
+
+
+# ---- What a test's named regions measured: each has a profile like the whole test's.
+
+_NOT_TIMED = because(Why.REGION_NOT_TIMED)
+_OF_TEST = because(Why.ONLY_OF_TEST)
+_NOT_OF_LAPS = because(Why.NOT_RECORDED_BY_LAP)
+#: The order of a lap's times in `RegionTimes.laps`.
+_LAP_FIELDS = ("wall_ms", "cpu_ms")
+
+
+def view_of(trace: Events, name: str, lap: int | None = None) -> Events:
+    """The trace, counting only what ran in this region of the test, or in one lap of it."""
+    return trace.once(_view, name, lap)
+
+
+def _view(trace: Events, name: str, lap: int | None) -> Events:
+    region = region_mark(name)
+    return trace.within(region=region) if lap is None else trace.lap(region, lap)
+
+
+def region_time(trace: Events, metric: Metric, name: str, lap: int | None = None) -> Value:
+    """A metric of the timed rounds in a named region or a lap of it: medians over the rounds."""
+    if not metric.timed_by_region:
+        return MissingValue(_NOT_TIMED)
+    whole: Quantity | None = getattr(trace.facts, metric.name)
+    if whole is None or whole.median is None:
+        return MissingValue((whole and whole.reason) or because(Why.ONLY_LIVE))
+    times = (trace.facts.regions or {}).get(name)
+    noted: Quantity | None = getattr(times, metric.name, None)
+    if noted is not None and noted.reason is not None:
+        return MissingValue(noted.reason)
+    if times is None or noted is None or times.count != named_regions(trace).get(name):
+        return MissingValue(because(Why.LAPS_DIFFER, name=name))
+    if noted.median is None:
+        return MissingValue(because(Why.ONLY_LIVE))
+    if lap is None:
+        return noted.median
+    if lap >= len(times.laps):
+        return MissingValue(because(Why.LAPS_NOT_TIMED, name=name))
+    return times.laps[lap][_LAP_FIELDS.index(metric.name)]
+
+
+def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
+    """The time of the named regions of the budget's name or glob, added up."""
+    what = budget.region or ""
+    names = [name for name in named_regions(trace) if is_of_name(what, name)]
+    if not names and trace.within(region=what).selection.any():
+        return MissingValue(because(Why.LABEL_NOT_TIMED, name=what))
+    if not names:
+        return MissingValue(did_not_run(trace, "region", what))
+    total = 0.0
+    for name in names:
+        value = region_time(trace, metric, name)
+        if isinstance(value, MissingValue):
+            return value
+        total += value
+    laps = np.concatenate([laps_of(trace, region_mark(name)) for name in names])
+    laps = laps[np.argsort(trace.ts[laps], kind="stable")]
+    if (trace.ts[laps[1:]] < (trace.ts[laps] + trace.dur[laps])[:-1]).any():
+        return MissingValue(because(Why.TIMES_OVERLAP, names=tuple(sorted(names))))
+    return total
+
+
+class RegionValues(Mapping[str, "Value"]):
+    """Every metric within a region: the sum over its laps, or the largest; or those of one lap.
+
+    ``gap``: why they are unknown. ``own`` are the user's own functions of a trace, and ``recorded``
+    is what the test records there.
+    """
+
+    def __init__(
+        self,
+        checked: Checked,
+        allowed: Collection[str],
+        name: str,
+        lap: int | None = None,
+        gap: Reason | None = None,
+        own: Iterable[Metric] = (),
+        recorded: Mapping[str, Recorded] | None = None,
+    ) -> None:
+        self._checked, self._allowed = checked, allowed
+        self._name, self._lap = name, lap
+        laps = named_regions(checked.trace).get(name, 0)
+        if gap is None and not laps:
+            gap = because(Why.SCOPE_DID_NOT_RUN, scope="region", name=name)
+        self._gap, self._laps = gap, laps
+        self._recorded = recorded or {}
+        self._rows = {**METRICS, **{one.name: one for one in own}}
+
+    def __iter__(self) -> Iterator[str]:
+        asked = self._checked.trace.facts.asked or ()
+        rows = (name for name, row in self._rows.items() if not row.on_request or name in asked)
+        return chain(rows, self._recorded)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Value:
+        """The metric's value, or why there is none."""
+        if name in self._recorded:
+            whole = self._lap is None
+            return self._recorded[name].value if whole else MissingValue(_NOT_OF_LAPS)
+        metric = self._rows[name]
+        if self._gap is not None:
+            return MissingValue(self._gap)
+        if "rounds" in metric.needs:
+            return region_time(self._checked.trace, metric, self._name, self._lap)
+        if metric.depends_on_order:
+            return MissingValue(_OF_TEST)
+        if name == "findings":
+            return self._findings()
+        if not metric.largest or self._lap is not None or self._laps == 1:
+            return measure(metric, self._view(self._lap))
+        values: list[float] = []
+        for lap in range(self._laps):
+            value = measure(metric, self._view(lap))
+            if isinstance(value, MissingValue):
+                return value
+            values.append(value)
+        return max(values)
+
+    def _view(self, lap: int | None) -> Events:
+        return view_of(self._checked.trace, self._name, lap)
+
+    @cached
+    def counts(self) -> Mapping[str, int]:
+        """Findings by rule."""
+        return self._checked.of_part(self._view(self._lap)).counts
+
+    def _findings(self) -> Value:
+        if self._checked.unsettled is not None:
+            return MissingValue(self._checked.unsettled)
+        total = self._checked.of_part(self._view(self._lap)).total
+        return sum(count for rule, count in total.items() if rule not in self._allowed)
+
+
+# ---- Results of a test's timed rounds: samples, and times as multiples of the reference
+# kernel's.
+#
+# Pure: everything is in the facts that a live capture leaves in its trace.
+
+_OF_ROUNDS: Final = tuple(name for name, one in METRICS.items() if "rounds" in one.needs)
+
+
+def samples_of(trace: Events) -> dict[str, Sample]:
+    """The samples of all metrics measured in rounds."""
+    facts = trace.facts
+    noted: dict[str, Quantity | None] = {name: getattr(facts, name) for name in _OF_ROUNDS}
+    return {name: s for name, one in noted.items() if one is not None and (s := one.sample)}
+
+
+def normalised_of(
+    trace: Events, recorded: Mapping[str, Recorded] | None = None
+) -> Normalised | None:
+    """The normalized times of a trace, and those that the test has recorded.
+
+    None if the reference kernel did not run.
+    """
+    reference, samples = trace.facts.reference, samples_of(trace)
+    if reference is None or "wall_ms" not in samples:
+        return None
+    values = {
+        name: samples[name].minimum / each
+        for name in NORMALISED
+        if name in samples and is_positive(each := getattr(reference, name))
+    }
+    return Normalised.read(
+        {
+            **values,
+            "n": samples["wall_ms"].n,
+            "reference_ms": reference.wall_ms,
+            "conditions": reference.conditions,
+            "page_faults": reference.page_faults,
+            "own": {
+                name: multiple
+                for name, one in (recorded or {}).items()
+                if (multiple := _multiple(one, reference.wall_ms)) is not None
+            },
+        }
+    )
+
+
+#: Units of times that a test may record.
+_TIMES = frozenset({"ns", "us", "µs", "ms", "s", "min"})
+
+
+def is_rate(unit: str) -> bool:
+    """Whether a unit is of something per time.
+
+    >>> is_rate("tokens/s"), is_rate("ms"), is_rate("tokens/batch")
+    (True, False, False)
+    """
+    what, _, per = unit.rpartition("/")
+    return bool(what) and per in _TIMES
+
+
+def _multiple(one: Recorded, reference_ms: float | None) -> float | None:
+    """The best round of a time or a rate, relative to the reference kernel's time in ms.
+
+    None of another quantity, of which it is not known how the machine's speed changes it.
+    """
+    if one.best is None or not is_positive(one.best) or not is_positive(reference_ms):
+        return None
+    assert reference_ms is not None  # noqa: S101 - it is positive
+    if is_rate(one.metric.unit):
+        return one.best * reference_ms
+    return one.best / reference_ms if one.metric.unit in _TIMES else None
+
+
+# ---- Values that a test records itself, of the whole test and of its named regions.
+
+
+class Recorded(Frozen, frozen=True):
+    """What a test recorded of one metric, over all its runs; a ``sample`` if of timed rounds.
+
+    ``best``: of the rounds' values, if it is compared as a time.
+    """
+
+    metric: OwnMetric
+    value: Value
+    sample: Sample | None = None
+    best: float | None = None
+
+
+#: By region, None for the whole test, then by metric.
+Recordings: TypeAlias = Mapping[str | None, Mapping[str, Recorded]]
+
+
+def declared_in(recordings: Recordings) -> dict[str, OwnMetric]:
+    """The metrics of all of them, by name."""
+    return {name: one.metric for found in recordings.values() for name, one in found.items()}
+
+
+def samples_in(found: Mapping[str, Recorded]) -> dict[str, Sample]:
+    """The samples of those that have one."""
+    return {name: one.sample for name, one in found.items() if one.sample is not None}
+
+
+def values_in(found: Mapping[str, Recorded]) -> dict[str, Value]:
+    """Their values by metric."""
+    return {name: one.value for name, one in found.items()}
+
+
+# ---- What one test measured, from the traces of its runs.
 
 _COLUMNS = (
     "calls",
@@ -139,7 +407,7 @@ def profile_of(measured: Measured) -> Profile:
     values = values_of(measured.checked, allowed, measured.own)
     asked = {rule.code for rule in measured.rules if rule.on_request}
     if measured.allowances or not asked.isdisjoint(allowed):
-        from pytest_torchprof.verdict.allowances import without_allowed
+        from pytest_torchprof.verdict.findings import without_allowed
 
         values, found, unchecked = without_allowed(measured, values, found, unchecked)
     functions = {metric.name: metric for metric in measured.own}
@@ -250,7 +518,7 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
             for column, count in counts.items():
                 known[column] = known.get(column, 0) + count
     if trace.facts.asked:
-        from pytest_torchprof.verdict.estimates import add_to_operators
+        from pytest_torchprof.verdict.values import add_to_operators
 
         add_to_operators(rows, trace)
     return rows
@@ -276,3 +544,291 @@ def stored_operators(operators: Mapping[str, Mapping[str, int]]) -> dict[str, di
         name: {column: value for column, value in row.items() if column != "estimated_bytes"}
         for name, row in operators.items()
     }
+
+
+# ---- Numbers of a test with several processes: sums over them, and the largest of peaks.
+
+#: The label of the test's own process, unless it is a rank itself.
+MAIN = "main"
+
+_Labelled = Sequence[tuple[str, Mapping[str, Value]]]
+
+
+class Process(Frozen, frozen=True):
+    """Another process of the test: its rank as text, or ``process N``, and what it ran."""
+
+    label: str
+    checked: Checked
+
+
+def of_all(measured: Measured) -> tuple[Measured, Profile]:
+    """A test with budgets on each rank, or with several processes: each rank's budgets, and its
+    profile.
+    """
+    each = for_each_rank(measured.budgets, measured.processes, measured.rank)
+    measured = replace(measured, budgets=tuple(each))
+    profile = profile_of(measured)
+    return measured, with_processes(measured, profile) if measured.processes else profile
+
+
+def with_processes(measured: Measured, profile: Profile) -> Profile:
+    """The profile of the test's own process, with what its other processes did."""
+    others, allowed = measured.processes, measured.allowed
+    values = [(one.label, values_of(one.checked, allowed)) for one in others]
+    traces = [measured.trace, *(one.checked.trace for one in others)]
+    found = counts_added(
+        [profile.found, *(found_in(one.checked, measured.rules, allowed)[0] for one in others)]
+    )
+    scoped = dict(profile.scoped)
+    functions = {metric.name: metric for metric in measured.own}
+    for budget in in_units(measured.budgets, profile.own)[0]:
+        metric = METRICS.get(budget.metric) or functions.get(budget.metric)
+        if budget.rules:
+            count = findings_within(
+                budget, found, profile.unchecked, allowed=allowed, ignored=measured.ignored
+            )
+            scoped[budget.label] = bounded(METRICS["findings"], count, measured.trace)
+        elif budget.scoped and metric is not None:
+            scoped[budget.label] = _limited(measured, budget, metric, profile.metrics, values)
+    return replace(
+        profile,
+        metrics=combined(profile.metrics, values, profile.own),
+        operators=added(map(operator_counts, traces)),
+        kernels=counts_added(map(kernel_counts, traces)),
+        found=found,
+        scoped=scoped,
+        ranks={
+            label: {name: value for name, value in own.items() if _is_of_process(name)}
+            for label, own in ((measured.rank or MAIN, profile.metrics), *values)
+        },
+    )
+
+
+def _is_of_process(name: str) -> bool:
+    return name in METRICS and METRICS[name].of_region
+
+
+def for_each_rank(
+    budgets: Iterable[Budget], processes: Sequence[Process], rank: str | None
+) -> Iterator[Budget]:
+    """The budgets, those on each rank as one for each; of the whole test if it is one process.
+
+    ``rank`` is that of the test's own process, if it has one. Without ranks, they are on each
+    process that the test has started.
+    """
+    labels = [*([] if rank is None else [rank]), *(one.label for one in processes)]
+    ranks = [label for label in labels if label.isdecimal()] or labels
+    for budget in budgets:
+        if not budget.each:
+            yield budget
+        elif ranks:
+            yield from (replace(budget, each=False, rank=label) for label in ranks)
+        else:
+            yield replace(budget, each=False)
+
+
+def _limited(
+    measured: Measured,
+    budget: Budget,
+    metric: Metric,
+    main: Mapping[str, Value],
+    values: _Labelled,
+) -> Value:
+    """What a scoped budget limits: of one process, or of all."""
+    others = measured.processes
+    if budget.rank is not None and budget.rank == measured.rank:
+        return main[metric.name] if budget.part is None else value_of_part(measured, budget, metric)
+    if budget.rank is not None:
+        at = next((n for n, one in enumerate(others) if one.label == budget.rank), None)
+        if at is None:
+            return MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
+        if budget.part is None:
+            return values[at][1].get(metric.name, _UNTOLD)
+        return _in_process(measured, others[at], budget, metric)
+    if budget.module is not None:
+        return _UNTOLD
+    value = value_of_part(measured, budget, metric)
+    theirs = ((one.label, _in_process(measured, one, budget, metric)) for one in others)
+    ran = [pair for pair in ((MAIN, value), *theirs) if not _did_not_run(pair[1])]
+    return total(metric, ran) if ran else value
+
+
+_UNTOLD = MissingValue(because(Why.NOT_BY_PROCESS))
+
+
+def _in_process(measured: Measured, one: Process, budget: Budget, metric: Metric) -> Value:
+    """The same, of another process, in which no modules are marked."""
+    if budget.module is not None or metric.timed_by_region or metric.own is not None:
+        return _UNTOLD
+    return value_within_part(one.checked.trace, budget, metric, measured.could_run)
+
+
+def _did_not_run(value: Value) -> bool:
+    return isinstance(value, MissingValue) and value.reason.why in DID_NOT_RUN
+
+
+def combined(
+    main: Mapping[str, Value], others: _Labelled, own: Mapping[str, OwnMetric]
+) -> dict[str, Value]:
+    """The numbers of the whole test; ``others`` are those of its other processes, with labels.
+
+    What only the test's own process has stays: its times, and its compilations.
+    """
+    found: dict[str, Value] = dict(main)
+    for name, value in main.items():
+        row = row_of(name, own)
+        if not row.of_region:
+            continue
+        if row.own is not None:  # whether a function's values add up is not known
+            found[name] = _UNTOLD
+            continue
+        theirs = ((label, values[name]) for label, values in others if name in values)
+        found[name] = total(row, ((MAIN, value), *theirs))
+    return found
+
+
+def total(metric: Metric, values: Iterable[tuple[str, Value]]) -> Value:
+    """The sum of a metric over processes, or the largest value; unknown if one is.
+
+    What is known is then a lower bound, if more work can only increase the metric.
+    """
+    known: list[Number] = []
+    gap: Reason | None = None
+    for label, value in values:
+        if not isinstance(value, MissingValue):
+            known.append(value)
+            continue
+        if value.at_least and value.at_hand is not None:
+            known.append(value.at_hand)
+        if gap is None or label == MAIN:
+            why = value.reason
+            named = because(Why.OF_CHILD, process=named_rank(label), why=why)
+            gap = why if label == MAIN else named
+    whole = (max(known) if metric.largest else sum(known)) if known else None
+    if gap is None:
+        assert whole is not None  # noqa: S101 - each of them has a value
+        return whole
+    if not metric.adds_up or not whole:
+        return MissingValue(gap)
+    return MissingValue(gap, int(whole), at_least=True)
+
+
+def merged_findings(by_process: Iterable[Iterable[Finding]]) -> tuple[Finding, ...]:
+    """The findings of all processes, those of one message and place as one."""
+    found: dict[tuple[str, str, str | None, str | None], Finding] = {}
+    for one in chain.from_iterable(by_process):
+        key = one.rule, one.message, one.location, one.module
+        if (known := found.get(key)) is None:
+            found[key] = one
+            continue
+        found[key] = with_fields(
+            known,
+            count=known.count + one.count,
+            cost_ms=_sum(known.cost_ms, one.cost_ms),
+            bytes=_sum(known.bytes, one.bytes),
+        )
+    return tuple(found.values())
+
+
+_N = TypeVar("_N", int, float)
+
+
+def _sum(one: _N | None, other: _N | None) -> _N | None:
+    return None if one is None or other is None else one + other
+
+
+def counts_added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by name, added up.
+
+    >>> counts_added([{"a": 1}, {"b": 2, "a": 3}])
+    {'a': 4, 'b': 2}
+    """
+    found: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            found[name] = found.get(name, 0) + count
+    return dict(sorted(found.items()))
+
+
+def added(rows: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts by operator and column, added up; of peaks the largest."""
+    found: dict[str, dict[str, int]] = {}
+    for one in rows:
+        for name, counts in one.items():
+            known = found.setdefault(name, {})
+            for column, count in counts.items():
+                before = known.get(column, 0)
+                peak = column.startswith("peak_")
+                known[column] = max(before, count) if peak else before + count
+    return dict(sorted(found.items()))
+
+
+# ---- The result of all runs of one test, which is all that judging needs.
+
+#: Asks, by kind of scope, for all names that could run in this process.
+CouldRun: TypeAlias = Callable[[], Mapping[str, frozenset[str]]]
+
+
+class Measured(Frozen, frozen=True):
+    """A test that was measured.
+
+    ``checked`` is its trace and what the rules found. ``modules`` is a trace in which modules are
+    marked, or ``modules_gap`` says why there is none; ``unseen_modules`` are classes of modules
+    that may have run in it unmarked. ``located`` maps events to lines, and ``lines_gap`` says why
+    lines are missing or incomplete. ``environment``, ``host`` and ``cpu_capability`` are the
+    machine's, and ``busy`` says what else it did. ``unmeasured`` are metrics that the test itself
+    compares but that were not measured, and ``region_gaps`` why numbers of named regions are
+    unknown; ``mismatch`` is a failed inline expectation, metric →
+    expected text. ``pairs_gap`` says why callables that the test compares were not compared.
+    ``allowances`` are findings that markers allow in one place.
+    ``own`` are metrics of functions that users have defined, and ``recorded`` are values that the
+    test itself records. ``reseeded`` and ``recorded_reseeded`` are of a run with another seed.
+    ``seed`` is that of the profiled run, of a test that uses random generators, and ``draws`` says
+    whether the numbers that it draws depend on it. ``could_run`` is asked about unknown names.
+    ``processes`` are those that it has beside its own, and ``rank`` is that of its own, if it is
+    one of a job. ``located_processes`` maps events of those others to lines.
+    """
+
+    checked: Checked
+    environment: str
+    host: str
+    cpu_capability: str = ""
+    budgets: tuple[Budget, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    allowed: Mapping[str, str] = {}
+    ignored: frozenset[str] = frozenset()
+    modules: Events | None = None
+    modules_gap: Reason | None = None
+    unseen_modules: frozenset[str] = frozenset()
+    located: Placing | None = None
+    lines_gap: Reason | None = None
+    busy: tuple[Reason, ...] = ()
+    mismatch: Mapping[str, str] | None = None
+    unmeasured: tuple[str, ...] = ()
+    region_gaps: Mapping[str, Reason] = {}
+    pairs_gap: Reason | None = None
+    own: tuple[Metric, ...] = ()
+    processes: tuple[Process, ...] = ()
+    rank: str | None = None
+    located_processes: Mapping[str, Placing] = {}
+    allowances: tuple[Allowance, ...] = ()
+    recorded: Recordings = msgspec.field(default_factory=dict)
+    reseeded: Checked | None = None
+    recorded_reseeded: Recordings = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    draws: bool = False
+    could_run: CouldRun = dict
+
+    @property
+    def trace(self) -> Events:
+        """The trace of the profiled run."""
+        return self.checked.trace
+
+
+class Unmeasured(Frozen, frozen=True):
+    """A test that was not measured, and why; ``stats_asked``: it compares numbers anyway."""
+
+    reason: Reason
+    environment: str
+    budgets: tuple[Budget, ...] = ()
+    stats_asked: bool = False

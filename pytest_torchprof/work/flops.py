@@ -1,52 +1,364 @@
-"""FLOPs of an operator, from what a profiler trace with shapes records about its call.
-
-As in `torch.utils.flop_counter.FlopCounterMode` (below: FCM), a multiplication and an addition are
-two operations, and only matrix products, convolutions, attention and recurrent layers count. Biases
-and other elementwise work do not. Counted in full, as in FCM: products with padding, the masked
-half of causal attention, complex numbers (as if they were real). A sparse operand makes the count
-unknown where a trace distinguishes it from a dense one: FCM treats some as dense and reports 0 for
-others.
-
-The caller counts the outermost operator that has a number and nothing below it, unless something
-below ran in its place (`redispatch`). So an operator has a row here if it is a leaf, or if its
-number is at least as good as the sum of its parts. `aten::linear`, `matmul`, `einsum`, `bilinear`,
-`conv2d`, `lstm`, `scaled_dot_product_attention` and its math fallback,
-`_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have none: traces show their
-parts. `quantized::linear` and the like are always unknown.
-
-Operand positions follow the schemas in PyTorch's `native_functions.yaml`, and for other namespaces
-their own registrations. Out-variants append their output, which is ignored.
-"""
+"""FLOPs of one operator call, from the shapes that a trace records."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from math import prod
+from typing import Any, Final, Literal, NamedTuple
 
-from pytest_torchprof.core.reasons import Why
-from pytest_torchprof.work.formulas.convolution import (
-    any_convolution,
-    convolution,
-    convolution_backward,
-    pointwise,
-    quantized_convolution,
-    transposed_convolution,
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Why
+from pytest_torchprof.work.kernels import is_main
+from pytest_torchprof.work.operands import (
+    TRUTH,
+    Formula,
+    Operands,
+    UnknownOperandError,
+    UnreadValues,
+    shape_of,
 )
-from pytest_torchprof.work.formulas.matmul import (
-    combination,
-    distances,
-    distances_backward,
-    grouped_product,
-    int4_product,
-    linear,
-    packed_product,
-    product,
-    products,
-    vector_product,
-)
-from pytest_torchprof.work.formulas.recurrent import recurrent, recurrent_backward, recurrent_onednn
-from pytest_torchprof.work.formulas.sdpa import Attention
-from pytest_torchprof.work.operands import Formula, Operands, UnreadValues
+
+# ---- FLOPs of convolutions; `flops` says what counts (FCM: torch's `FlopCounterMode`).
+
+# A weight is [out, in / groups, *kernel]; if transposed, [in, out / groups, *kernel].
+# Each position of the output (of the input if transposed) uses the whole weight once, so groups
+# need no special case. FCM's `conv_flop_count` agrees for a forward pass. It reads the arguments of
+# `cudnn_convolution` and `_slow_conv2d_forward` at the positions of `aten::convolution` (taking
+# `benchmark` for `transposed`), which goes unnoticed because the latter hides them.
+
+
+def convolution(
+    stride: int, padding: int, dilation: int | None, x: int = 0, weight: int = 1
+) -> Formula:
+    """Forward pass; the arguments are positions."""
+
+    def formula(call: Operands) -> int:
+        batch, channels, *size = call.shape(x)
+        w = call.shape(weight)
+        n = len(size)
+        if len(w) == n + 2 and channels % w[1]:
+            raise UnknownOperandError
+        if not n or len(w) not in {n + 2, n + 3}:  # oneDNN may store the groups as an axis
+            raise UnknownOperandError
+        strides, paddings = call.per_axis(stride, n), call.per_axis(padding, n)
+        dilations = call.per_axis(dilation, n) if dilation is not None else [1] * n
+        spans = [d * (k - 1) + 1 for d, k in zip(dilations, w[-n:], strict=True)]
+        axes = zip(size, paddings, spans, strides, strict=True)
+        out = [(i + 2 * p - span) // s + 1 for i, p, span, s in axes]
+        if min(out) < 0 or min(strides) <= 0:
+            raise UnknownOperandError
+        return 2 * batch * prod(out) * prod(w)
+
+    return formula
+
+
+def transposed_convolution(x: int = 0, weight: int = 1) -> Formula:
+    """Forward pass, for any stride, padding and output padding."""
+
+    def formula(call: Operands) -> int:
+        batch, _, *size = call.shape(x)
+        w = call.shape(weight)
+        if not size or len(w) not in {len(size) + 2, len(size) + 3}:
+            raise UnknownOperandError
+        return 2 * batch * prod(size) * prod(w)
+
+    return formula
+
+
+def any_convolution(call: Operands) -> int:
+    """`aten::convolution`, which takes `transposed` as an argument."""
+    formula = transposed_convolution() if TRUTH[call.concrete[6]] else convolution(3, 4, 5)
+    return formula(call)
+
+
+def quantized_convolution(call: Operands) -> int:
+    """`onednn::qconv*pointwise(qx, scale, zero, qw, scale, zero, [addend,] bias, stride, ...)`."""
+    later = 0 if call.concrete[7] else 1
+    return convolution(7 + later, 8 + later, 9 + later, weight=3)(call)
+
+
+def convolution_backward(grad: int = 0, x: int = 1, *, transposed: bool | int = False) -> Formula:
+    """Each requested gradient, of the input or the weight, costs as much as the forward pass.
+
+    `transposed` is the value or its position; the weight is the third operand. FCM counts the
+    gradient of a grouped convolution's weight `groups` times too high.
+    """
+
+    def formula(call: Operands) -> int:
+        out, inside, w = call.shape(grad), call.shape(x), call.shape(2)
+        if len(out) < 3 or len(inside) != len(out) or len(w) != len(out):
+            raise UnknownOperandError
+        turned = transposed if isinstance(transposed, bool) else TRUTH[call.concrete[transposed]]
+        met = inside if turned else out
+        of_input, of_weight, *_ = call.mask()
+        return (of_input + of_weight) * 2 * met[0] * prod(met[2:]) * prod(w)
+
+    return formula
+
+
+def pointwise(unary: Formula, binary: Formula) -> Formula:
+    """Two oneDNN operators with one name: `(X, W, B?, ...)` and `(X, other, W, B?, ...)`.
+
+    `torch.compile` with freezing makes these of bf16 linear layers and of convolutions.
+    """
+    return lambda call: (binary if len(call.dims[2]) > 1 else unary)(call)
+
+
+# ---- FLOPs of matrix products; `flops` says what counts (FCM: torch's `FlopCounterMode`).
+
+
+def product(first: int, rank: int) -> Formula:
+    """`[..., m, k] @ [..., k, n]` is `2 m k n` in each batch: FCM's `mm_flop` and `bmm_flop`."""
+
+    def formula(call: Operands) -> int:
+        a, b = call.shape(first), call.shape(first + 1)
+        if call.is_sparse(first) or call.is_sparse(first + 1):
+            raise UnknownOperandError  # how many elements it has is not in the trace
+        if not len(a) == len(b) == rank or a[:-2] != b[:-2] or a[-1] != b[-2]:
+            raise UnknownOperandError
+        return 2 * _packing(call) * prod(a) * b[-1]
+
+    return formula
+
+
+def _packing(call: Operands) -> int:
+    """An element of type `float4_e2m1fn_x2` holds two numbers; FCM counts half the product."""
+    return 2 if "Float4_e2m1fn_x2" in str(call.types) else 1
+
+
+def grouped_product(call: Operands) -> int:
+    """`_grouped_mm`: the groups split the rows, the columns or the inner axis.
+
+    The axis that is split may be longer than the sum of its groups; the offsets are not in the
+    trace. FCM has no formula.
+    """
+    a, b = call.shape(0), call.shape(1)
+    if not {len(a), len(b)} <= {2, 3} or a[-1] != b[-2]:
+        raise UnknownOperandError
+    return 2 * _packing(call) * prod(a if len(b) == 3 else a[-2:]) * b[-1]
+
+
+def products(call: Operands) -> int:
+    """`_foreach_mm`: the products of two lists, pair by pair. FCM has no formula."""
+    pairs = list(zip(call.dims[0], call.dims[1], strict=True))
+    if not pairs:
+        raise UnknownOperandError  # the profiler omits long lists
+    return sum(product(0, 2)(Operands(pair, call.types, None)) for pair in pairs)
+
+
+def combination(call: Operands) -> int:
+    """`_compute_linear_combination`: `[m, ...]` by coefficients `[p, m]`. FCM has no formula."""
+    inputs, coefficients = call.shape(0), call.shape(1)
+    if len(coefficients) != 2 or coefficients[1] != inputs[0]:
+        raise UnknownOperandError
+    return 2 * coefficients[0] * prod(inputs)
+
+
+def distances(call: Operands) -> int:
+    """`_cdist_forward(x1, x2, p, compute_mode)`: the direct form, used for up to 25 rows.
+
+    From 26 rows on, Euclidean distances are a product whose inner axis is longer by two (`aten::mm`
+    inside `_euclidean_dist`); both forms count the same. Other distances are not products. FCM
+    reports 0 in both cases, and counts the gradients from 26 rows on.
+    """
+    (*batch, rows, width), (*_, others, width_2) = call.shape(0), call.shape(1)
+    if width != width_2:
+        raise UnknownOperandError
+    if float(call.concrete[2]) != 2:
+        return 0
+    return 2 * prod(batch) * rows * others * (width + 2)
+
+
+def distances_backward(call: Operands) -> int:
+    """`_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`, a product if Euclidean."""
+    (*batch, rows, width), (*_, others, _) = call.shape(1), call.shape(2)
+    return 2 * prod(batch) * rows * others * width if float(call.concrete[3]) == 2 else 0
+
+
+def vector_product(first: int, rank: int) -> Formula:
+    """`[m, k] @ [k]` is `2 m k`, and a dot product `2 k`. FCM reports 0."""
+
+    def formula(call: Operands) -> int:
+        a, b = call.shape(first), call.shape(first + 1)
+        if len(a) != rank or a[-1:] != b or call.is_sparse(first):
+            raise UnknownOperandError
+        return 2 * prod(a)
+
+    return formula
+
+
+def linear(x: int, weight: int) -> Formula:
+    """`[..., k]` times a matrix with an axis `k`, in either storage order. FCM reports 0."""
+
+    def formula(call: Operands) -> int:
+        a, b = call.shape(x), call.shape(weight)
+        if not a or len(b) != 2 or a[-1] not in b:
+            raise UnknownOperandError
+        return 2 * prod(a) * (b[0] if b[1] == a[-1] else b[1])
+
+    return formula
+
+
+def int4_product(call: Operands) -> int:
+    """`_weight_int4pack_mm`: the weight's layout varies, its scales are `[groups, n, ...]`."""
+    return 2 * prod(call.shape(0)) * call.shape(3)[1]
+
+
+def packed_product(call: Operands) -> int:  # noqa: ARG001 - every formula takes one
+    """The weight is an opaque object whose shape is in no trace: unknown, not 0."""
+    raise UnknownOperandError
+
+
+# ---- FLOPs of recurrent layers; `flops` says what counts (FCM: torch's `FlopCounterMode`).
+
+# Every token is multiplied by every weight matrix once in each pass: forward, gradient of the
+# input, gradient of the weights. FCM reports 0 for all of these. If a layer is not fused, its
+# matrix products are in the trace.
+_GATES = (1, 1, 4, 3)  # by mode: RNN with ReLU, RNN with tanh, LSTM, GRU
+
+
+def recurrent(weights: int, mode: int, *, projection: bool = True) -> Formula:
+    """Forward pass of `(input, weight[], ..., mode, hidden_size, [proj_size,] num_layers, ...)`."""
+
+    def formula(call: Operands) -> int:
+        *tokens, width = call.shape(0)
+        known = [w for w in map(shape_of, call.dims[weights]) if len(w) == 2]
+        if known:
+            return 2 * prod(tokens) * sum(map(prod, known))
+        # More than 30 weights, which the profiler omits: 4 bidirectional layers.
+        gates, hidden = _GATES[int(call.concrete[mode])], int(call.concrete[mode + 1])
+        projected = int(call.concrete[mode + 2]) if projection else 0
+        layers = int(call.concrete[mode + 2 + projection])
+        directions = 1 + TRUTH[call.concrete[mode + 6 + projection]]
+        out = projected or hidden
+        inner = (width + (layers - 1) * out * directions) + layers * out
+        per_token = directions * (gates * hidden * inner + layers * hidden * projected)
+        return 2 * prod(tokens) * per_token
+
+    return formula
+
+
+def recurrent_backward(forward: Formula) -> Formula:
+    """The gradient of the input is always computed, that of the weights on request."""
+    return lambda call: forward(call) * (1 + call.mask()[3])
+
+
+def recurrent_onednn(passes: int) -> Formula:
+    """`mkldnn_rnn_layer(input, weight_ih, weight_hh, ...)`, a layer in one direction.
+
+    An LSTM on a CPU consists of these. The backward pass always computes both gradients.
+    """
+
+    def formula(call: Operands) -> int:
+        *tokens, width = call.shape(0)
+        w_input, w_hidden = call.shape(1), call.shape(2)
+        if len(w_input) != 2 or len(w_hidden) != 2 or w_input[1] != width:
+            raise UnknownOperandError
+        return 2 * passes * prod(tokens) * (prod(w_input) + prod(w_hidden))
+
+    return formula
+
+
+# ---- FLOPs of attention (SDPA); `flops` says what counts (FCM: torch's `FlopCounterMode`).
+
+
+class Attention(Frozen, frozen=True):
+    """Two matrix products forward, five backward (the scores again, then four gradients).
+
+    As in FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for
+    each product, over all pairs of a query and a key; groups of queries share the heads of keys;
+    causal masks and windows do not reduce it (see `masks`). `heads` is the axis of the heads; FCM
+    assumes 1 also for the inner flash and efficient operators, where it is 2. All others are
+    positions: keys and values follow the queries, and an argument about keys follows the one about
+    queries.
+
+    Sequences of varying length are packed along one axis, and their lengths are in a tensor that
+    is not in the trace (`offsets`). The number of pairs is known if all queries or all keys are as
+    long as the longest. `unless`: positions of further tensors with lengths or key locations.
+    """
+
+    query: int = 0
+    heads: int = 1
+    offsets: int | None = None
+    longest: int = 0
+    backward: bool = False
+    unless: tuple[int, ...] = ()
+
+    def __call__(self, call: Operands) -> int:
+        """FLOPs of all pairs of a query and a key."""
+        packed = self._is_packed(call)
+        (batch, h, tokens, width), (_, h_k, keys, width_k), (_, h_v, values, width_v) = operands = [
+            _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(3)
+        ]
+        if not all(map(all, operands)):
+            return 0  # an empty tensor
+        if any(operand[0] != batch for operand in operands):
+            raise UnknownOperandError
+        if any(map(call.has_tensor, self.unless)):
+            raise UnknownOperandError
+        if h % h_k or h_k != h_v or keys != values or width != width_k:
+            raise UnknownOperandError
+        pairs = batch * tokens * keys
+        if packed:
+            sequences, most, most_keys = self._sequences(call)
+            if keys != sequences * most_keys and tokens != sequences * most:
+                raise UnknownOperandError
+            pairs = tokens * most_keys if keys == sequences * most_keys else keys * most
+        passes = 3 * width + 2 * width_v if self.backward else width + width_v
+        return 2 * h * pairs * passes
+
+    def lengths(self, call: Operands) -> tuple[int, int]:
+        """Queries and keys of each sequence, if all are equal."""
+        packed = self._is_packed(call)
+        (_, _, tokens, _), (_, _, keys, _) = (
+            _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(2)
+        )
+        if not packed:
+            return tokens, keys
+        sequences, most, most_keys = self._sequences(call)
+        if keys != sequences * most_keys or tokens != sequences * most:
+            raise UnknownOperandError
+        return most, most_keys
+
+    def _is_packed(self, call: Operands) -> bool:
+        return self.offsets is not None and call.has_tensor(self.offsets)
+
+    def _sequences(self, call: Operands) -> tuple[int, int, int]:
+        """The number of sequences, and the most queries and keys in one."""
+        assert self.offsets is not None  # noqa: S101 - it is packed
+        most, most_keys = (int(call.concrete[self.longest + i] or 0) for i in range(2))
+        return call.shape(self.offsets)[0] - 1, most, most_keys
+
+
+def _heads_first(shape: tuple[int, ...], heads: int, *, packed: bool) -> tuple[int, int, int, int]:
+    """Batch, heads, tokens and width. Packed sequences are `[tokens, heads, width]`."""
+    batch, first, second, width = [1, *shape] if packed and len(shape) == 3 else shape
+    if heads == 2 or len(shape) == 3:
+        return batch, second, first, width
+    return batch, first, second, width
+
+
+# ---- FLOPs of an operator, from what a profiler trace with shapes records about its call.
+#
+# As in `torch.utils.flop_counter.FlopCounterMode` (below: FCM), a multiplication and an addition
+# are two operations, and only matrix products, convolutions, attention and recurrent layers
+# count. Biases and other elementwise work do not. Counted in full, as in FCM: products with
+# padding, the masked half of causal attention, complex numbers (as if they were real). A sparse
+# operand makes the count unknown where a trace distinguishes it from a dense one: FCM treats some
+# as dense and reports 0 for others.
+#
+# The caller counts the outermost operator that has a number and nothing below it, unless
+# something below ran in its place (`redispatch`). So an operator has a row here if it is a leaf,
+# or if its number is at least as good as the sum of its parts. `aten::linear`, `matmul`,
+# `einsum`, `bilinear`, `conv2d`, `lstm`, `scaled_dot_product_attention` and its math fallback,
+# `_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have none: traces show their
+# parts. `quantized::linear` and the like are always unknown.
+#
+# Operand positions follow the schemas in PyTorch's `native_functions.yaml`, and for other
+# namespaces their own registrations. Out-variants append their output, which is ignored.
 
 _LARGEST = 2**63 - 1  # more is malformed, and does not fit into an array
 
@@ -212,3 +524,499 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     # Quantized products
     **dict.fromkeys(_PACKED, packed_product),
 }
+
+
+# ---- Guess from names whether kernels and operators outside torch compute products.
+#
+# A product multiplies and adds many pairs of numbers: a matrix product, a convolution, attention,
+# a Fourier transform. For third-party code, a trace has nothing but names. A name that reveals
+# nothing may stand for a product.
+
+#: Never products, whatever else is in the name: inductor's elementwise work, reductions and copies
+#: (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of an attention cache.
+_NEVER: Final = (
+    r"triton_(poi|red|per|for|sort|split_scan)_|^(void )?(nccl|rccl|msccl)|reshape_and_cache"
+    r"|(swap|copy|gather|concat\w*)_(blocks|cache|kv)|merge_attn_states"
+)
+#: Products whose names `is_main` does not match: it only picks the main kernel of several.
+_PRODUCTS: Final = (
+    r"(?<!co)mm(?![a-z])|(?<![a-z])\w*mv(?![a-z])|matmul|gemm|conv(?!ert)|attention|attn|einsum|marlin"
+    r"|(?<![a-z])(moe|mla|mha|gqa|sdpa|lora|dot|linear)(?![a-z])|mamba|selective_scan|chunk_scan"
+    r"|trsm|trmm|syrk|symm(?!etric)|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft"
+)
+#: Operators, not kernels, that contain products: a layer, a decomposition.
+_LAYERS: Final = (
+    r"mlp|ffn|feed_?forward"
+    r"|(?<![a-z])(lstm|gru|proj|projection|matvec|product|cdist|bilinear|svd|cholesky)(?![a-z])"
+)
+_WORK_WITHOUT: Final = (
+    "elementwise|pointwise|vectorized_|unrolled_|reduce|reduction|softmax|soft_max|norm|bn_fw|bn_bw"
+    "|activation|silu|gelu|relu|swish|swiglu|sigmoid|tanh|act_and_mul|dropout|rotary|rope(?![a-z])"
+    "|embedding|gather|scatter|index|lookup|permute|transpose|nchw|nhwc|im2col|col2im|copy|memcpy"
+    "|memset|fill|zero_|arange|iota|cat(?:array|_)|concat|split(?!k)|pad(?![a-z])|roll|flip|cast"
+    "|convert|quant|scale|sort|topk|top_k|top_p|argmax|argmin|sampl|random|uniform|philox|unique"
+    "|nonzero|cumsum|devicescan|histogram|bincount|search|nms|roi_|interpolat|upsample|resampl"
+    "|pool|loss|cross_?entropy|multi_?tensor|optimizer|adam|sgd|lamb(?![a-z])|foreach|clip"
+    "|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier|sendrecv|bounds_check"
+    "|segment|jagged|offsets|bitmatrix|routing|unpack|mask|compare"
+)
+#: Work without products.
+_WITHOUT: Final = rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|thrust|at::cuda)::"
+
+
+def _has(pattern: str, name: str) -> bool:
+    """Compiled only when first used: few tests have such a name."""
+    return re.search(pattern, name, re.IGNORECASE) is not None
+
+
+@lru_cache(maxsize=100_000)
+def kernel_may_multiply(name: str) -> bool:
+    """Whether a kernel of this name may compute products.
+
+    >>> kernel_may_multiply("ampere_sgemm_128x64_tn"), kernel_may_multiply("my_kernel")
+    (True, True)
+    >>> kernel_may_multiply("triton_poi_fused_convolution_22")
+    False
+    """
+    if _has(_NEVER, name):
+        return False
+    own = name.replace("(anonymous namespace)::", "").partition("(")[0]  # without arguments
+    plain = own.partition("<")[0]  # template arguments name more than the kernel does
+    return is_main(own) or _has(_PRODUCTS, plain) or not _has(_WITHOUT, own)
+
+
+@lru_cache(maxsize=10_000)
+def operator_may_multiply(name: str) -> bool:
+    """The same for an operator that is not torch's.
+
+    >>> operator_may_multiply("aiter::mha_batch_prefill"), operator_may_multiply("mylib::step")
+    (True, True)
+    >>> operator_may_multiply("torchvision::nms"), operator_may_multiply("_C::fused_add_rms_norm")
+    (False, False)
+    """
+    if _has(_NEVER, name):
+        return False
+    own = name.partition("::")[2]
+    return names_products(own) or not _has(_WORK_WITHOUT, own)
+
+
+def names_products(own: str) -> bool:
+    """Whether the name of an operator, without its namespace, stands for products.
+
+    >>> names_products("my_gemm"), names_products("gated_mlp_silu"), names_products("step")
+    (True, True, False)
+    """
+    return is_main(own) or _has(_PRODUCTS, own) or _has(_LAYERS, own)
+
+
+# ---- Classify torch's operators by their FLOPs.
+#
+# A formula counts products only (see `pytest_torchprof.work.flops`), so an operator is one of
+# these:
+#
+# - `counted`: it has a formula;
+# - `idle`: no arithmetic: a view, an allocation, a copy, a query about a tensor;
+# - `none`: arithmetic without products: its FLOPs are 0;
+# - `parts`: it is made of other operators, which a trace shows;
+# - `computes`: it computes products, or something equivalent, and has no formula;
+# - `unknown`: it is in no table, like other libraries' operators, and its name may mean products;
+# - `around`: not an operator, but an annotation, a node of autograd, a compiled region.
+#
+# A test checks the table against every operator that torch registers.
+
+OperatorWork = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
+
+#: With its overload, if the trace has it but no operator of torch's own, see `base_names`.
+_OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+(\.[A-Za-z_]\w*)?$")
+
+#: Common names, which the patterns below match too. Listing them avoids compiling the patterns,
+#: which takes some 10 ms.
+_USUAL: Final[Mapping[OperatorWork, str]] = {
+    "parts": """
+        conv1d conv2d gru lstm scaled_dot_product_attention scaled_dot_product_attention_math
+    """,
+    "idle": """
+        as_strided broadcast_tensors clone contiguous empty empty_like empty_quantized
+        empty_strided expand expand_as fill flatten full full_like is_nonzero is_pinned
+        lift_fresh mT movedim nested_tensor_size new_empty new_empty_strided new_full new_ones
+        new_zeros ones ones_like permute reshape reshape_alias resize resolve_conj scalar_tensor
+        select select_backward set slice slice_backward split split_with_sizes squeeze swapaxes
+        to_copy unflatten unsafe_view unsqueeze view view_as zero zeros zeros_like
+    """,
+    "none": """
+        abs adaptive_avg_pool2d amax and argmax avg_pool2d batch_norm batch_norm_impl_index
+        bitwise_and bitwise_not clamp clamp_max clamp_min cross_entropy_loss cumsum div dropout
+        elu embedding embedding_dense_backward exp foreach_add foreach_addcdiv foreach_addcmul
+        foreach_div foreach_lerp foreach_mul foreach_norm foreach_sqrt foreach_zero fused_adamw
+        fused_sgd gather gelu gelu_backward hardtanh index index_put index_put_impl index_select
+        isclose isinf isnan isneginf layer_norm leaky_relu linalg_vector_norm log log_softmax
+        log_softmax_backward_data logical_and masked_fill max max_pool1d max_pool2d
+        max_pool2d_with_indices max_pool2d_with_indices_backward mean min mse_loss
+        mse_loss_backward mul native_batch_norm native_batch_norm_backward native_dropout
+        native_dropout_backward native_layer_norm native_layer_norm_backward neg nll_loss
+        nll_loss_backward nll_loss_forward nll_loss_nd nonzero normal rand rand_like randint
+        randn randn_like randperm relu repeat repeat_interleave safe_softmax scatter sgn
+        sigmoid_backward sign silu_backward softmax softmax_backward_data std sub sum
+        tanh_backward threshold_backward tril triu unique unique2 var var_mean
+    """,
+}
+#: Operators of the namespace aten, without leading and trailing underscores and without what
+#: `_DERIVED` strips: patterns of whole names, separated by blanks. The first match decides.
+_ATEN: Final[Mapping[OperatorWork, str]] = {
+    "computes": r"""
+        # Fourier transforms and decompositions: what torch gives to MKL, cuFFT, LAPACK, MAGMA
+        fft_[cr]2[cr]
+        linalg_(det|slogdet|eigh?|eigvalsh?|solve_ex|inv_ex|svd|qr|cholesky_ex|lstsq|polar)
+        linalg_(householder_product|ldl_(factor(_ex)?|solve)|lu(_factor(_ex)?|_solve)?)
+        linalg_(solve_triangular|matrix_sqrth) cholesky(_inverse|_solve_helper)?
+        triangular_solve geqrf ormqr
+        # sparse and packed operands
+        (sparse_)?sampled_addmm sparse_sparse_matmul sparse_mm_reduce(_impl)? sspaddmm hspmm
+        spsolve cslt_sparse_mm(_search)? sparse_semi_structured_(addmm|linear|mm)
+        mixed_dtypes_linear dyn_quant_matmul_4bit
+        fbgemm_linear_(fp16|int8)_weight(_fp32_activation)? wrapped_quantized_linear_prepacked
+        # fused layers
+        quantized_(lstm|gru) quantized_\w+_cell lstm_mps triton_\w+_attention
+    """,
+    "parts": r"""
+        linear matmul einsum bilinear tensordot inner chain_matmul addbmm baddbmm cov corrcoef
+        conv(olution|_transpose)?(\dd)? convolution_mode conv_tbc cdist euclidean_dist smm spmm
+        sparse_(mm|addmm) (lstm|gru|rnn_tanh|rnn_relu)(_cell)? mkldnn_linear slow_conv\w+
+        scaled_dot_product_attention(_math)? native_multi_head_attention
+        transformer_encoder_layer_fwd (flash|cudnn)_attention_forward_no_dropout_inplace
+        linalg_(multi_dot|matmul|vecdot|matrix_(exp|power)) matrix_(exp|power)
+        linalg_(pinv|solve|inv|cond|matrix_rank|cholesky|svdvals|tensor(inv|solve)) pinverse
+        inverse det logdet slogdet qr svd orgqr lu_with_info (cholesky|lu)_solve
+        fft_i?[rh]?fft[2n]? stft istft linalg_(matrix_)?norm frobenius_norm nuclear_norm norm
+        trilinear backward
+    """,
+    "idle": r"""
+        # queries about a tensor, its storage, devices, random generators, autograd, script
+        (is|has|get|set|q|use|can|test|debug|validate|assert|make|retain|retains|sym)_\w+ is
+        isnot not size\w* numel dim\w* (sparse|dense)_dim stride storage_offset element_size
+        device version nnz len result_type promote_types qscheme infer_size equal allclose item
+        local_scalar_dense fused_sdp_choice cudnn_(is_acceptable|init_dropout_state)
+        nnpack_available cufft_\w+ manual_seed (initial_)?seed wait
+        (functional_)?(assert|sym_constrain)\w* record_stream requires_grad detach alias data
+        fw_primal (un)?pack_dual align_\w+ refine_names rename shallow_copy_data output_nr
+        (add|remove)_batch_dim propagate_xla_data owner(_name)? confirmed_by_owner local_value
+        to_here shape_as_tensor linalg_check_errors print warn grad save lift(_fresh)? foobar
+        # allocations, views, copies, layouts, moves
+        (new_)?(empty|zeros|ones|full)\w* (fill|zero|no_grad_(fill|zero)) efficientzerotensor
+        eye from_file (scalar_|as_|list_to_)?tensor tensor_(split|to_list) arange range
+        dim_arange linspace logspace
+        (copy|foreach_copy|clone|lazy_clone|contiguous|set|resize|reshape|view|expand)(_\w+)?
+        (permute|values|indices)(_\w+)?
+        to (to|sparse_to|to_sparse)_\w+ cpu cuda type_as cast_\w+ autocast_to_\w+ pin_memory
+        dequantize int_repr as_strided(_scatter)? (un)?squeeze(_\w+)? ncf_\w+ neg_view conj
+        resolve_(conj|neg) real imag positive t transpose adjoint numpy_T m[TH] matrix_H
+        swap(axes|dims) move(axis|dim) (un)?flatten(_dense_tensors)? ravel narrow select(_\w+)?
+        slice(_\w+)? diagonal(_scatter)? linalg_diagonal unfold unbind
+        [hvd]?(unsafe_)?split(_\w+)? unsafe_(split|view|chunk)\w* chunk broadcast_\w+
+        atleast_\dd mkldnn_(reshape|transpose|reorder_\w+)
+        (convert|fbgemm|dyn_quant)_(weight|pack|linear_quantize|indices)_?\w*
+        (c?col|c?row)_indices nested_(view|get|compute|from)\w*
+        nested_tensor_(size|str|stor|from)\w* sparse_(\w+_)?tensor\w*
+        sparse_(resize|broadcast|mask)\w* coalesced? wrapped_linear_prepack
+        cudnn_rnn_flatten_weight saturate_weight_to_fp16 cslt_compress chunk_cat
+        (jagged|padded_dense)_to_\w+ (un)?pack_sequence pad_(enum|packed_sequence)
+        pack_padded_sequence vulkan\w* sparse_semi_structured_\w+ (index_)?masked_select
+    """,
+    "none": r"""
+        # elementwise
+        (special|amp|bitwise|logical|philox|sobol)_\w+ foreach_(?!mm|addmm|bmm)\w+
+        fused_(ada\w+|sgd|dropout|rms_norm|moving\w+) abs(olute)? neg(ative)? sgn? sign(bit)?
+        (arc)?(a?(sin|cos|tan)h?)2? arc(sin|cos|tan)h?2? exp2? expm1
+        log(2|10|1p|addexp2?|it|_sigmoid)? sqrt rsqrt square pow float_power add sub(tract)?
+        rsub mul(tiply)? (true_|floor_)?div(ide)? kron remainder fmod floor ceil round trunc fix
+        frac reciprocal addcmul addcdiv addr add_relu lerp hypot ldexp frexp copysign nextafter
+        heaviside gcd lcm sinc polar complex angle eq ne lt le gt ge (not_)?equal
+        (greater|less)(_equal)? maximum minimum fmax fmin where xlogy conj_physical chalf
+        is(close|finite|inf|nan|neginf|posinf|real|in) i?(and|or|xor|lshift|rshift)
+        (de|rad)2(deg|rad) deg2rad nan_to_num erf(c|inv)? digamma lgamma mvlgamma polygamma
+        igammac? i0 clamp(_max|_min)? clip threshold sigmoid tanh relu6? (leaky|p|r)_?relu\w*
+        prelu_kernel rrelu_with_noise c?elu selu g?elu glu silu mish softplus
+        (hard|soft)(shrink|sigmoid|swish|tanh) infinitely_differentiable_gelu
+        # sums, norms, orders, scans, histograms, indexing
+        (nan)?(sum|mean|median|quantile) prod std(_mean)? var(_mean)? a?(max|min) aminmax
+        arg(max|min|sort|where) all any (logsum|logcumsum)exp
+        (log_|safe_|masked_|sparse_|nested_tensor_)*softmax(_with_shape)? dist pdist
+        pairwise_distance cosine_similarity trace renorm
+        linalg_(vector_norm|cross|vander|powsum|_powsum) native_norm norm_except_dim cross outer
+        ger vander diff gradient (cumulative_)?trap(z|ezoid)
+        cum(sum|prod|max|min|maxmin)(_helper)? sort msort topk kthvalue mode unique\w*
+        count_nonzero nonzero\w* bincount hist\w+ bucketize searchsorted segment_reduce
+        sum_to_size grad_sum_to_size value_selecting_reduction hash_tensor tri[lu](_indices)?
+        diag(_embed|flat)? block_diag meshgrid cartesian_prod combinations one_hot fill_diagonal
+        index(_\w+)? unsafe_(masked_)?index\w* (masked_)?scatter\w* gather\w* take(_along_dim)?
+        put masked_\w+ embedding\w* no_grad_embedding_renorm cat concat(enate)? stack [hvd]stack
+        (row|column)_stack repeat\w* tile roll rot90 flip fliplr flipud pad pad_\w+
+        constant_pad_nd (reflection|replication)_pad\dd (native_)?channel_shuffle
+        pixel_(un)?shuffle im2col col2im spdiags rowwise_prune lu_unpack
+        sparse_(csr_)?(sum|prod) nested_(select|sum|to_padded_tensor)
+        # layers without products: norms, pools, interpolation, losses, dropout, random numbers
+        (cudnn_|miopen_|native_|quantized_)*(batch|layer|group|instance|rms|weight)_norm\w*
+        (native_)?(alpha_|feature_)*dropout fill_mem_eff_dropout_mask
+        (adaptive_|fractional_|quantized_|mkldnn_)*(avg|max)_(un)?pool\dd\w* upsample\w*
+        interpolate (cudnn_)?(grid_sampler|affine_grid_generator)\w* transform_bias_rescale_qkv
+        thnn_\w+_cell\w* \w+_loss(\dd|_nd|_\w+)? kl_div binary_cross_entropy(_with_logits)?
+        fake_quantize\w* (de)?quantize_\w+ choose_qparams\w* moving_avg_obs\w*
+        rand(n|int|perm|om)?(_\w+)? (log_)?normal uniform bernoulli binomial multinomial poisson
+        cauchy exponential geometric (standard_)?gamma(_grad)? dirichlet_grad sample_dirichlet
+        no_grad_(normal|uniform) (bartlett|blackman|hamming|hann|kaiser)_window
+        fft_(i?fftshift|r?fftfreq)
+    """,
+}
+#: TorchScript's operators on text, lists and numbers.
+_SCRIPT: Final = """
+    Bool Complex ComplexImplicit Delete Float FloatImplicit Generator Int IntImplicit
+    ScalarImplicit Size append bin capitalize center chr clear contains copy count degrees
+    derive_index dict divmod endswith expandtabs extend fabs factorial find floordiv format
+    get getitem hash hex ilshift insert irshift isalnum isalpha isdecimal isdigit isidentifier
+    islower isnumeric isprintable isspace istitle isupper items join keys list ljust lower lstrip
+    mathremainder modf oct ord partition percentFormat pop popitem radians range_length remove
+    replace reverse rfind rindex rjust round_to_zero_floordiv rpartition rsplit rstrip setdefault
+    sorted splitlines startswith str strip swapcase title unwrap_optional update upper zfill
+"""
+_DERIVED: Final = late(
+    r"(_backward|_backward_data|_double_backward|_forward|_copy|_functional|_jvp|_like|_as|_impl"
+    r"|_out|_)$"
+)
+#: torch's other namespaces, in the same form, with the namespace.
+_OTHERS: Final[Mapping[OperatorWork, str]] = {
+    "parts": r"""
+        prims::(svd|fft_\w+) prim::(mkldnn_convolution|MM\w+|\w+(Group|Graph|Subgraph))
+        symm_mem::(fused|_async)_\w+ inductor::_mm_plus_mm onnx::Attention
+    """,
+    "idle": r"""
+        (_?quantized|sparse|onednn|(mkldnn_)?prepacked)::\w*(prepack|unpack)(_fp16|_sizes|_legacy)*
+        prepacked::unpack_prepacked_sizes_\w+ mkl(dnn)?::\w*_reorder_\w+
+        quantized::conv\w*_(stride|padding|dilation|groups|output_padding|transpose)
+        quantized::make_\w+ mkldnn::(_is|_get|_nbytes|data_ptr)\w*
+        _quantized::wrapped_fbgemm_pack_gemm_matrix_fp16 export::access_subclass_inner_tensor
+        cuda::(_?(current|default|set|exchange|maybe_exchange)_(device|stream)|device_(count|index))
+        cuda::synchronize _test::get_first onnx::(Resh|Sh)ape
+    """,
+    "computes": r"""
+        quantized::(linear|conv|matmul|int4mm|quantized_\w+_cell)\w*
+        _quantized::\w*(linear|conv)\w* sparse::qlinear\w* onednn::q?(linear|conv)\w*
+        (mkldnn_)?prepacked::\w+_run _native::(\w*mm|linalg)\w* inductor::quack_symmetric_mm
+    """,
+    "none": r"""
+        _test::(cat|leaky_relu) onnx::RotaryEmbedding
+        quantization::(_Bfloat16QuantizedToFloat|_FloatToBfloat16Quantized)
+    """,
+}
+#: Namespaces in which torch has no other products, now or later. A name there that means products
+#: belongs to another library.
+_SPACES: Final[Mapping[OperatorWork, str]] = {
+    "idle": r"""
+        inductor::(?!accumulate)\w+
+        (prim|coor|mempool|profiler|streams|debug_mode_ops|bucketing|_dtensor|fsdp)::\w+
+        _?(c10d(_functional(_autograd)?)?|symm_mem|inductor_prims|rngprims|inductor_test|cplib)::\w+
+    """,
+    "none": r"""
+        (_?quantized|quantized_decomposed|onednn|prims|inductor|static_runtime)::\w+
+        (flex_lib|onnx_symbolic|debugprims|_native|_native_aot|flex_gemm)::\w+
+    """,
+}
+
+
+class _Names(NamedTuple):
+    """Whole names: plain ones, and a pattern that is compiled only when needed."""
+
+    plain: frozenset[str]
+    patterns: str
+
+
+def _names(table: Mapping[OperatorWork, str]) -> Mapping[OperatorWork, _Names]:
+    out = {}
+    for work, text in table.items():
+        words = re.sub(r"#.*", "", text).split()
+        plain = frozenset(word for word in words if re.fullmatch(r"[\w:]+", word))
+        patterns = "|".join(word for word in words if word not in plain)
+        out[work] = _Names(plain, f"(?:{patterns})$")
+    return out
+
+
+_OF_ATEN: Final = _names(_ATEN)
+_OF_OTHERS: Final = _names(_OTHERS)
+_OF_SPACES: Final = _names(_SPACES)
+_OF_SCRIPT: Final = frozenset(_SCRIPT.split())
+_OF_USUAL: Final = {name: work for work, text in _USUAL.items() for name in text.split()}
+
+
+@lru_cache(maxsize=10_000)
+def work_of(name: str) -> OperatorWork:
+    """What kind of work an operator does, by its name in traces.
+
+    >>> work_of("aten::mm"), work_of("aten::linear"), work_of("aten::_fft_r2c")
+    ('counted', 'parts', 'computes')
+    >>> work_of("aten::relu_"), work_of("aten::new_zeros"), work_of("mylib::step")
+    ('none', 'idle', 'unknown')
+    """
+    if name in FORMULAS:
+        return "counted"
+    if not _OPERATOR.match(name):
+        return "around"
+    return listed_work(name) or ("unknown" if operator_may_multiply(name) else "none")
+
+
+def listed_work(name: str) -> OperatorWork | None:
+    """The tables' answer for an operator without a formula; None if they do not list it."""
+    space, _, own = name.partition("::")
+    if space != "aten":
+        return _first(_OF_OTHERS, name) or (
+            None if names_products(own) else _first(_OF_SPACES, name)
+        )
+    while True:
+        own = own.strip("_")
+        if (usual := _OF_USUAL.get(own)) is not None:
+            return usual
+        if own in _OF_SCRIPT:
+            return "idle"
+        if (work := _first(_OF_ATEN, own)) is not None:
+            return work
+        shorter = _DERIVED.sub("", own)
+        if shorter == own:
+            return None
+        own = shorter
+
+
+def _first(table: Mapping[OperatorWork, _Names], name: str) -> OperatorWork | None:
+    for fits in (lambda n: name in n.plain, lambda n: re.match(n.patterns, name)):
+        if (work := next((work for work, n in table.items() if fits(n)), None)) is not None:
+            return work
+    return None
+
+
+# ---- How much of attention a mask leaves: the work of a kernel that skips the rest.
+#
+# `flops` counts all pairs of a query and a key, as `FlopCounterMode` does. Flash kernels skip
+# what a causal mask or a window hides, so rating them by all pairs would overstate them up to
+# twofold. Only arguments count here: a mask tensor may hold anything, and is added, not skipped.
+#
+# Positions and meanings are from the schemas in PyTorch's `native_functions.yaml`, from
+# `torch/nn/attention/varlen.py`, and from flash-attention's `flash_attn_interface.py` and
+# `hopper/flash_api.cpp`.
+
+_CAUSAL: Final = frozenset({"True", "1", "2"})
+_TOLD: Final = _CAUSAL | {"False", "0"}
+
+Corner = Literal["upper left", "lower right", "square", "by type"]
+
+
+class Mask(Frozen, frozen=True):
+    """Positions of the mask's arguments, and where the diagonal of a causal mask begins.
+
+    ``corner``: a causal mask aligns the first query with the first key (``upper left``) or the last
+    query with the last key (``lower right``); it is known only for as many queries as keys
+    (``square``); or the argument, 1 or 2, says which (``by type``). ``window``: how many keys
+    before and after the diagonal are visible, as two arguments or as one list.
+    """
+
+    causal: int
+    corner: Corner
+    window: int | None = None
+
+    def share(self, call: Operands, attention: Attention) -> float:
+        """The share of all pairs of a query and a key that is visible."""
+        kind = call.concrete[self.causal]
+        before, after = self._sides(call)
+        after = 0 if kind in _CAUSAL else after
+        if before is None and after is None:
+            return 1.0
+        tokens, keys = attention.lengths(call)
+        if self.corner == "square" and tokens != keys:
+            raise UnknownOperandError
+        left = self.corner == "upper left" or (self.corner == "by type" and kind == "1")
+        shift = 0 if left else keys - tokens
+        seen = _up_to(tokens, keys, keys if after is None else shift + after)
+        if before is not None:
+            seen -= _up_to(tokens, keys, shift - before - 1)
+        return seen / (tokens * keys)
+
+    def _sides(self, call: Operands) -> tuple[int | None, int | None]:
+        if self.window is None:
+            return None, None
+        at = self.window
+        listed = call.concrete[at][:1] == "["
+        given = call.concrete[at : at + 2]
+        sides = call.per_axis(at, 2) if listed else [int(item or -1) for item in given]
+        before, after = (None if side < 0 else side for side in sides)
+        return before, after
+
+
+def _up_to(tokens: int, keys: int, last: int) -> int:
+    """Pairs (i, j) of ``tokens`` and ``keys`` with j at most ``last`` + i.
+
+    >>> _up_to(3, 3, 0), _up_to(2, 4, 2), _up_to(3, 2, -1)
+    (6, 7, 3)
+    """
+    first = max(0, -last)  # the first query that sees any key
+    full = max(first, min(tokens, keys - 1 - last))  # the first that sees all keys
+    some = full - first if first < tokens else 0
+    growing = some * (first + last + 1) + some * (some - 1) // 2
+    return growing + max(0, tokens - max(full, first)) * keys
+
+
+_LEFT: Final[Corner] = "upper left"
+_RIGHT: Final[Corner] = "lower right"
+
+MASKS: Final[Mapping[str, Mask]] = {
+    "aten::_scaled_dot_product_flash_attention": Mask(4, _RIGHT),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": Mask(4, _LEFT),
+    "aten::_scaled_dot_product_efficient_attention": Mask(6, _LEFT),
+    "aten::_scaled_dot_product_cudnn_attention": Mask(6, _LEFT),
+    "aten::_scaled_dot_product_fused_attention_overrideable": Mask(5, "square"),
+    "aten::_flash_attention_forward": Mask(8, _RIGHT, 11),
+    "aten::_efficient_attention_forward": Mask(9, "by type"),
+    "aten::_cudnn_attention_forward": Mask(10, _LEFT),
+    "torch_attn::_varlen_attn": Mask(7, _RIGHT, 9),
+    "torch_attn::_varlen_attn_out": Mask(8, _RIGHT, 10),
+    "flash_attn::_flash_attn_forward": Mask(5, _RIGHT, 6),
+    "flash_attn::_flash_attn_varlen_forward": Mask(9, _RIGHT, 10),
+    "flash_attn_3::fwd": Mask(24, _RIGHT, 25),
+    "aten::_scaled_dot_product_flash_attention_backward": Mask(11, _RIGHT),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": Mask(7, _LEFT),
+    "aten::_scaled_dot_product_efficient_attention_backward": Mask(11, _LEFT),
+    "aten::_scaled_dot_product_cudnn_attention_backward": Mask(14, _LEFT),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": Mask(13, "square"),
+    "aten::_flash_attention_backward": Mask(11, _RIGHT, 15),
+    "aten::_efficient_attention_backward": Mask(14, "by type"),
+    "aten::_cudnn_attention_backward": Mask(14, _LEFT),
+    "torch_attn::_varlen_attn_backward": Mask(10, _RIGHT, 13),
+    "flash_attn::_flash_attn_backward": Mask(11, _RIGHT, 12),
+    "flash_attn::_flash_attn_varlen_backward": Mask(15, _RIGHT, 16),
+    "flash_attn_3::bwd": Mask(16, _RIGHT, 17),
+}
+
+
+def is_known(name: str, concrete: Any) -> bool:
+    """Whether a call says if it is causal, or needs no such argument.
+
+    >>> is_known("aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", "", "False", ""])
+    False
+    """
+    try:
+        return name not in MASKS or concrete[MASKS[name].causal] in _TOLD
+    except (LookupError, TypeError):
+        return False
+
+
+def share(name: str, dims: Any, types: Any, concrete: Any) -> float | None:
+    """The share of all pairs that the mask leaves, 0 to 1; None where the lengths are unknown.
+
+    It is 1 for a call that does not say whether it is causal.
+
+    >>> flash = "aten::_scaled_dot_product_flash_attention"
+    >>> share(flash, [[1, 2, 3, 64]] * 3, None, ["", "", "", "0.", "True", "False", ""])
+    0.6666666666666666
+    """
+    formula = FORMULAS.get(name)
+    if name not in MASKS or not isinstance(formula, Attention) or not is_known(name, concrete):
+        return 1.0
+    try:
+        return MASKS[name].share(Operands(dims, types, concrete), formula)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return None  # malformed, or not in this trace

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.messages import Profiled
-from pytest_torchprof.ab.one_test import PairedRun
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.ab.controller import PairedRun, Profiled
+from pytest_torchprof.core.unknown import Why, because
 
 
 @pytest.mark.parametrize(

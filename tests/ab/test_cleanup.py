@@ -15,7 +15,7 @@ import pytest
 
 import pytest_torchprof
 from pytest_torchprof.ab import cleanup_process
-from pytest_torchprof.ab.cleanup import Cleanup
+from pytest_torchprof.ab.worktree import Cleanup
 from pytest_torchprof.core.errors import AbError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof.ab.cleanup import Cleanup
 from pytest_torchprof.ab.controller import Options, run
 from pytest_torchprof.ab.sides import Request, sides
+from pytest_torchprof.ab.worktree import Cleanup
 from pytest_torchprof.core.errors import AbError, AbStoppedError
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.unknown import in_words
 
 if TYPE_CHECKING:
-    from pytest_torchprof.verdict.paired_row import PairedRow
+    from pytest_torchprof.verdict.paired import PairedRow
 
 #: Of both sides.
 KINDS = """

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import pytest_torchprof
-from pytest_torchprof.ab.imports import proven
-from pytest_torchprof.ab.trees import Trees, importable
+from pytest_torchprof.ab.imports import Trees, importable, proven
 from pytest_torchprof.core.errors import AbError
 
 TOOL = str(Path(pytest_torchprof.__file__).parents[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.ab.address_space import ENVIRONMENT, same_addresses, same_environment
+from pytest_torchprof.ab.sides import ENVIRONMENT, same_addresses, same_environment
 
 PERSONALITY = Path("/proc/self/personality")
 

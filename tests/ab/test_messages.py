@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from execnet.gateway_base import dumps, loads
 
-from pytest_torchprof.ab.messages import Collection, End, Profiled, Turn
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.ab.controller import Collection, End, Profiled, Turn
+from pytest_torchprof.core.unknown import Why, because
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.structs import Sendable
+    from pytest_torchprof.core.records import Sendable
 
 ERROR = because(Why.ERROR, message="ValueError: {x}")
 IN_SETUP = because(Why.FAILED_IN_PHASE, why=ERROR, phase="setup")

@@ -35,8 +35,8 @@ from support.reasons import words
 
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.errors import AbError, AbStoppedError, TorchprofError
-from pytest_torchprof.render import ab_table
-from pytest_torchprof.verdict.paired_row import Difference, PairedRow
+from pytest_torchprof.render import ab
+from pytest_torchprof.verdict.paired import Difference, PairedRow
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -225,7 +225,7 @@ def test_json_has_every_number(say: Say, fake: Fake) -> None:
     ].items()
     assert "working tree, uncommitted changes" == document["b"]["label"]
     step = rows["test_step[float32-cpu]"]
-    assert list(ab_table.FIELDS) == list(step)
+    assert list(ab.FIELDS) == list(step)
     exact = {"verdict": "slower", "reason": None, "pairs": 60, "calls_a": 40, "wall_ms_a": 3.21}
     assert exact == {key: step[key] for key in exact}
     close = {"ratio": 1.102, "change": 0.102, "low": 0.092, "high": 0.112, "spread_b": 0.04}
@@ -272,7 +272,7 @@ def test_many_lines_below_the_table_are_cut(say: Say, fake: Fake) -> None:
     ],
 )  # fmt: skip
 def test_a_difference_is_in_the_unit_of_its_metric(found: Difference, message: str) -> None:
-    assert message == ab_table.difference(found)
+    assert message == ab.difference(found)
 
 
 def test_too_few_pairs_are_reported_with_a_remedy(say: Say, fake: Fake) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.ab.generated_files import unbuilt
-from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.sides import Request, Side, sides
+from pytest_torchprof.ab.sides import Request, Side, matches, sides
+from pytest_torchprof.ab.worktree import unbuilt
 from pytest_torchprof.core.errors import AbError
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.unknown import Why, because
 
 WHO = {
     "GIT_CONFIG_GLOBAL": os.devnull,

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.neutral_options import NEUTRAL, neutralize, refuse
-from pytest_torchprof.ab.one_test import differences
-from pytest_torchprof.ab.process import complaint
-from pytest_torchprof.ab.worker_plugin import outcome_of
+from pytest_torchprof.ab.controller import complaint, differences
+from pytest_torchprof.ab.sides import NEUTRAL, neutralize, refuse
+from pytest_torchprof.ab.worker import outcome_of
 from pytest_torchprof.core.errors import AbError
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.unknown import in_words
 
 
 def test_options_that_choose_stop_or_write_are_neutral_and_others_stay() -> None:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.averages import GROUPINGS, By, OpStats, op_stats
-from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, self_cpu_ns
+from pytest_torchprof.analysis.operators import (
+    GROUPINGS,
+    NO_OPERATOR,
+    By,
+    OpStats,
+    op_stats,
+    self_cpu_ns,
+)
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import op_flops
 

@@ -10,8 +10,7 @@ import pytest
 from support import torch_categories
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.block_categories import Category
-from pytest_torchprof.analysis.memory_timeline import device_memory, memory_timeline
+from pytest_torchprof.analysis.memory import Category, device_memory, memory_timeline
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

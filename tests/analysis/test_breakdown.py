@@ -14,14 +14,13 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.breakdown import IDLE, OUTSIDE, breakdown
-from pytest_torchprof.analysis.device_time import device_time
-from pytest_torchprof.analysis.idle import spans_of
+from pytest_torchprof.analysis.device_time import device_time, spans_of
 from pytest_torchprof.analysis.idle_causes import idle_parts
-from pytest_torchprof.analysis.step_numbers import step_numbers
-from pytest_torchprof.core.step_range import StepRange
+from pytest_torchprof.analysis.steps import step_numbers
+from pytest_torchprof.core.values import StepRange
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps
-from pytest_torchprof.work.categories import CATEGORIES
+from pytest_torchprof.work.kernels import CATEGORIES
 
 if TYPE_CHECKING:
     from pathlib import Path

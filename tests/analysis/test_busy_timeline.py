@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
 from pytest_torchprof import Trace
-from pytest_torchprof.analysis.busy_timeline import busy_timelines
+from pytest_torchprof.analysis.breakdown import busy_timelines
 from pytest_torchprof.trace.read import read_trace
 
 NAMES = ("ampere_sgemm_128x64_tn", "ncclDevKernel_AllReduce_Sum_f32", "void at::native::vec()")

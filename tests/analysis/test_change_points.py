@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchprof.analysis.change_points import LEAST_RUNS, LEAST_SHARE, change_points
+from pytest_torchprof.analysis.steps import LEAST_RUNS, LEAST_SHARE, change_points
 
 
 def noise(count: int, spread: float = 0.01, seed: int = 0) -> list[float]:

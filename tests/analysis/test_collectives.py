@@ -11,7 +11,7 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.breakdown import breakdown
-from pytest_torchprof.analysis.collectives import Collectives, collectives
+from pytest_torchprof.analysis.communication import Collectives, collectives
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 CHIP = "NVIDIA H100 80GB HBM3"

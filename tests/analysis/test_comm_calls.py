@@ -10,8 +10,8 @@ from support.ranked import Call, rank_trace
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.comm_calls import CommCalls, comm_calls
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.analysis.communication import CommCalls, comm_calls
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:

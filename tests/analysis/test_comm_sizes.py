@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.comm_rows import BUS_FACTORS, collective_rows
-from pytest_torchprof.analysis.comm_sizes import CommSizes, comm_sizes
+from pytest_torchprof.analysis.communication import (
+    BUS_FACTORS,
+    CommSizes,
+    collective_rows,
+    comm_sizes,
+)
 from pytest_torchprof.trace.read import parse_trace
 
 CHIP = "NVIDIA H100 80GB HBM3"

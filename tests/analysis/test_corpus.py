@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, op_rows
-from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
+from pytest_torchprof.analysis.operators import OpRow, kernel_totals, op_rows
+from pytest_torchprof.analysis.uncounted import uncounted_flops
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.work.counting import op_flops
@@ -124,7 +124,7 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
 
 def annotated(trace: Events, plain: Counter[str], rows: dict[str, OpRow]) -> dict[str, int]:
     """The plain count, where annotations of an operator's name are of its row as well."""
-    from pytest_torchprof.trace.kinds import Kind
+    from pytest_torchprof.trace.names import Kind
 
     found = trace.name[trace.is_kind(Kind.ANNOTATION)].tolist()
     more = Counter(trace.names[i] for i in found)

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody does
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
+from pytest_torchprof.analysis.compilations import depends_on_cpu
 from pytest_torchprof.trace.read import parse_trace
 
 X = torch.ones(1, 3, 8, 8)

@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.bound_rows import bound_rows
-from pytest_torchprof.analysis.device_bound import KERNEL_NS, LIMITS, bound
-from pytest_torchprof.analysis.elementwise_fusions import fusions
-from pytest_torchprof.analysis.estimated_memory import block_bytes, estimated_peak
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.analysis.estimates import (
+    KERNEL_NS,
+    LIMITS,
+    block_bytes,
+    bound,
+    bound_rows,
+    estimated_peak,
+    fusions,
+)
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.estimates import bound_ms
-from pytest_torchprof.work.devices.device import make_row
+from pytest_torchprof.verdict.values import bound_ms
+from pytest_torchprof.work.devices import make_row
 
 #: 1 TFLOP/s and 1 GB/s.
 CHIP = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1, "tf32": 2, "bf16": 4})

@@ -12,14 +12,14 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.estimated_memory import others_only_help
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.analysis.estimates import others_only_help
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.estimates import bound_ms
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.devices.targets import chip_named
+from pytest_torchprof.verdict.values import bound_ms
+from pytest_torchprof.work.devices import chip_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

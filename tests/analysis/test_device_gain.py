@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.breakdown import IDLE, breakdown
-from pytest_torchprof.analysis.device_gain import Elapsed, Gain, exposed_ns, gain
+from pytest_torchprof.analysis.breakdown import IDLE, Elapsed, Gain, breakdown, exposed_ns, gain
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.read import parse_trace, read_trace
 

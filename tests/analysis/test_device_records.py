@@ -5,11 +5,11 @@ from __future__ import annotations
 from support.reasons import value_in_words
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import Facts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

@@ -6,9 +6,9 @@ import json
 
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, Value
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 

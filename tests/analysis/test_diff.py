@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.trace_diff import (
+from pytest_torchprof.analysis.diff import (
     Delta,
     DiffBy,
     DiffRow,

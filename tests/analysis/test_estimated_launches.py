@@ -12,12 +12,12 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.estimates import bound_ms
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.devices.targets import chip_named
+from pytest_torchprof.verdict.values import bound_ms
+from pytest_torchprof.work.devices import chip_named
 
 T4 = chip_named("T4")
 X, W, BIAS = torch.randn(4, 5), torch.randn(6, 5), torch.randn(6)

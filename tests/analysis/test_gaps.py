@@ -9,16 +9,15 @@ import pytest
 from msgspec.structs import asdict
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Budget, MissingValue
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Budget, MissingValue, Sample
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.counted_findings import findings_within, found_in
+from pytest_torchprof.verdict.findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:

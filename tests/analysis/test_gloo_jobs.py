@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support import gloo_job
 
-from pytest_torchprof.analysis.comm_calls import comm_calls
-from pytest_torchprof.analysis.comm_sizes import comm_sizes
+from pytest_torchprof.analysis.communication import comm_calls, comm_sizes
 from pytest_torchprof.analysis.rank_waits import rank_waits
 from pytest_torchprof.trace.ranks import read_ranks
 from pytest_torchprof.verdict.metrics import METRICS, measure

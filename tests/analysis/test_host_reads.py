@@ -11,7 +11,7 @@ import torch
 from support.live import captured
 from torch import nn
 
-from pytest_torchprof.analysis.host_reads import host_reads
+from pytest_torchprof.analysis.estimates import host_reads
 
 
 class Clipped(torch.optim.Optimizer):

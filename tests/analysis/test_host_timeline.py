@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.analysis import host_timeline
-from pytest_torchprof.analysis.host_timeline import Timeline, nested_ends
+from pytest_torchprof.analysis import idle_causes
+from pytest_torchprof.analysis.idle_causes import Timeline, nested_ends
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.events import Events
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.names import Kind
 
 #: Begin and duration: some nest, some only overlap, some have no duration.
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=30)
@@ -58,7 +58,7 @@ def test_stretches_of_time_are_as_in_all_of_it(
     trace = trace_of(intervals)
     expected = innermost(trace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_timeline, "_AT_ONCE", block)
+        patch.setattr(idle_causes, "_AT_ONCE", block)
         timeline = Timeline(trace, 0, nested_ends(trace))
         for begin, end in pairwise(cuts):  # later ones may be earlier in time
             timeline.begin_at(begin)

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import host_causes, host_timeline, idle_causes
-from pytest_torchprof.analysis.host_causes import Cause
-from pytest_torchprof.analysis.idle_causes import idle_parts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.analysis import (
+    idle_causes,
+)
+from pytest_torchprof.analysis import (
+    idle_causes as host_causes,
+)
+from pytest_torchprof.analysis import (
+    idle_causes as host_timeline,
+)
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

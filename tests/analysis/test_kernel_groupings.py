@@ -14,10 +14,9 @@ from support.kernel_programs import programs
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.kernel_groups import parse_grouping
-from pytest_torchprof.analysis.kernel_rows import KernelRow, OperatorCalls, kernel_rows
+from pytest_torchprof.analysis.kernels import KernelRow, OperatorCalls, kernel_rows, parse_grouping
 from pytest_torchprof.trace.read import parse_trace, read_trace
-from pytest_torchprof.work.devices.device import Device
+from pytest_torchprof.work.devices import Device
 
 FINE = "op,kernel,shape"
 #: 1 TFLOP/s in single precision, 1 TB/s.

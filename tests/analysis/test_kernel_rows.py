@@ -14,17 +14,17 @@ from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.kernel_rows import (
+from pytest_torchprof.analysis.kernels import (
     FINE_FIELDS,
     OperatorCalls,
     kernel_rows,
     kernel_work,
     unlinked_events,
 )
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.trace.names import DEVICE_KINDS
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.work.counting import op_flops
-from pytest_torchprof.work.devices.device import DTYPES, Device
+from pytest_torchprof.work.devices import DTYPES, Device
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.kernel_rows import kernel_rows
-from pytest_torchprof.analysis.launch_shapes import multiprocessors
+from pytest_torchprof.analysis.kernels import kernel_rows, multiprocessors
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_torchprof.analysis.kernel_rows import KernelRow
+    from pytest_torchprof.analysis.kernels import KernelRow
 
 H100 = "NVIDIA H100 80GB HBM3"
 SHAPE_FIELDS = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.launches import followed
+from pytest_torchprof.analysis.attribution import followed
 from pytest_torchprof.trace.read import parse_trace
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -10,9 +10,9 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.lost_launches import lost_launches
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.analysis.missing import lost_launches
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import live_bytes
-from pytest_torchprof.analysis.live_bytes import BEFORE, OUTSIDE, Usage, usage
+from pytest_torchprof.analysis import memory
+from pytest_torchprof.analysis.memory import BEFORE, OUTSIDE, Usage, usage
 from pytest_torchprof.trace import read
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -378,4 +378,4 @@ def test_non_text_arguments_leave_the_memory_at_the_start_unknown() -> None:
         b'[{"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":1,"ts":1,"s":"t","args":'
         b'{"Total Allocated":20,"Device Type":1,"Device Id":0,"Bytes":20,"Addr":1,"\xd4":0}}]'
     )
-    assert {None} == set(live_bytes.live_at_start(read.parse_trace(event)).values())
+    assert {None} == set(memory.live_at_start(read.parse_trace(event)).values())

@@ -14,8 +14,8 @@ from support import torch_categories
 from support.trace_builder import TraceBuilder
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_torchprof.analysis.live_bytes import OUTSIDE
-from pytest_torchprof.analysis.memory_leaks import LeakRow, memory_leaks, moments_of
+from pytest_torchprof.analysis.memory import OUTSIDE, LeakRow, memory_leaks
+from pytest_torchprof.analysis.memory import step_moments as moments_of
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.block_categories import Category
-from pytest_torchprof.analysis.live_bytes import live_at_start, memory_peaks
-from pytest_torchprof.analysis.memory_timeline import (
+from pytest_torchprof.analysis.memory import (
+    Category,
     DeviceMemory,
     MemoryPoint,
     device_memory,
+    live_at_start,
+    memory_peaks,
     memory_timeline,
 )
-from pytest_torchprof.core.step_range import StepRange
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.core.values import StepRange
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps
 

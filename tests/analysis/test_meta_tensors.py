@@ -11,8 +11,8 @@ import torch
 from support.live import captured
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 X = torch.ones(3)

@@ -9,7 +9,7 @@ from support.chips import Gpu
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
-from pytest_torchprof.analysis.one_time_work import OneTime, one_time_work
+from pytest_torchprof.analysis.idle_causes import OneTime, one_time_work
 from pytest_torchprof.trace.read import parse_trace
 
 

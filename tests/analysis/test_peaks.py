@@ -15,7 +15,7 @@ from support.live import captured
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.live_bytes import (
+from pytest_torchprof.analysis.memory import (
     BEFORE,
     OUTSIDE,
     UNKNOWN_OWNER,
@@ -24,7 +24,7 @@ from pytest_torchprof.analysis.live_bytes import (
     memory_peaks,
     usage,
 )
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import replacements as room
-from pytest_torchprof.analysis.replacements import Replacement, replacements
+from pytest_torchprof.analysis import diff as room
+from pytest_torchprof.analysis.diff import Replacement, replacements
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.trace_diff import DiffBy
+    from pytest_torchprof.analysis.diff import DiffBy
     from pytest_torchprof.trace.events import Events
 
 

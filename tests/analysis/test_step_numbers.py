@@ -11,15 +11,14 @@ from support.real_traces import CORPUS
 from support.stepped import loop, outside_of_steps, record_steps
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.averages import GROUPINGS, By, op_stats
-from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.step_numbers import ADDS_UP, step_numbers
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
+from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.operators import GROUPINGS, By, op_stats
+from pytest_torchprof.analysis.steps import ADDS_UP, step_numbers
+from pytest_torchprof.core.values import ALL_STEPS, MissingValue, StepRange
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps, steps_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.verdict.step_rows import StepRow, step_table
+from pytest_torchprof.verdict.parts import StepRow, step_table
 
 if TYPE_CHECKING:
     from pathlib import Path

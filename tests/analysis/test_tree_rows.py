@@ -11,13 +11,16 @@ from support.real_traces import CORPUS
 from support.stepped import record_steps
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.averages import op_stats
-from pytest_torchprof.analysis.call_tree import TREES, TreeBy
-from pytest_torchprof.analysis.operator_totals import self_cpu_ns
-from pytest_torchprof.analysis.tree_rows import TreeRow, tree_rows
-from pytest_torchprof.core.step_range import StepRange
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import MODULE_MARK, REGION
+from pytest_torchprof.analysis.operators import (
+    TREES,
+    TreeBy,
+    TreeRow,
+    op_stats,
+    self_cpu_ns,
+    tree_rows,
+)
+from pytest_torchprof.core.values import StepRange
+from pytest_torchprof.trace.names import DEVICE_KINDS, MODULE_MARK, REGION, Kind
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps, steps_of
 from pytest_torchprof.work.counting import op_flops

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.analysis.trends import _exact, outliers, trend
+from pytest_torchprof.analysis.steps import _exact, outliers, trend
 
 SERIES = st.lists(st.floats(0.001, 1e6), max_size=40)
 

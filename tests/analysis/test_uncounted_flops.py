@@ -9,16 +9,16 @@ from support.reasons import value_in_words, words
 from support.sessions import run
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
-from pytest_torchprof.core.reasons import because
-from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Profile
+from pytest_torchprof.analysis.uncounted import uncounted_flops
+from pytest_torchprof.core.unknown import because
+from pytest_torchprof.core.values import Baseline, Budget, MissingValue, Profile
 from pytest_torchprof.render.failure import sentence
-from pytest_torchprof.render.json_report import metrics_of
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.render.report import metrics_of
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.causes import failures
-from pytest_torchprof.verdict.decision import Policy, compare, status_of
+from pytest_torchprof.verdict.compare import Policy, compare, status_of
+from pytest_torchprof.verdict.judgement import failures
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 GPU = "NVIDIA H100 80GB HBM3"

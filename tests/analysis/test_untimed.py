@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.trace_diff import growth
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.analysis.diff import growth
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.sessions import ADD, accept, baseline_file, doctor, read_baseline, run
 
-from pytest_torchprof.baseline import document
+from pytest_torchprof.baseline import store
 
 TORN = '{"schema": "torchprof-baseline/1", "tests": {"test_add": {'
 CONFLICT = """\
@@ -129,7 +129,7 @@ def test_key_like_text_in_names_and_unknown_numbers_is_not_a_repeated_key(tmp_pa
     tests: dict[str, Any] = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
     data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
     path.write_text(json.dumps(data, indent=1), "utf-8")
-    found = document.read_baseline(path)
+    found = store.read_baseline(path)
     assert found is not None
     assert tests == found.data["tests"]
 

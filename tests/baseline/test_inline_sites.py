@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_torchprof.baseline import source_files
-from pytest_torchprof.baseline.inline import Edit, apply, located, refusal
-from pytest_torchprof.baseline.source_files import CallSite, Sources
+from pytest_torchprof.baseline import inline
+from pytest_torchprof.baseline.inline import CallSite, Edit, Sources, apply, located, refusal
 from pytest_torchprof.core.errors import BaselineError
 
 NEW = "ops   1\n"
@@ -339,4 +338,4 @@ def test_code_without_a_file_is_left_alone_and_reported(name: str) -> None:
 def test_unusable_files_are_reported_in_one_line(tmp_path: Path) -> None:
     for data in (b"\xff", b"# coding: nothing\n", b"x = (", b"\0", b"(" * 9999):
         with pytest.raises(BaselineError, match=r"^cannot be rewritten: [^\n]+$"):
-            source_files.SourceFile(data)
+            inline.SourceFile(data)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchprof.baseline.changes import SECTIONS, Change
-from pytest_torchprof.baseline.document import BASELINE_SCHEMA
 from pytest_torchprof.baseline.store import (
+    BASELINE_SCHEMA,
+    SECTIONS,
+    Change,
     Entry,
     entry_of,
     load,
@@ -23,7 +24,7 @@ from pytest_torchprof.baseline.store import (
     update,
 )
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import Baseline
+from pytest_torchprof.core.values import Baseline
 
 CPU, GPU = "cpu, torch 2.13", "NVIDIA H200, torch 2.13"
 

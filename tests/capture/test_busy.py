@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_torchprof.capture import busy
-from pytest_torchprof.capture.busy import PROBES, BusyWatch, Window
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.capture import load as busy
+from pytest_torchprof.capture.load import PROBES, BusyWatch, Window
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.render.unknown import in_words
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

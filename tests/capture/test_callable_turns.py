@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.capture import timed_calls
-from pytest_torchprof.capture.callable_turns import Callables, CallableTurns
-from pytest_torchprof.verdict.paired_turns import SIDES, PairRequest, Side
+from pytest_torchprof.capture import clock
+from pytest_torchprof.capture.clock import Callables, CallableTurns
+from pytest_torchprof.verdict.paired import SIDES, PairRequest, Side
 
 
 class Overdue(BaseException):
@@ -54,8 +54,8 @@ def test_fresh_arguments_are_made_for_each_call_and_are_not_timed() -> None:
 
 def test_the_device_is_idle_before_and_after_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(timed_calls, "accelerator", lambda: "cuda")
-    monkeypatch.setattr(timed_calls, "await_device", lambda: seen.append("wait"))
+    monkeypatch.setattr(clock, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(clock, "await_device", lambda: seen.append("wait"))
     taken(lambda: seen.append("a"), lambda: seen.append("b"))
     assert ["wait", "a", "wait", "wait", "b", "wait"] == seen
     seen.clear()

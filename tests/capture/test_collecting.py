@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from pytest_torchprof.capture import collecting
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture import clock
+from pytest_torchprof.capture.patches import REAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are told by /proc")
 
 
 def test_it_waits_until_gloos_threads_are_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of this name works, and then waits, as gloo's does."""
-    monkeypatch.setattr(collecting, "_MOST_S", 60.0)  # a busy machine lets it run late
+    monkeypatch.setattr(clock, "_MOST_S", 60.0)  # a busy machine lets it run late
     named, work, over = threading.Event(), threading.Event(), threading.Event()
     ended: list[float] = []
 
@@ -36,7 +36,7 @@ def test_it_waits_until_gloos_threads_are_at_rest(monkeypatch: pytest.MonkeyPatc
     try:
         assert named.wait(10)
         work.set()
-        threads = collecting._GlooThreads()
+        threads = clock._GlooThreads()
         threads.await_rest()
         assert ended
     finally:
@@ -50,7 +50,7 @@ def test_it_does_not_wait_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> 
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        threads = collecting._GlooThreads()
+        threads = clock._GlooThreads()
         for _ in range(3):
             threads.await_rest()
         assert str(thread.native_id) in threads._known
@@ -60,9 +60,9 @@ def test_it_does_not_wait_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_thread_that_never_rests_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "_MOST_S", 0.005)
-    monkeypatch.setattr(collecting, "_sleeps", lambda _: False)
-    threads = collecting._GlooThreads()
+    monkeypatch.setattr(clock, "_MOST_S", 0.005)
+    monkeypatch.setattr(clock, "_sleeps", lambda _: False)
+    threads = clock._GlooThreads()
     monkeypatch.setattr(threads, "_found", lambda: ["1"])
     began = time.monotonic()
     threads.await_rest()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchprof.capture import compile_events
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.capture import compiling
+from pytest_torchprof.capture.compiling import CompileCount
+from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.trace.facts import CompileWork
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
@@ -45,13 +45,13 @@ class Dynamo(SimpleNamespace):
 @pytest.fixture
 def dynamo(monkeypatch: pytest.MonkeyPatch) -> Dynamo:
     utils = Dynamo()
-    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
+    monkeypatch.setattr(compiling, "_LOG", compiling._Log())
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
     return utils
 
 
 def test_nothing_is_read_until_dynamo_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
+    monkeypatch.setattr(compiling, "_LOG", compiling._Log())
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     before = CompileCount.now()
     facts = CompileCount.now().since(before)
@@ -62,7 +62,7 @@ def test_nothing_is_read_until_dynamo_is_used(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_until_dynamo_is_used_its_numbers_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
+    monkeypatch.setattr(compiling, "_LOG", compiling._Log())
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     work = CompileCount.now().since(CompileCount.now()).compile_work
     none = CompileWork(graphs=0, cudagraph_skips=0, cache_hits=0, cache_misses=0, ms=0.0)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.cuda_graphs import CudaGraphs
+from pytest_torchprof.capture.compiling import CompileCount, CudaGraphs
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.facts import CompileWork

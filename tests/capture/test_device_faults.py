@@ -13,12 +13,17 @@ import torch
 from support.sessions import run
 
 from pytest_torchprof.capture import machine, state
-from pytest_torchprof.capture.caching_allocator import CACHING_ALLOCATOR, CachingAllocator
-from pytest_torchprof.capture.machine import real_torch, synchronize, unseen_allocator
-from pytest_torchprof.capture.other_sessions import Others
-from pytest_torchprof.capture.stopwatch import Stopwatch
+from pytest_torchprof.capture.clock import Stopwatch
+from pytest_torchprof.capture.machine import (
+    CACHING_ALLOCATOR,
+    CachingAllocator,
+    real_torch,
+    synchronize,
+    unseen_allocator,
+)
+from pytest_torchprof.capture.sessions import Others
 from pytest_torchprof.core.errors import NotCapturedError
-from pytest_torchprof.session.runs import one_run
+from pytest_torchprof.session import runs
 
 Waits = list[tuple[int, ...]]
 
@@ -174,7 +179,7 @@ def test_a_graph_that_is_captured_is_not_broken_by_a_block_within(
     waits: Waits, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
 ) -> None:
     """The end of a session of ours would be an error within the capture."""
-    monkeypatch.setattr(one_run, "captures_graph", lambda: real_torch().capturing())
+    monkeypatch.setattr(runs, "captures_graph", lambda: real_torch().capturing())
     pytester.makepyfile(
         test_it="""
         import pytest

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchprof.capture import early_machine as early
-from pytest_torchprof.capture.early_machine import early_machine
-from pytest_torchprof.capture.machine import probe_machine
+from pytest_torchprof.capture import machine as early
+from pytest_torchprof.capture.machine import early_machine, probe_machine
 
 
 class Nvml:

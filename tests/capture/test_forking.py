@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from pytest_torchprof.capture import forking
+from pytest_torchprof.capture import threads as forking
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="Python warns of forks beside threads from 3.12 on"

@@ -11,7 +11,7 @@ import numpy.random  # which numpy itself imports when it is first used
 import pytest
 import torch
 
-from pytest_torchprof.capture import generators
+from pytest_torchprof.capture import state as generators
 from pytest_torchprof.capture.state import RandomState
 
 

@@ -11,8 +11,8 @@ from support.live import captured, captured_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_torchprof.capture.machine import allows_tf32
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.verdict.metrics import measure_all
 

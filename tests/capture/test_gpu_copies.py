@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from support.live import captured
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

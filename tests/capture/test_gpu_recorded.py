@@ -13,12 +13,12 @@ from gpu_payloads import reading
 from gpu_payloads.scrubbing import leftovers
 from support.span_costs import costs_and_span
 
-from pytest_torchprof.analysis.kernel_rows import kernel_rows
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.analysis.kernels import kernel_rows
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
-from pytest_torchprof.work.product_kernels import is_main
-from pytest_torchprof.work.traffic import TRAFFIC
+from pytest_torchprof.work.bytes import TRAFFIC
+from pytest_torchprof.work.kernels import is_main
 
 if TYPE_CHECKING:
     from support.command_line import Say

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.capture.children.parent import ChildTrace, Collected
 from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.profiler import Capture
+from pytest_torchprof.capture.started import ChildTrace, Collected
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.read import parse_trace

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.sessions import accept, run
 
-from pytest_torchprof.capture.stopwatch import counts_instructions
+from pytest_torchprof.capture.clock import counts_instructions
 
 NONE = 2**64 - 1
 TEST = "def test_add(): pass"

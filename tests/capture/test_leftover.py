@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.capture.children import leftover
-from pytest_torchprof.capture.children.parent import is_alive
+from pytest_torchprof.capture import started as leftover
+from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.capture.processes import ticks_now
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.started import is_alive
 
 pytestmark = [
     pytest.mark.thorough,

@@ -19,18 +19,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
-from pytest_torchprof.capture.lean import lean_region
-from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.analysis.operators import kernel_totals, op_rows
+from pytest_torchprof.capture.machine import lean_region, real_torch
+from pytest_torchprof.capture.patches import is_silent
 from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.capture.unpatched import is_silent
 from pytest_torchprof.core.errors import CaptureError
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.core.samples import Sample
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, Sample, Value
 from pytest_torchprof.trace.facts import VERSION, Facts, Quantity
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchprof.capture.memory_layout import shaken
+from pytest_torchprof.capture.clock import shaken
 
 
 def test_allocations_differ_from_turn_to_turn() -> None:

@@ -16,9 +16,8 @@ import pytest
 from support.live import captured_file
 from support.sessions import ADD, run
 
-from pytest_torchprof.capture.exports import hold, memory_works, passing_file, reserve
-from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.capture.profiler import Capture, hold, memory_works, passing_file, reserve
 from pytest_torchprof.trace.facts import Facts
 
 
@@ -71,7 +70,7 @@ def test_no_folder_for_temporary_files_fails_the_run(
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(
-        "pytest_torchprof.capture.exports.tempfile", SimpleNamespace(gettempdir=none)
+        "pytest_torchprof.capture.profiler.tempfile", SimpleNamespace(gettempdir=none)
     )
     ran = run(pytester, "--torchprof", "-pno:tmpdir")
     monkeypatch.undo()
@@ -124,9 +123,9 @@ def test_a_small_file_is_kept_in_memory_if_there_is_room_and_no_folder_was_chose
 
     memory, temporary = str(tmp_path / "memory"), str(tmp_path / "temporary")
     monkeypatch.setattr("tempfile.tempdir", temporary)
-    monkeypatch.setattr("pytest_torchprof.capture.exports._MEMORY", memory)
+    monkeypatch.setattr("pytest_torchprof.capture.profiler._MEMORY", memory)
     known = "nobody's" if chosen else temporary
-    monkeypatch.setattr("pytest_torchprof.capture.exports._INSTEAD_OF", known)
+    monkeypatch.setattr("pytest_torchprof.capture.profiler._INSTEAD_OF", known)
     monkeypatch.setattr(REAL, "statvfs", statvfs)
     memory_works.cache_clear()
     try:
@@ -169,7 +168,7 @@ def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does
 def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from pytest_torchprof.capture.exports import passing_file, reserve\n"
+        "from pytest_torchprof.capture.profiler import passing_file, reserve\n"
         "with passing_file() as path:\n"
         "    reserve(path)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.capture import versions
-from pytest_torchprof.capture.patch_guard import PatchGuard
+from pytest_torchprof.capture import patches
+from pytest_torchprof.capture.patches import PatchGuard
 
 
 def replaced(*_: Any, **__: Any) -> Any:
@@ -22,10 +22,10 @@ def replaced(*_: Any, **__: Any) -> Any:
 @pytest.fixture(params=["as this Python does", "no versions"])
 def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PatchGuard:
     if request.param == "no versions":
-        monkeypatch.setattr(versions, "counts_versions", lambda: False)
+        monkeypatch.setattr(patches, "counts_versions", lambda: False)
     made = PatchGuard()
     made.learn()
-    assert bool(made._versions) == versions.counts_versions()
+    assert bool(made._versions) == patches.counts_versions()
     return made
 
 
@@ -73,13 +73,13 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.skipif(not versions.counts_versions(), reason="this Python does not number its dicts")
+@pytest.mark.skipif(not patches.counts_versions(), reason="this Python does not number its dicts")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_dict_has_another_version_after_a_change_and_only_then(
     change: Callable[[dict[str, Any]], object],
 ) -> None:
     names = {"a": 1, "b": 2}
-    version = versions.version_of(names)
+    version = patches.version_of(names)
     assert version is not None
     before = version.value
     assert (1, None, ["a", "b"]) == (names["a"], names.get("c"), list(names))
@@ -92,6 +92,6 @@ def test_a_dict_has_another_version_after_a_change_and_only_then(
 def test_a_number_that_is_not_a_version_is_not_taken_for_one(
     monkeypatch: pytest.MonkeyPatch, name: str, offset: int
 ) -> None:
-    monkeypatch.setattr(versions, "_OFFSET", offset)
+    monkeypatch.setattr(patches, "_OFFSET", offset)
     monkeypatch.setattr(sys.implementation, "name", name)
-    assert not versions.counts_versions.__wrapped__()
+    assert not patches.counts_versions.__wrapped__()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pytest_torchprof.capture import process_groups
-from pytest_torchprof.capture.process_groups import add_facts, described_groups
+from pytest_torchprof.capture import processes
+from pytest_torchprof.capture.processes import add_facts, described_groups
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 
 TWO, FOUR = '{"world_size": 2}', '{"world_size": 4}'
@@ -43,7 +43,7 @@ def test_groups_that_changed_are_left_out(
     expected: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_groups, "described_groups", lambda: now)
+    monkeypatch.setattr(processes, "described_groups", lambda: now)
     profiler = Profiler()
     add_facts(profiler, Facts(), before)
     assert FACTS_KEY in profiler.metadata

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.sessions import run
 
-from pytest_torchprof.capture.reference import VERSION, conditions, run_reference
+from pytest_torchprof.capture.load import VERSION, conditions, run_reference
 
 
 def test_a_lap_has_wall_and_cpu_time_and_is_short() -> None:

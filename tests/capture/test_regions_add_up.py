@@ -25,19 +25,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchprof.analysis import moved_bytes, uncounted_flops
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.facts_now import facts_now
+from pytest_torchprof.analysis import moved_bytes, uncounted
+from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.machine import probe_machine
-from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.rules.engine.gathering import check_all
-from pytest_torchprof.trace.known_names import REGION_MARK
-from pytest_torchprof.trace.parts import holds_whole_operators
-from pytest_torchprof.trace.regions import laps_of, named_regions
+from pytest_torchprof.capture.profiler import Capture, facts_now
+from pytest_torchprof.core.values import MissingValue, Value
+from pytest_torchprof.rules.registry import check_all
+from pytest_torchprof.trace.names import REGION_MARK, laps_of, named_regions
+from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.verdict.profile import operator_counts
-from pytest_torchprof.verdict.regions import RegionValues, view_of
+from pytest_torchprof.verdict.profile import RegionValues, operator_counts, view_of
 from pytest_torchprof.work import counting
 
 if TYPE_CHECKING:
@@ -346,7 +343,7 @@ def test_numbers_taken_from_the_wholes_are_those_of_the_part_alone(
         }
 
     quick = numbers()
-    for module in (counting, moved_bytes, uncounted_flops):
+    for module in (counting, moved_bytes, uncounted):
         monkeypatch.setattr(module, "holds_whole_operators", lambda _: False)
     trace = replace(trace)
     assert numbers() == quick

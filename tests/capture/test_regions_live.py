@@ -13,15 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.facts_now import facts_now
+from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.machine import probe_machine
-from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.rules.engine.gathering import check_all
-from pytest_torchprof.trace.regions import named_regions
+from pytest_torchprof.capture.profiler import Capture, facts_now
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.rules.registry import check_all
+from pytest_torchprof.trace.names import named_regions
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.verdict.regions import RegionValues
+from pytest_torchprof.verdict.profile import RegionValues
 
 X, W = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True)
 KEPT: list[Any] = []

@@ -11,9 +11,8 @@ import numpy.random
 import pytest
 import torch
 
-from pytest_torchprof.capture import seeding
-from pytest_torchprof.capture.seeding import accelerators, seed_for, seed_generators
-from pytest_torchprof.capture.state import RandomState
+from pytest_torchprof.capture import state as seeding
+from pytest_torchprof.capture.state import RandomState, accelerators, seed_for, seed_generators
 
 
 class Backend:

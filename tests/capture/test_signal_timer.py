@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_torchprof.capture import signal_timer
-from pytest_torchprof.capture.limited import Limited
-from pytest_torchprof.capture.signal_timer import SignalTimer
+from pytest_torchprof.capture import limits
+from pytest_torchprof.capture.limits import Limited, SignalTimer
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="POSIX has timers")
 
@@ -28,8 +27,8 @@ class Inner(BaseException):
 def _timers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With a timer of our own, and where there is none."""
     if request.param == "alarm":
-        monkeypatch.setattr(signal_timer, "_TIMERS", None)
-    elif signal_timer._TIMERS is None:
+        monkeypatch.setattr(limits, "_TIMERS", None)
+    elif limits._TIMERS is None:
         pytest.skip("this system has no timers of a process's own")
     yield
     assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.sessions import NO_OTHER_PLUGINS
 
-from pytest_torchprof.capture import lean
-from pytest_torchprof.capture.lean import lean_profile
+from pytest_torchprof.capture import machine
+from pytest_torchprof.capture.machine import lean_profile
 
 LOADED = """
     import sys
@@ -122,7 +122,7 @@ def test_what_torch_warns_of_once_is_left_for_the_users_session() -> None:
     warned: list[str] = []
     room: dict[str, Any] = {"torch": torch, "_warn_once": warned.append}
     exec('def asks(self): hasattr(torch, "_inductor"); _warn_once("events are cleared")', room)
-    ours = lean._blind(room["asks"], torch)
+    ours = machine._blind(room["asks"], torch)
     assert ours is not None
     ours(None)
     assert not warned

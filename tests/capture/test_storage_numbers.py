@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_torchprof.capture.storage_numbers import StorageNumbers
+from pytest_torchprof.capture.lines import StorageNumbers
 
 
 def event(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.sessions import run
 
-from pytest_torchprof.capture import watchdog
-from pytest_torchprof.capture.watchdog import NEED_UNKNOWN, Growth, Need, Watchdog, growth_of
-from pytest_torchprof.core.heap import Heap, heap_of_process
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.capture import limits
+from pytest_torchprof.capture.limits import NEED_UNKNOWN, Growth, Need, Watchdog, growth_of
+from pytest_torchprof.core.process import Heap, heap_of_process
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.unknown import in_words
 
 LOOP = """
     import torch
@@ -31,8 +31,8 @@ def test_a_test_of_too_many_events_passes_and_is_not_profiled(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Below nothing: earlier tests have freed memory, which the process would take first.
-    monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
-    monkeypatch.setattr("pytest_torchprof.session.runs.one_run.WATCHED_CALL_NS", 0)
+    monkeypatch.setattr(limits, "LIMIT_BYTES", -(2**40))
+    monkeypatch.setattr("pytest_torchprof.session.runs.WATCHED_CALL_NS", 0)
     pytester.makepyfile(LOOP)
     ran = run(pytester, "--torchprof")
     record = ran.tests["test_many"]
@@ -83,11 +83,11 @@ BACKWARD = """
 def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the_next_test(
     postponed: int, device: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not watchdog._STATM.exists():
+    if not limits._STATM.exists():
         pytest.skip("this system has no /proc, so nothing is watched")
-    monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
-    monkeypatch.setattr(watchdog, "POSTPONED_BYTES", postponed)
-    monkeypatch.setattr("pytest_torchprof.session.runs.one_run.WATCHED_CALL_NS", 200_000_000)
+    monkeypatch.setattr(limits, "LIMIT_BYTES", -(2**40))
+    monkeypatch.setattr(limits, "POSTPONED_BYTES", postponed)
+    monkeypatch.setattr("pytest_torchprof.session.runs.WATCHED_CALL_NS", 200_000_000)
     pytester.makepyfile(BACKWARD.format(device=device))
     ran = run(pytester, "--torchprof")
     others = dict.fromkeys(("test_before", "test_next"), "new")
@@ -100,7 +100,7 @@ def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the
 def limit_after(peak: int, available: int, needs: Need, monkeypatch: Any) -> int:
     """By how many MiB a process of 100 MiB may grow, given its peak and the machine, in MiB."""
     for name, size in {"_resident": 100, "_peak": peak, "_available": available}.items():
-        monkeypatch.setattr(watchdog, f"{name}_bytes", lambda size=size: size * 2**20)
+        monkeypatch.setattr(limits, f"{name}_bytes", lambda size=size: size * 2**20)
     dog = Watchdog(lambda: None, needs=needs)
     dog._start = 100 * 2**20
     return dog._limit() // 2**20
@@ -229,7 +229,7 @@ def test_a_test_that_fills_what_another_one_freed_is_profiled(
 
 
 def test_what_a_block_needs_is_seen_below_an_earlier_peak() -> None:
-    if not watchdog._STATM.exists():
+    if not limits._STATM.exists():
         pytest.skip("this system has no /proc, so nothing is watched")
     before = bytearray(2**27)  # the peak
     before[:: 2**12] = b"x" * len(before[:: 2**12])
@@ -248,10 +248,10 @@ def test_what_a_block_needs_is_seen_below_an_earlier_peak() -> None:
 
 
 def test_a_higher_peak_tells_what_a_block_needs_at_least() -> None:
-    if not watchdog._STATM.exists():
+    if not limits._STATM.exists():
         pytest.skip("this system has no /proc, so nothing is watched")
     growth = Growth(is_long=False)
-    size = watchdog._peak_bytes() - watchdog._resident_bytes() + 2**26
+    size = limits._peak_bytes() - limits._resident_bytes() + 2**26
     block = bytearray(size)
     block[:: 2**12] = b"x" * len(block[:: 2**12])
     del block
@@ -264,7 +264,7 @@ def test_watching_imports_nothing() -> None:
     """A process that is forked meanwhile would wait for a module that nobody imports any more."""
     code = (
         "import resource, sys, time\n"
-        "from pytest_torchprof.capture.watchdog import Watchdog\n"
+        "from pytest_torchprof.capture.limits import Watchdog\n"
         "dog, before = Watchdog(lambda: None), set(sys.modules)\n"
         "dog.start()\n"
         "time.sleep(0.1)\n"

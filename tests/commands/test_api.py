@@ -16,7 +16,7 @@ from support.trace_builder import TraceBuilder
 import pytest_torchprof
 from pytest_torchprof import NotMeasured, SettingsError, Trace, diff, load_ranks
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.work.devices.device import make_row
+from pytest_torchprof.work.devices import make_row
 
 #: 1 GB/s.
 SLOW = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1})

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_torchprof import __version__
 from pytest_torchprof.cli import COMMANDS, main
-from pytest_torchprof.commands.parsing import Command
+from pytest_torchprof.commands.arguments import Command
 
 
 def outcome(

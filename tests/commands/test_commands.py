@@ -20,7 +20,7 @@ from pytest_torchprof import NotMeasured, Trace
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 
 if TYPE_CHECKING:
     from support.command_line import Say

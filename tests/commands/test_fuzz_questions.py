@@ -20,31 +20,33 @@ from support.damaged import DOCUMENTS, EXAMPLES, JUNK, TEXTS, VALUES, places, re
 from support.numbered import by_index
 
 from pytest_torchprof import cli
-from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
-from pytest_torchprof.analysis.block_categories import Category
-from pytest_torchprof.analysis.call_tree import TREES
-from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work
-from pytest_torchprof.analysis.live_bytes import memory_peaks
-from pytest_torchprof.analysis.memory_leaks import memory_leaks
-from pytest_torchprof.analysis.memory_timeline import (
+from pytest_torchprof.analysis.diff import diff_rows, growth, replacements
+from pytest_torchprof.analysis.kernels import kernel_rows, kernel_work
+from pytest_torchprof.analysis.memory import (
+    Category,
     DeviceMemory,
     MemoryPoint,
     device_memory,
+    memory_leaks,
+    memory_peaks,
     memory_timeline,
 )
-from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, self_cpu_ns
-from pytest_torchprof.analysis.replacements import replacements
-from pytest_torchprof.analysis.trace_diff import diff_rows, growth
-from pytest_torchprof.analysis.tree_rows import tree_rows
-from pytest_torchprof.commands.parsing import make_parser
+from pytest_torchprof.analysis.operators import (
+    GROUPINGS,
+    NO_OPERATOR,
+    TREES,
+    op_stats,
+    self_cpu_ns,
+    tree_rows,
+)
+from pytest_torchprof.commands.arguments import make_parser
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.step_range import ALL_STEPS
-from pytest_torchprof.render.export import write_augmented
-from pytest_torchprof.render.folded_stacks import fold
+from pytest_torchprof.core.values import ALL_STEPS
+from pytest_torchprof.render.export import fold, write_augmented
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps, steps_of
 from pytest_torchprof.verdict.metrics import measure_all
-from pytest_torchprof.verdict.step_rows import step_table
+from pytest_torchprof.verdict.parts import step_table
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

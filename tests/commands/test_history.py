@@ -15,7 +15,7 @@ from support.histories import Repository, git, run, save
 from support.hostile import EVERY, HOSTILE, assert_terminal, in_utf8
 from support.html_pages import assert_quiet, data_of_page, read_page
 
-from pytest_torchprof.history.document import RunTest
+from pytest_torchprof.history.runs import RunTest
 
 __all__ = ["say"]  # a fixture
 
@@ -271,7 +271,7 @@ def test_the_history_is_that_of_the_configuration(
     ],
 )
 def test_any_configuration_of_pytest_may_name_it(tmp_path: Path, name: str, text: str) -> None:
-    from pytest_torchprof.history.project_ini import configured_history
+    from pytest_torchprof.history.stores import configured_history
 
     (tmp_path / name).write_text(text)
     assert str(tmp_path / "runs") == configured_history(tmp_path)
@@ -287,7 +287,7 @@ def test_any_configuration_of_pytest_may_name_it(tmp_path: Path, name: str, text
     ],
 )
 def test_a_configuration_that_is_not_right_names_none(tmp_path: Path, name: str, text: str) -> None:
-    from pytest_torchprof.history.project_ini import configured_history
+    from pytest_torchprof.history.stores import configured_history
 
     (tmp_path / name).write_text(text)
     assert configured_history(tmp_path) is None

@@ -19,10 +19,10 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
-from pytest_torchprof.render.metric_rows import NotMeasured
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.render.unknown import NotMeasured
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import Matches, Threshold, rule
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

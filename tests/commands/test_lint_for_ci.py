@@ -14,8 +14,8 @@ from support.hostile import EVERY, assert_terminal
 from support.sessions import replaced_rules
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.rule import Matches, rule
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.rules.rule import Matches, rule
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

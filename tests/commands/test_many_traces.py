@@ -18,7 +18,7 @@ from pytest_torchprof.cli import COMMANDS
 if TYPE_CHECKING:
     from support.command_line import Say
 
-    from pytest_torchprof.commands.parsing import Command
+    from pytest_torchprof.commands.arguments import Command
 
 #: Commands that print a table of many traces.
 TABLES = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.block_categories import Category
+from pytest_torchprof.analysis.memory import Category
 from pytest_torchprof.api import Trace
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from support.hostile import EVERY, assert_json, assert_terminal, in_utf8
 from support.stored_reports import ENVIRONMENT, finding, metric, report, save, test
 
 from pytest_torchprof.core.errors import ReportError
-from pytest_torchprof.render.merged_report import merged
-from pytest_torchprof.render.stored_report import of_document
+from pytest_torchprof.render.report import merged, of_document
 
 __all__ = ["say"]  # a fixture
 

@@ -15,7 +15,7 @@ from pytest_torchprof import Trace, diff
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 
 if TYPE_CHECKING:
     from pathlib import Path

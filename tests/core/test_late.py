@@ -7,7 +7,7 @@ import pkgutil
 import re
 
 import pytest_torchprof
-from pytest_torchprof.core.lazy_regex import _Late
+from pytest_torchprof.core.process import _Late
 
 
 def test_every_late_expression_in_the_package_compiles() -> None:

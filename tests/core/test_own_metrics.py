@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.own_metrics import OwnMetric, declared, number_of
 from pytest_torchprof.core.units import format_exact, format_pair, format_quantity, parse_signed
+from pytest_torchprof.core.values import OwnMetric, declared, number_of
 
 
 def test_a_declaration_crosses_to_another_process() -> None:

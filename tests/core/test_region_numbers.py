@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.region_numbers import in_unit_of, region_number
+from pytest_torchprof.core.values import in_unit_of, region_number
 
 NUMBERS = st.one_of(st.integers(-(2**62), 2**62), st.floats(-1e15, 1e15))
 SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Budget, Finding, MissingValue, Record, Verdict
-from pytest_torchprof.core.samples import Sample
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Budget, Finding, MissingValue, Record, Sample, Verdict
 
 WHY = because(Why.OF_RULES, rules=("a", "b"), why=because(Why.FEW_ROUNDS, before=1, now=30))
 LEAST = because(Why.AT_LEAST, value=240, unit="FLOP", why=because(Why.RULE_RAISED, error="\udcff"))

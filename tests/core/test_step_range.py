@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
+from pytest_torchprof.core.values import ALL_STEPS, StepRange
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_torchprof.core.uncollected import uncollected
+from pytest_torchprof.core.records import uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def test_objects_that_other_code_froze_stay_frozen() -> None:
 
 def test_what_an_interpreter_freezes_when_it_starts_is_not_other_codes() -> None:
     """Python 3.12 starts with frozen objects, and has ten times as many that are not."""
-    asks = "from pytest_torchprof.core.uncollected import others_froze; print(others_froze())"
+    asks = "from pytest_torchprof.core.records import others_froze; print(others_froze())"
     froze = f"import gc; gc.freeze(); {asks}"
     said = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

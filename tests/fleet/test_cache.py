@@ -10,9 +10,8 @@ import pytest
 from support.fleets import save_ranks
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.fleet import cache as caches
-from pytest_torchprof.fleet.cache import Cache, remove_old
-from pytest_torchprof.fleet.mapping import Answer, Question, answer
+from pytest_torchprof.fleet import mapping as caches
+from pytest_torchprof.fleet.mapping import Answer, Cache, Question, answer, remove_old
 from pytest_torchprof.fleet.sources import find_sources
 
 SETTINGS = {"by": "name", "depth": None, "step": None, "step_name": None, "format": "json"}

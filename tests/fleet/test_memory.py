@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.fleet.memory import BASE_BYTES, PER_BYTE, Budget, text_bytes
 from pytest_torchprof.fleet.sources import Source
+from pytest_torchprof.fleet.workers import BASE_BYTES, PER_BYTE, Budget, text_bytes
 
 MIB = 2**20
 

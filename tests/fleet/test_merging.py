@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.counted_names import CountedNames
-from pytest_torchprof.fleet.merging import Merging, merged_rows
+from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.fleet.mapping import Merging, merged_rows
 
 TIMES = Merging(keys=("name",), spread="time_ms", sums=("time_ms", "calls"))
 NUMBERS = st.floats(-1e300, 1e300) | st.integers(-(2**50), 2**50)

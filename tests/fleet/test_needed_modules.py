@@ -76,7 +76,7 @@ def test_the_hash_of_a_trace_is_that_of_the_standard_library_without_openssl(
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from pytest_torchprof.fleet.cache import content_digest\n"
+        "from pytest_torchprof.fleet.mapping import content_digest\n"
         "found = content_digest(Path(sys.argv[1]))\n"
         "print('_hashlib' in sys.modules)\n"
         "import hashlib\n"

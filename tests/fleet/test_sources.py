@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.fleet.remote import local_copy
-from pytest_torchprof.fleet.sources import find_sources, is_many, shown_address
+from pytest_torchprof.fleet.sources import find_sources, is_many, local_copy, shown_address
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.kernel_rows import kernel_rows
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import SYNC_CALL
+from pytest_torchprof.analysis.kernels import kernel_rows
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.trace.names import SYNC_CALL, Kind
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:

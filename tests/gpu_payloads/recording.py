@@ -19,11 +19,10 @@ from gpu_payloads import reading
 from gpu_payloads.scrubbing import own_names, scrubbed
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.facts_now import facts_now
+from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.machine import probe_machine
-from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.rules.engine.registry import CODES
+from pytest_torchprof.capture.profiler import Capture, facts_now
+from pytest_torchprof.rules.registry import CODES
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.history.ancestry import (
+from pytest_torchprof.history.git import (
     Commits,
     Documented,
     commits_between,

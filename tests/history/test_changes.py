@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchprof.history.changes import Change, changes_in, drifts, steps, tolerance_of
 from pytest_torchprof.history.index import Series
+from pytest_torchprof.history.question import Change, changes_in, drifts, steps, tolerance_of
 
 CHAIN = [(), (0,), (1,), (2,)]
 #: 1 is on the main line, 2 on a branch, 3 merges them.

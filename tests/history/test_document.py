@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.histories import run
 
-from pytest_torchprof.core.own_metrics import OwnMetric
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Record, RegionRecord, Verdict
-from pytest_torchprof.history.document import (
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, OwnMetric, Record, RegionRecord, Verdict
+from pytest_torchprof.history.runs import (
     DAMAGED,
     FOREIGN,
     NEWER,

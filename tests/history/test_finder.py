@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.change_points import ChangePoint, change_points
-from pytest_torchprof.history import finder as module
-from pytest_torchprof.history.finder import Finder
+from pytest_torchprof.analysis.steps import ChangePoint, change_points
+from pytest_torchprof.history import question as module
 from pytest_torchprof.history.index import Index
+from pytest_torchprof.history.question import Finder
 
 if TYPE_CHECKING:
     import pytest

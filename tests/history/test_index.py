@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from support.histories import run, save
 
-from pytest_torchprof.core.cache_folder import cache_folder
-from pytest_torchprof.history.document import OwnKind, RunRegion, RunTest
+from pytest_torchprof.core.files import cache_folder
 from pytest_torchprof.history.index import Index, Series, asked
+from pytest_torchprof.history.runs import OwnKind, RunRegion, RunTest
 from pytest_torchprof.history.stores import Folder, Store, store_of
 
 #: Of Python 3.12 and later; the children do nothing with what other tests have started.
@@ -219,7 +219,7 @@ def test_tests_and_metrics_are_chosen_by_name_or_glob(
 
 
 def test_many_documents_are_stored_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_torchprof.history.intake._BATCH", 7)
+    monkeypatch.setattr("pytest_torchprof.history.index._BATCH", 7)
     save(folder, *(run(C, {"ops": n, "wall_ms": n / 7}) for n in range(20)))
     found = stored(store_of(str(folder)))
     assert list(range(20)) == found["t.py::test_a", None, "ops"]
@@ -229,7 +229,7 @@ def test_many_documents_are_stored_in_parts(folder: Path, monkeypatch: pytest.Mo
 def _write(folder: str, number: int, barrier: Any) -> None:
     barrier.wait()
     store = store_of(folder)
-    from pytest_torchprof.history.document import encode
+    from pytest_torchprof.history.runs import encode
     from pytest_torchprof.history.stores import new_name
 
     store.write(new_name("2026-01-01T00:00:00Z", C), encode(run(C, {"ops": number})))
@@ -270,7 +270,7 @@ def test_several_readers_at_once_have_the_same_answer(folder: Path) -> None:
 
 
 def _write_on(folder: str) -> None:
-    from pytest_torchprof.history.document import encode
+    from pytest_torchprof.history.runs import encode
     from pytest_torchprof.history.stores import new_name
 
     content = encode(run(C, {f"metric_{n}": n for n in range(3000)}))

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from pytest_torchprof.history.sources import source_hashes
+from pytest_torchprof.history.runs import source_hashes
 
 PLAIN = """\
 import pytest

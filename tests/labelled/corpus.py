@@ -20,9 +20,9 @@ from support.live import captured, placing
 from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.read import parse_trace, read_trace
 

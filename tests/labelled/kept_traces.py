@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_payloads.scrubbing import own_names, scrubbed
 from labelled.case import ANY
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

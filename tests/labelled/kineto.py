@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from labelled.case import Examples
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 
 if TYPE_CHECKING:
     from support.trace_styles import Event

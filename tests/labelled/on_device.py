@@ -23,13 +23,13 @@ from labelled.gpu_models import split_up_to
 from support.live import captured_file, placing
 from support.recorded import quiet
 
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.registry import RULES
 
 if TYPE_CHECKING:
     from labelled.case import Case, Examples
     from labelled.corpus import Answer
 
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
     from pytest_torchprof.trace.events import Events
 
 #: Rules in which time decides: a small example may match them as well, and rightly.

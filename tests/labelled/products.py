@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pytest_torchprof.trace.facts import Facts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 
 EXAMPLES = Examples()
 

@@ -10,9 +10,9 @@ from labelled.kineto import OfTheDeviceAlone
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES, Event
 
-from pytest_torchprof.capture.stopwatch import NO_COUNTER, Round
-from pytest_torchprof.session.runs.timed_rounds import Rounds
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.capture.clock import NO_COUNTER, Round
+from pytest_torchprof.session.measurement import Rounds
+from pytest_torchprof.trace.names import REGION
 
 EXAMPLES = Examples()
 

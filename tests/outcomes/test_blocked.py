@@ -10,10 +10,10 @@ import pytest
 from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
-from pytest_torchprof.capture import limited, signal_timer
-from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT
+from pytest_torchprof.capture import limits
+from pytest_torchprof.render.unknown import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session import runs
 from pytest_torchprof.session.plan import RunKind
-from pytest_torchprof.session.runs import deadline
 
 BLOCKS = """
 import threading
@@ -136,15 +136,15 @@ def has_blocked(seen: Session, test: str, what: str) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seconds for a test whose further runs block, and as many as ever for others."""
-    init = deadline.Deadline.__init__
+    init = runs.Deadline.__init__
 
-    def shortened(limit: deadline.Deadline, item: pytest.Item, first_s: float) -> None:
+    def shortened(limit: runs.Deadline, item: pytest.Item, first_s: float) -> None:
         init(limit, item, first_s)
         if "afterwards" not in item.name:
             limit.limit_s = LIMIT_S
 
-    monkeypatch.setattr(deadline.Deadline, "__init__", shortened)
-    monkeypatch.setattr(limited, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(runs.Deadline, "__init__", shortened)
+    monkeypatch.setattr(limits, "_AGAIN_S", 0.05)
 
 
 @pytest.mark.thorough
@@ -187,7 +187,7 @@ def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Py
 def test_without_timers_of_its_own_it_uses_the_alarm_signal(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signal_timer, "_TIMERS", None)
+    monkeypatch.setattr(limits, "_TIMERS", None)
     seen = same(pytester, BLOCKS, "-k", "setup or afterwards")
     has_blocked(seen, "test_blocks_in_its_setup", "timed run")
     assert "new" == seen.statuses["test_afterwards"]
@@ -218,16 +218,16 @@ def test_the_time_limit_of_a_test_is_that_of_its_further_runs(
 def test_the_limit_grows_with_the_first_run(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline, "timeout_of", lambda _: None)
-    assert deadline.LEAST_S == deadline.Deadline(request.node, 0.0).limit_s == 60
-    assert 260 == deadline.Deadline(request.node, 10.0).limit_s
-    monkeypatch.setattr(deadline, "timeout_of", lambda _: 5.0)
-    assert 5 == deadline.Deadline(request.node, 0.1).limit_s
-    assert 20 == deadline.Deadline(request.node, 2.0).limit_s
+    monkeypatch.setattr(runs, "timeout_of", lambda _: None)
+    assert runs.LEAST_S == runs.Deadline(request.node, 0.0).limit_s == 60
+    assert 260 == runs.Deadline(request.node, 10.0).limit_s
+    monkeypatch.setattr(runs, "timeout_of", lambda _: 5.0)
+    assert 5 == runs.Deadline(request.node, 0.1).limit_s
+    assert 20 == runs.Deadline(request.node, 2.0).limit_s
 
 
 def test_every_kind_of_run_has_a_name() -> None:
-    assert {*get_args(RunKind), ""} == set(deadline._RUN_NAMES)
+    assert {*get_args(RunKind), ""} == set(runs._RUN_NAMES)
 
 
 @pytest.mark.thorough

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.sessions import run
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.unknown import in_words
 
 pytestmark = pytest.mark.thorough
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.outcomes import NO_THREADS, SUBTESTS, needs_subtests, same, session
 
-from pytest_torchprof.capture.torch_sessions import sees_threads
+from pytest_torchprof.capture.sessions import sees_threads
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 

@@ -120,7 +120,7 @@ def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> N
         names = [name for name in names if "._" not in name and ":_" not in name]
         select = "fixture or afterwards"
     (pytester.path / "targets.json").write_text(json.dumps(names), "utf-8")
-    # What fails here belongs into `NAMES` of capture/originals.py.
+    # What fails here belongs into `NAMES` of capture/patches.py.
     seen = same(pytester, REPLACING, "-k", select, subprocess=True)
     assert len(seen.records) > len(names) > 100
     assert {"new"} == set(seen.statuses.values()), seen.statuses

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.outcomes import NO_THREADS, same, session
 
-from pytest_torchprof.capture.torch_sessions import sees_threads
+from pytest_torchprof.capture.sessions import sees_threads
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 OWN = "the test runs torch.profiler itself, and profiler sessions cannot be nested"

@@ -12,12 +12,10 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import Scope, TraceBuilder
 
-from pytest_torchprof.places.frames import by_frames
-from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
-from pytest_torchprof.places.place import Place, by_operator
-from pytest_torchprof.trace.backward import ENGINE, forward_of
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.places.place import Owner, Place, by_frames, by_operator, frame_of, owner_of
+from pytest_torchprof.trace.names import Kind
 from pytest_torchprof.trace.read import read_trace
+from pytest_torchprof.trace.tree import ENGINE, forward_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -14,7 +14,7 @@ import torch
 from support.sessions import run
 
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.verdict.metrics import METRICS
 from tools import doc_sessions, docs

@@ -15,8 +15,7 @@ from support.histories import Repository
 from support.sessions import read_baseline, run
 
 from pytest_torchprof.cli import main
-from pytest_torchprof.core.own_metrics import Better, Compare
-from pytest_torchprof.core.results import MetricStatus, TestStatus
+from pytest_torchprof.core.values import Better, Compare, MetricStatus, TestStatus
 from pytest_torchprof.verdict.metrics import METRICS
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")

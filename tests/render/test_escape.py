@@ -33,13 +33,13 @@ from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.api import Trace
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
-from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.render import escape, ops_table, session_table
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import Baseline, Budget, Finding, Profile, Record, Verdict
+from pytest_torchprof.render import escape, summary, table
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
-from pytest_torchprof.verdict.causes import Cause
-from pytest_torchprof.verdict.paired_row import Difference
+from pytest_torchprof.verdict.judgement import Cause
+from pytest_torchprof.verdict.paired import Difference
 
 __all__ = ["say"]  # a fixture
 
@@ -190,11 +190,11 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
         metrics = {v.label: v for v in verdicts}
         record = Record(f"{of}.py::{of}", "ok", words(of), metrics, (finding,), unchecked)
         every = [record, replace(record, nodeid="b", status="not_profiled")]
-        shown = session_table.summary_table(every, (), None, 0, 80)
+        shown = summary.summary_table(every, (), None, 0, 80)
         return [
             *shown,
-            *session_table.unchecked_rules(every),
-            *session_table.raised_rules(every).values(),
+            *summary.unchecked_rules(every),
+            *summary.raised_rules(every).values(),
         ]
 
     assert len(lines(text)) == len(lines("x"))
@@ -205,7 +205,7 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
 
 def test_tables_of_the_fixture_and_of_notebooks_are_harmless(tmp_path: Path) -> None:
     trace = Trace.load(hostile_trace(tmp_path / "a.json", HOSTILE))
-    assert_terminal(ops_table.ops_table(trace.events, "calls", 0))
+    assert_terminal(table.ops_table(trace.events, "calls", 0))
     assert_terminal(str(trace.ops()))
     html = trace.ops()._repr_html_()
     assert_terminal(html)

@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 from support.hostile import EVERY, HOSTILE, assert_json, assert_terminal
 
-from pytest_torchprof.render import finding_reports as reports
-from pytest_torchprof.render.source_lines import SourceLine, fingerprints, source_line
-from pytest_torchprof.render.workflow_commands import (
-    Annotation,
-    command_of,
-    plain_line,
-    workflow_commands,
-)
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render import ci as reports
+from pytest_torchprof.render.ci import Annotation, command_of, plain_line, workflow_commands
+from pytest_torchprof.render.findings import SourceLine, fingerprints, source_line
+from pytest_torchprof.rules.registry import RULES
 
 HERE = Path("/src")
 LONG = "x" * 10_000

@@ -9,8 +9,8 @@ import pytest
 from support.hostile import EVERY, HOSTILE, assert_terminal
 from support.stored_reports import finding, metric, report, test
 
-from pytest_torchprof.render.markdown_comment import COMMENT_BYTES, comment
-from pytest_torchprof.render.stored_report import of_document
+from pytest_torchprof.render.ci import COMMENT_BYTES, comment
+from pytest_torchprof.render.report import of_document
 
 TOTALS = "torchprof: 3 tests profiled"
 REGRESSED = {"ops": metric(5, baseline=3, status="regressed")}

@@ -10,8 +10,8 @@ from string import Formatter
 import pytest
 
 import pytest_torchprof
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reason_texts import SENTENCES, in_words
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.render.unknown import SENTENCES, in_words
 
 ROOT = Path(pytest_torchprof.__file__).parent
 #: Whose member is found out where it is made, and where that is so.

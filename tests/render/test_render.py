@@ -15,24 +15,25 @@ from msgspec.structs import replace
 from support.reasons import words
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.results import (
+from pytest_torchprof.core.values import (
     Baseline,
     Budget,
     Finding,
     MissingValue,
+    Normalised,
     Profile,
     Record,
+    Sample,
     TestStatus,
 )
-from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_mismatch
-from pytest_torchprof.render.json_report import test_of as report_of
-from pytest_torchprof.render.ops_table import OPS_COLUMNS, ops_table
-from pytest_torchprof.render.session_table import session_totals, summary_table
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.render.report import test_of as report_of
+from pytest_torchprof.render.summary import session_totals, summary_table
+from pytest_torchprof.render.table import OPS_COLUMNS, ops_table
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.causes import failures
-from pytest_torchprof.verdict.decision import Policy, compare
+from pytest_torchprof.verdict.compare import Policy, compare
+from pytest_torchprof.verdict.judgement import failures
 from pytest_torchprof.verdict.metrics import METRICS
 
 BEFORE = Baseline(

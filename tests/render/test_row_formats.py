@@ -14,9 +14,9 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.counted_names import CountedNames
-from pytest_torchprof.render.row_formats import cell, markdown_table, text_table, to_csv, to_json
-from pytest_torchprof.render.short_kernel_names import readable_kernel
+from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.render.kernel_names import readable_kernel
+from pytest_torchprof.render.table import cell, markdown_table, text_table, to_csv, to_json
 
 ROWS: list[dict[str, Any]] = [
     {"name": "aten::mm", "calls": 12345, "self_cpu_ms": 1.5, "flops": 2 * 10**9, "share": 0.9996},

@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_torchprof.render import rule_page
-from pytest_torchprof.render.rule_page import (
-    examples,
-    index,
-    page,
-    page_faults,
-    page_of,
-)
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Rule, Threshold, rule
+from pytest_torchprof.render import findings
+from pytest_torchprof.render.findings import examples, index, page, page_faults, page_of
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import Rule, Threshold, rule
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,7 +99,7 @@ def test_pages_that_are_stale_are_named(
     docs._write_rules()
     assert [] == docs._stale_rules()
     folder = tmp_path / "rules"
-    (folder / "gone.md").write_text(rule_page.MARK + "\n# gone\n")
+    (folder / "gone.md").write_text(findings.MARK + "\n# gone\n")
     (folder / "README.md").write_text("old")
     first = next(iter(RULES))
     (folder / f"{first}.md").unlink()
@@ -138,7 +132,7 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 def test_a_page_has_all_that_is_known_of_a_rule() -> None:
     text = page(rule_of(GOOD, min_calls=Threshold(3, "1", "a `few` are fine")))
-    assert text.startswith(f"{rule_page.MARK}\n\n# some-rule\n\nOne sentence on two lines.\n\n")
+    assert text.startswith(f"{findings.MARK}\n\n# some-rule\n\nOne sentence on two lines.\n\n")
     assert "## What it does\n\nFinds `x`, more than `min_calls` of them.\n\n## Why" in text
     assert "Like this:\n\n```python\nfor x in y:\n\n    x.item()\n```\n\nor not.\n" in text
     assert "In short: do not." in text

@@ -10,10 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
-from pytest_torchprof.core.counted_names import CountedNames
-from pytest_torchprof.render.native_kernels import identifiers
-from pytest_torchprof.render.short_kernel_names import short_kernel, short_kernels
-from pytest_torchprof.render.template_arguments import arguments
+from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.render.kernel_names import arguments, identifiers, short_kernel, short_kernels
 
 # fmt: off
 NAMES: dict[str, str] = {

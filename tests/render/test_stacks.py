@@ -17,9 +17,9 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.folded_stacks import StackMetric, _whole_us, fold, write_stacks
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.export import StackMetric, _whole_us, fold, write_stacks
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

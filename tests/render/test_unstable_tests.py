@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_torchprof.core.results import Range, Unstable
-from pytest_torchprof.render.unstable_tests import unstable_tests
+from pytest_torchprof.core.values import Range, Unstable
+from pytest_torchprof.render.summary import unstable_tests
 
 
 def varying(*, drawn: bool, metrics: int = 1, operators: int = 1) -> Unstable:

@@ -18,8 +18,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.render.export import Augmented, write_augmented
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 

@@ -10,17 +10,17 @@ import torch
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
     from pytest_torchprof.trace.events import Events
 
 SGEMM = "ampere_sgemm_128x64_tn"

@@ -10,8 +10,8 @@ import torch
 from support.live import captured
 from torch.nn.functional import scaled_dot_product_attention
 
-from pytest_torchprof.rules.evidence.causal import sees_later_positions
-from pytest_torchprof.trace.levels import calls
+from pytest_torchprof.rules.evidence.attention import sees_later_positions
+from pytest_torchprof.trace.tree import calls
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,29 +10,22 @@ import numpy as np
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
-from pytest_torchprof.rules.engine.check import check, nothing_seen
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import (
-    NO_MATCHES_OF_CALLS,
-    Matches,
-    Rule,
-    Threshold,
-    rule,
-)
-from pytest_torchprof.trace.known_names import REGION
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.rules.check import check, nothing_seen
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import NO_MATCHES_OF_CALLS, Matches, Rule, Threshold, rule
+from pytest_torchprof.trace.names import REGION, selected_operators
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.engine.rule import Triggers
+    from pytest_torchprof.rules.rule import Triggers
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: In its package, its function hides it.
-NAMES = import_module("pytest_torchprof.trace.name_index")
-CHECK = import_module("pytest_torchprof.rules.engine.check")
+NAMES = import_module("pytest_torchprof.trace.names")
+CHECK = import_module("pytest_torchprof.rules.check")
 DATA = Path(__file__).parents[1] / "data"
 
 

@@ -15,21 +15,19 @@ from labelled import collective_calls, corpus
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.device_time import device_time
-from pytest_torchprof.analysis.idle import idle, idle_by_waits
-from pytest_torchprof.core.step_range import StepRange
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.costs import span_ns
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Matches, Rule
+from pytest_torchprof.analysis.device_time import device_time, idle, idle_by_waits
+from pytest_torchprof.core.values import StepRange
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import Matches, Rule, span_ns
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION, REGION_MARK
+from pytest_torchprof.trace.names import REGION, REGION_MARK
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.trace.steps import at_steps
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
 
 A100 = "NVIDIA A100-SXM4-40GB"
 SGEMM = "ampere_sgemm_128x64_tn"

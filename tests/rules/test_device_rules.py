@@ -8,13 +8,13 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.rules.check import Checked
 
 DEVICE_RULES = ("fp32-matmul", "unaligned-matmul", "math-attention", "host-sync", "launch-bound")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 ROWS = [1024, 64]

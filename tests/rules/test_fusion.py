@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.chips import Gpu
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
     from pytest_torchprof.trace.events import Events
 
 RULE = RULES["unfused-elementwise"]

@@ -9,7 +9,7 @@ import pytest
 from labelled import corpus, on_device
 from support.sessions import run
 
-from pytest_torchprof.rules.engine.registry import CODES, RULES
+from pytest_torchprof.rules.registry import CODES, RULES
 
 if TYPE_CHECKING:
     from labelled.case import Case

@@ -13,8 +13,8 @@ from gpu_payloads.scrubbing import leftovers
 from labelled.kept_traces import LARGEST_BYTES
 from support.span_costs import costs_and_span
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
 
 #: Another folder, to look at what was just recorded: TORCHPROF_GPU_RULES.

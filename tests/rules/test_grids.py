@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.chips import Gpu
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
 
 RULE = RULES["small-grid"]
 

@@ -9,15 +9,15 @@ import torch
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.values import Finding
 
 
 def joined(numbers: Iterable[int], dtype: torch.dtype = torch.float32) -> Callable[[], object]:

@@ -6,9 +6,9 @@ import pytest
 from labelled.attention_cuda import Heads
 from labelled.halves import SGEMM, TENSILE_2, mlp, sized
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace
 
 RULE = RULES["half-unused"]

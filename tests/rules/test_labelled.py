@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from labelled import corpus
 
-from pytest_torchprof.rules.engine.registry import CODES, RULES
+from pytest_torchprof.rules.registry import CODES, RULES
 
 ENOUGH = 8
 THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]

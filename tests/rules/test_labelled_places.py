@@ -11,8 +11,8 @@ from labelled.on_device import marked_lines, misplaced
 from support import live
 from support.recorded import quiet
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 
 
 @pytest.mark.thorough

@@ -12,9 +12,9 @@ from labelled import corpus
 from labelled.corpus import Answer
 from support.recorded import record
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from labelled.attention_cuda import Heads
 from labelled.kineto import BRAIN
 from labelled.layouts import BACK_2025, HOPPER, IGEMM, SMALL, TO_2025, TRANSPOSE, stage
 
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.name_index import operators_named
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.trace.names import operators_named
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.tensors import ListedTensors, Taken
+    from pytest_torchprof.trace.dataflow import ListedTensors, Taken
 
 RULE = RULES["layout-transpose"]
 WIDTHS = [64, 64, 64, 64, 128]

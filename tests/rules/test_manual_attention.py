@@ -8,8 +8,8 @@ from labelled.kineto import BF16, BRAIN
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 RULE = RULES["manual-attention"]

@@ -11,16 +11,15 @@ import pytest
 from labelled.copies import GPU, down, filled, up
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.evidence.calls import called
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.dataflow import ListedTensors, Taken
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.tensors import ListedTensors, Taken
 
 #: What each call takes, and what it makes.
 Said: TypeAlias = list[tuple[tuple[int, ...], set[int]]]

@@ -14,16 +14,16 @@ from labelled import blocked, communication, pauses, starving
 from support.recorded import record
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Matches, Rule
+from pytest_torchprof.core.unknown import Why
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import Matches, Rule
 from pytest_torchprof.trace.facts import Facts, Quantity
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.core.unknown import Reason
+    from pytest_torchprof.core.values import Finding
     from pytest_torchprof.trace.events import Events
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.live import captured, captured_file
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

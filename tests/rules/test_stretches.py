@@ -13,11 +13,10 @@ from support.sessions import replaced_rules, run
 from support.trace_builder import TraceBuilder
 from torch import nn
 
-from pytest_torchprof.places.frames import by_frames
-from pytest_torchprof.places.place import Place, PlacedEvents
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.rule import Matches, Rule, rule
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.places.place import Place, PlacedEvents, by_frames
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.rule import Matches, Rule, rule
+from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import pytest
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules import zeroing
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.evidence.accelerator import on_cpu
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.evidence.devices import on_cpu
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

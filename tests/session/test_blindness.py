@@ -6,9 +6,9 @@ import pytest
 import torch
 from support.sessions import accept, doctor, run
 
-from pytest_torchprof.capture.torch_sessions import sees_threads
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.rules.engine.rule import Rule
+from pytest_torchprof.capture.sessions import sees_threads
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.rules.rule import Rule
 
 POOL = """
     from concurrent.futures import ThreadPoolExecutor

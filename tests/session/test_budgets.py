@@ -6,10 +6,10 @@ import pytest
 from support.reasons import words
 from support.sessions import Ran, accept, run
 
-from pytest_torchprof.core.results import Budget, MissingValue, Profile
+from pytest_torchprof.core.values import Budget, MissingValue, Profile
 from pytest_torchprof.render.failure import sentence
-from pytest_torchprof.verdict.causes import failures
-from pytest_torchprof.verdict.decision import Policy, compare, status_of
+from pytest_torchprof.verdict.compare import Policy, compare, status_of
+from pytest_torchprof.verdict.judgement import failures
 from pytest_torchprof.verdict.metrics import METRICS
 
 #: Two additions of 4 floats: a result is 16 B, the first is kept and the second dropped. With

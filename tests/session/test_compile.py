@@ -12,11 +12,11 @@ import torch
 from support.sessions import accept, calls, read_baseline, run
 
 from pytest_torchprof.baseline.store import render
-from pytest_torchprof.capture.compile_events import switched_off
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.capture.compiling import switched_off
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS
 

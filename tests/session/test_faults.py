@@ -9,9 +9,8 @@ import torch.autograd.profiler as room
 from msgspec.structs import replace
 from support.sessions import Ran, accept, baseline_file, replaced_rules, run
 
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.runs.deadline import Overdue
-from pytest_torchprof.session.runs.one_run import Run
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.session.runs import Overdue, Run
 
 RULES_BEFORE = dict(RULES)
 
@@ -39,11 +38,11 @@ def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.session.runs.one_run.Capture.start",
-        "pytest_torchprof.session.runs.one_run.Capture.stop",
+        "pytest_torchprof.session.runs.Capture.start",
+        "pytest_torchprof.session.runs.Capture.stop",
         "pytest_torchprof.verdict.judgement.profile_of",
         "pytest_torchprof.verdict.judgement.compare",
-        "pytest_torchprof.session.runs.item_state.ItemState.renew",
+        "pytest_torchprof.session.runs.ItemState.renew",
     ],
 )
 def test_an_internal_error_leaves_the_tests_and_fails_the_run(
@@ -62,10 +61,10 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.session.runs.first_teardown.FirstTeardown.show",
-        "pytest_torchprof.session.runs.first_teardown.FirstTeardown.say",
-        "pytest_torchprof.session.runs.gather.Gatherer.forget",
-        "pytest_torchprof.session.judging.judge.Judge.forget",
+        "pytest_torchprof.session.runs.FirstTeardown.show",
+        "pytest_torchprof.session.runs.FirstTeardown.say",
+        "pytest_torchprof.session.measurement.Gatherer.forget",
+        "pytest_torchprof.session.verdicts.Judge.forget",
     ],
 )
 def test_an_internal_error_around_a_phase_leaves_the_tests_too(
@@ -100,9 +99,9 @@ def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) 
     pytester.makepyfile(test_it=TESTS)
     pytester.makeconftest(
         """
-        import pytest_torchprof.session.runs.one_run
+        import pytest_torchprof.session.runs
         def broken(*_, **__): raise KeyError("of ours")
-        def pytest_collection_finish(): pytest_torchprof.session.runs.one_run.Capture.start = broken
+        def pytest_collection_finish(): pytest_torchprof.session.runs.Capture.start = broken
         """
     )
     ran = run(pytester, "--torchprof", "-n1", needs=["xdist"])
@@ -114,7 +113,7 @@ def test_an_error_while_locating_lines_fails_only_the_session(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
-    monkeypatch.setattr("pytest_torchprof.session.judging.judge.Judge.wants_lines", broken)
+    monkeypatch.setattr("pytest_torchprof.session.verdicts.Judge.wants_lines", broken)
     ran = run(pytester, "--torchprof")
     assert (1, {"new"}) == (ran.ret, set(ran.statuses.values()))
     assert " (in 2 tests: test_it.py::test_one, …)" in ran.out

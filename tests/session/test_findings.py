@@ -21,9 +21,8 @@ from support.sessions import (
     run,
 )
 
-from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.rules.rule import Matches, Rule
+from pytest_torchprof.trace.names import Kind, selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

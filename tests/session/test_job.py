@@ -14,8 +14,8 @@ import pytest
 from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.session.job.ranks import RankLostError, Ranks, folder_of
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.session.job import RankLostError, Ranks, folder_of
 
 PRODUCT = 2 * 8**3
 LOCAL = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -199,8 +199,8 @@ def test_a_rank_that_hangs_stops_nobody_for_ever(pytester: pytest.Pytester) -> N
     """The others go on after the limit, which is shortened here."""
     pytester.makeconftest(
         """
-    import pytest_torchprof.session.job.session as session
-    import pytest_torchprof.session.runs.deadline as deadline
+    import pytest_torchprof.session.job as session
+    import pytest_torchprof.session.runs as deadline
 
     session.LEAST_S = deadline.LEAST_S = 2.0
 """

@@ -19,8 +19,8 @@ def test_skipped(): ...
 #: After all hooks of the session's end.
 COUNTS = """
 import gc, json, os, pathlib, pytest
-from pytest_torchprof.session.runs.gather import Gatherer
-from pytest_torchprof.session.judging.subject import Subject
+from pytest_torchprof.session.measurement import Gatherer
+from pytest_torchprof.session.verdicts import Subject
 
 REPORTS = []
 

@@ -21,15 +21,12 @@ from support.sessions import NO_OTHER_PLUGINS, Ran, accept, calls, replaced_rule
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.capture import lines as tracing
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.places.located import Located, _Run
-from pytest_torchprof.places.markers import LINE, MODULE
-from pytest_torchprof.render.call_sites import called_from
-from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
-from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.places.place import LINE, MODULE, Located, _Run
+from pytest_torchprof.render.findings import called_from
+from pytest_torchprof.rules.rule import Matches, Rule
+from pytest_torchprof.trace.names import REGION, Kind, selected_operators
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

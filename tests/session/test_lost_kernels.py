@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from support.sessions import run
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.capture import torch_sessions
+from pytest_torchprof.capture import sessions
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.session.runs.captures import Captures
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.session.measurement import Captures
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.runs.run_result import Captured
+    from pytest_torchprof.session.measurement import Captured
     from pytest_torchprof.trace.events import Events
 
 
@@ -47,7 +47,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many idle kernels each session launches."""
     seen: list[int] = []
-    monkeypatch.setattr(torch_sessions, "uses_accelerator", lambda: True)
+    monkeypatch.setattr(sessions, "uses_accelerator", lambda: True)
     monkeypatch.setattr(real_torch(), "spin", seen.append)
     return seen
 

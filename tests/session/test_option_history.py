@@ -10,7 +10,7 @@ import pytest
 from support.histories import Repository, git
 from support.sessions import ADD, run
 
-from pytest_torchprof.session.run_history import ci_job
+from pytest_torchprof.session.reports import ci_job
 
 REGIONS = """
     import torch

@@ -8,18 +8,18 @@ import pytest
 from support.reasons import words
 from support.sessions import calls, run
 
-from pytest_torchprof.capture.reference import Lap
-from pytest_torchprof.capture.stopwatch import Round
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.session.runs import timed_rounds
-from pytest_torchprof.session.runs.timed_rounds import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
+from pytest_torchprof.capture.clock import Round
+from pytest_torchprof.capture.load import Lap
+from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.core.values import Sample
+from pytest_torchprof.session import measurement
+from pytest_torchprof.session.measurement import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
 
 #: Takes 10 ms of the clock that these tests move on, however busy the machine is.
 COUNTED = """
 import pytest
 from support.sessions import note
-from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.patches import REAL
 {marker}
 def test_add():
     note("calls")
@@ -41,7 +41,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(REAL, "clock", clock)
-    monkeypatch.setattr(timed_rounds, "run_reference", lambda _: [])
+    monkeypatch.setattr(measurement, "run_reference", lambda _: [])
     return clock
 
 
@@ -92,7 +92,7 @@ def test_the_fixture_has_it_too(pytester: pytest.Pytester) -> None:
         test_it="""
         import pytest
         from support.sessions import note
-        from pytest_torchprof.capture.unpatched import REAL
+        from pytest_torchprof.capture.patches import REAL
 
         def work():
             note("calls")
@@ -164,8 +164,8 @@ def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
         def explain(self) -> tuple[Any, ...]:
             return (words("busy"),)
 
-    monkeypatch.setattr(timed_rounds, "BusyWatch", Watch)
-    monkeypatch.setattr(timed_rounds, "run_reference", lambda _: [])
+    monkeypatch.setattr(measurement, "BusyWatch", Watch)
+    monkeypatch.setattr(measurement, "run_reference", lambda _: [])
     timed = Rounds(time=time)
     timed.watch()
     timed.add(Round(11 * 10**9, 1, 1))
@@ -183,7 +183,7 @@ def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(
         return []
 
     clock.now = 10**9
-    monkeypatch.setattr(timed_rounds, "run_reference", reference)
+    monkeypatch.setattr(measurement, "run_reference", reference)
     timed = Rounds()
     timed.laps = [Lap(1, 1)]
     for _ in range(8):
@@ -207,7 +207,7 @@ def test_short_tests_whose_times_only_advise_share_the_laps_of_the_reference_ker
         return [Lap(clock.now, 1)] * times
 
     clock.now = 10**9
-    monkeypatch.setattr(timed_rounds, "run_reference", reference)
+    monkeypatch.setattr(measurement, "run_reference", reference)
     recent, laps = RecentLaps(), []
     for shares in (True, True, False, True, True):
         timed = Rounds(shares=shares, recent=recent)

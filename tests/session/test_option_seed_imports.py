@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from support.sessions import accept, run
 
-from pytest_torchprof.capture.outside_draws import OutsideDraws, drawn_between, generators
-from pytest_torchprof.session.importing import mentions_seed
+from pytest_torchprof.capture.state import OutsideDraws, drawn_between, generators
+from pytest_torchprof.session.imports import mentions_seed
 
 #: Draws a number of calls while it is imported.
 DRAWS = """

@@ -8,9 +8,9 @@ import pytest
 from support.reasons import words
 from support.sessions import ADD, accept, baseline_file, doctor, doctor_times, read_baseline, run
 
-from pytest_torchprof.capture import busy
-from pytest_torchprof.capture.busy import Probe
-from pytest_torchprof.core import settings
+from pytest_torchprof.capture import load
+from pytest_torchprof.capture.load import Probe
+from pytest_torchprof.core import values
 
 #: Accepted times so many times what they were: the tests are faster, or slower, than accepted.
 FASTER, SLOWER = 10.0**6, 1e-6
@@ -22,7 +22,7 @@ FEW = ("--torchprof-rounds=2", "--torchprof-columns=wall_ms")
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else this machine does."""
-    monkeypatch.setattr(busy, "PROBES", {})
+    monkeypatch.setattr(load, "PROBES", {})
 
 
 @pytest.mark.thorough
@@ -208,8 +208,8 @@ def test_on_a_busy_machine_times_are_advisory_and_not_accepted(
     accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     always = Probe(lambda: 0.0, lambda _: words("a fan hums"))
-    monkeypatch.setattr(busy, "PROBES", {"noise": always})
-    monkeypatch.setattr(busy, "LEAST_S", 0.0)
+    monkeypatch.setattr(load, "PROBES", {"noise": always})
+    monkeypatch.setattr(load, "LEAST_S", 0.0)
     ran = run(pytester, "--torchprof", GATE, *FEW)
     assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
     assert "time: the machine was busy, so time only advises: a fan hums (test_it" in ran.out
@@ -242,7 +242,7 @@ def test_a_gate_takes_its_time_unless_the_number_of_rounds_is_given(
     rounds: object,
 ) -> None:
     # Long enough for many rounds, even beside other work.
-    monkeypatch.setattr(settings, "GATE_TIME_S", 1.0)
+    monkeypatch.setattr(values, "GATE_TIME_S", 1.0)
     pytester.makepyfile(test_it=f"import pytest\n{marker}\ndef test_add(): pass")
     ran = run(pytester, "--torchprof", GATE, *args)
     found = ran.metric("wall_ms")["n"]

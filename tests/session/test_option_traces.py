@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.sessions import NO_OTHER_PLUGINS, accept, doctor, run
 
-from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 

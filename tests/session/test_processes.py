@@ -17,7 +17,7 @@ import pytest
 from support.sessions import accept, read_baseline, run
 
 import pytest_torchprof
-from pytest_torchprof.capture.children import child
+from pytest_torchprof.capture import children
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")
 pytestmark = [linux]
@@ -405,9 +405,9 @@ def test_a_process_forked_while_a_thread_holds_a_lock_of_torch_runs_unrecorded(
 ) -> None:
     """Whoever joins it without a timeout does not wait for ever."""
     monkeypatch.setattr(
-        child, "real_torch", lambda: SimpleNamespace(empty=lambda _: Event().wait())
+        children, "real_torch", lambda: SimpleNamespace(empty=lambda _: Event().wait())
     )
-    monkeypatch.setattr(child, "_UNLOCKED_S", 0.1)
+    monkeypatch.setattr(children, "_UNLOCKED_S", 0.1)
     pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(): start(work).join()")
     ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
     assert 1 == ran.outcomes["passed"]
@@ -418,7 +418,7 @@ def test_a_process_forked_while_a_device_is_in_use_is_not_captured(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot end the session that it was forked with."""
-    monkeypatch.setattr(child, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(children, "accelerator", lambda: "cuda")
     pytester.makepyfile(
         test_it=f"""{HEAD}
     def test_it():

@@ -25,7 +25,7 @@ def test_it():
 """
 #: As if each test took seconds.
 SLOW = (
-    "import sys, pytest; import pytest_torchprof.session.runs.progress as p; p.AFTER_S = 0.0;"
+    "import sys, pytest; import pytest_torchprof.session.runs as p; p.AFTER_S = 0.0;"
     "sys.exit(pytest.main())"
 )
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_torchprof.core.own_metrics import OwnMetric
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.session.runs.recordings import RunRecordings
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, OwnMetric
+from pytest_torchprof.session.measurement import RunRecordings
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.runs.one_run import Run
+    from pytest_torchprof.session.runs import Run
 
 #: Runs by their first letters; the first one of a test in capitals.
 _KINDS = {"w": "warmup", "r": "round", "p": "profile", "n": "numbers", "l": "lines"}

@@ -9,16 +9,16 @@ import pytest
 from execnet.gateway_base import dumps, loads
 
 from pytest_torchprof.baseline.inline import Edit
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Record, Verdict
-from pytest_torchprof.session.judging.accept_offer import Offer
-from pytest_torchprof.session.reporting.report_attachments import (
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Baseline, Budget, MissingValue, Record, Verdict
+from pytest_torchprof.session.reports import (
     Attachment,
     Attachments,
     Results,
+    WorkerOutput,
     has_attachment,
 )
-from pytest_torchprof.session.reporting.worker_output import WorkerOutput
+from pytest_torchprof.session.verdicts import Offer
 
 GAP = because(Why.NO_SHAPES)
 BUDGET = Budget("kernels", 2, op="aten::mm")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.sessions import ADD, run
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.rules.engine.rule import Rule, Threshold, rule
-from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
+from pytest_torchprof.rules.rule import Rule, Threshold, codes, parse_thresholds, rule
 from pytest_torchprof.session.options import OPTIONS, build_settings
 
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from support.sessions import run
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.session.runs.captures import Captures
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.session.measurement import Captures
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.runs.run_result import Captured
+    from pytest_torchprof.session.measurement import Captured
     from pytest_torchprof.trace.events import Events
 
 

@@ -16,9 +16,8 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import Matches, Rule, Threshold, rule
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.gathering import BUILT_IN, gather
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import BUILT_IN, RULES, gather
 from pytest_torchprof.trace.read import parse_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-rules.md"

@@ -14,12 +14,12 @@ from support.outcomes import NO_THREADS
 from support.sessions import run
 
 from pytest_torchprof.capture import processes
+from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
-from pytest_torchprof.capture.torch_sessions import sees_threads
-from pytest_torchprof.capture.unpatched import REAL
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.capture.sessions import sees_threads
+from pytest_torchprof.capture.threads import PROCESS_TASKS, Threads
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.render.unknown import in_words
 
 FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, THREAD_LEFT = (
     in_words(because(why))

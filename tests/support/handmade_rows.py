@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from support.reasons import words
 
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.verdict.paired_decision import Decision, PairedVerdict
-from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
+from pytest_torchprof.core.values import Sample
+from pytest_torchprof.verdict.paired import (
+    Decision,
+    Difference,
+    PairedRow,
+    PairedVerdict,
+    RowVerdict,
+)
 
 if TYPE_CHECKING:
     import pytest

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_torchprof.history.document import RUN_SCHEMA, Run, RunTest, encode
+from pytest_torchprof.history.runs import RUN_SCHEMA, Run, RunTest, encode
 from pytest_torchprof.history.stores import new_name
 
 _NUMBERS = itertools.count()

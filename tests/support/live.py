@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.facts_now import facts_now
+from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import probe_machine
-from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.places.located import Located
+from pytest_torchprof.capture.profiler import Capture, facts_now, prime
+from pytest_torchprof.places.place import Located
 from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:

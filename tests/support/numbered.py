@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.trace.names import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

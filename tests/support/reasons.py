@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import MissingValue, Value
+from pytest_torchprof.render.unknown import in_words
 
 
 def words(text: str) -> Reason:

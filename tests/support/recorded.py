@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_torchprof.capture.unpatched import muted
+from pytest_torchprof.capture.patches import muted
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-import pytest_torchprof.analysis.operator_totals
+import pytest_torchprof.analysis.operators
 import pytest_torchprof.baseline.inline
-import pytest_torchprof.render.ops_table
+import pytest_torchprof.render.table
 import pytest_torchprof.session.hooks  # noqa: F401 - see `prime` below
-from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.capture.profiler import prime
+from pytest_torchprof.rules.registry import RULES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.rules.rule import Rule
 
 # Load torch whole, now: pytester forgets what an inner session imports, and torch cannot bear to be
 # imported twice.

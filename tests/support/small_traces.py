@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 
 
 def build(vendor: str = "nvidia", *, outside: bool = True) -> TraceBuilder:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -9,8 +9,8 @@ from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from pytest_torchprof.capture.unpatched import muted
-from pytest_torchprof.core.step_range import ALL_STEPS
+from pytest_torchprof.capture.patches import muted
+from pytest_torchprof.core.values import ALL_STEPS
 from pytest_torchprof.trace.steps import step_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_torchprof.analysis.block_categories import Category, categories_of, lives_of
-from pytest_torchprof.analysis.live_bytes import changes_of, memory_of_devices, selected
+from pytest_torchprof.analysis.memory import (
+    Category,
+    categories_of,
+    changes_of,
+    lives_of,
+    memory_of_devices,
+    selected,
+)
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.events import Events
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import DEVICE_KINDS, REGION, Kind
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import has_shapes, op_flops
 

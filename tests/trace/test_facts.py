@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import asdict, replace
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import Sample
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import (
     FACTS_KEY,
     VERSION,

@@ -24,10 +24,10 @@ from support.damaged import (
 )
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
+from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.operators import kernel_totals, op_rows
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.trace import stream
+from pytest_torchprof.trace import read
 from pytest_torchprof.trace.ranks import read_ranks
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import measure_all
@@ -70,11 +70,11 @@ def test_bytes_that_are_changed_cut_out_or_doubled(data: st.DataObject) -> None:
             text[at:at] = text[at : at + length]
         else:
             text[at:at] = data.draw(st.sampled_from(JUNK))
-    size, stream.CHUNK = stream.CHUNK, data.draw(st.sampled_from([97, 1000, 2**20]))
+    size, read.CHUNK = read.CHUNK, data.draw(st.sampled_from([97, 1000, 2**20]))
     try:
         survive(bytes(text))
     finally:
-        stream.CHUNK = size
+        read.CHUNK = size
 
 
 @often

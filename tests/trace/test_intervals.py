@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.trace.intervals import covered
+from pytest_torchprof.trace.nesting import covered
 
 PARTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 9)), max_size=20)
 

@@ -10,7 +10,7 @@ import pytest
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import main
-from pytest_torchprof.trace.jobs import several_jobs
+from pytest_torchprof.trace.ranks import several_jobs
 from pytest_torchprof.trace.read import read_trace
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.trace import name_index
-from pytest_torchprof.trace.name_index import Names, are_named, events_named, operators_named
+from pytest_torchprof.trace import names
+from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.tree import outermost
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def test_more_expressions_than_bits_in_an_integer_are_all_distinguished(
     repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_index, "_ALL", [])
-    monkeypatch.setattr(name_index, "_KNOWN", {})
+    monkeypatch.setattr(names, "_ALL", [])
+    monkeypatch.setattr(names, "_KNOWN", {})
     words = [f"aten::word{number}" for number in range(150)]
     known = [Names(f"{word}$") for word in words]
     b = TraceBuilder()
@@ -37,7 +37,7 @@ def test_more_expressions_than_bits_in_an_integer_are_all_distinguished(
         expected = [] if number % 30 else [words[number]] * repeats
         assert expected == [trace.names[trace.name[row]] for row in operators_named(trace, one)]
         assert len(expected) == np.count_nonzero(are_named(trace, every, one))
-    name_index._joined.cache_clear()
+    names._joined.cache_clear()
     assert 2 * repeats == len(events_named(trace, known[0], known[120], known[121]))
 
 

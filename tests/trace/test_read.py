@@ -17,15 +17,14 @@ from support.small_traces import build
 from support.trace_builder import EPOCH_NS, TraceBuilder
 from support.trace_styles import without
 
-from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.operator_totals import op_rows
+from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.operators import op_rows
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.trace import stream
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.trace import read
 from pytest_torchprof.trace.facts import FACTS_KEY
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST, measure_all
 
@@ -254,7 +253,7 @@ def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.Mo
     b.metadata("odd", {"traceEvents": [{"name": "\n  },\n  {"}], "list": [[], {}]})
     data = b.to_bytes(() if style == "plain" else style)
     whole = parse_trace(data)
-    monkeypatch.setattr(stream, "CHUNK", size)
+    monkeypatch.setattr(read, "CHUNK", size)
     pieces = parse_trace(data)
     assert same(pieces, whole)
     assert pieces.names == whole.names
@@ -270,7 +269,7 @@ def test_a_file_of_several_pieces(tmp_path: Path) -> None:
             b.op("aten::add", [[4], [4]])
             b.free(b.memory(64, device="cpu"))
     path = b.save(tmp_path / "large.json")
-    assert path.stat().st_size > 2 * stream.CHUNK
+    assert path.stat().st_size > 2 * read.CHUNK
     values = measure_all(read_trace(path))
     assert (values["ops"], values["allocated_cpu_bytes"]) == (3000, 192_000)
     again = b.save(tmp_path / "compact.json", style="compact")
@@ -294,7 +293,7 @@ def test_a_file_of_two_gzip_members_and_one_with_something_behind_it(tmp_path: P
 def test_progress_is_reported_up_to_the_end(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 1000)
+    monkeypatch.setattr(read, "CHUNK", 1000)
     path = build().save(tmp_path / ("a.json.gz" if packed else "a.json"))
     reported: list[tuple[int, int]] = []
     read_trace(path, progress=lambda done, total: reported.append((done, total)))
@@ -318,7 +317,7 @@ def kept(trace: Events) -> int:
 def test_a_file_cut_anywhere_keeps_its_whole_events(
     style: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "CHUNK", size)
+    monkeypatch.setattr(read, "CHUNK", size)
     data = build().to_bytes(() if style == "plain" else style)
     whole, before = parse_trace(data), 0
     for end in (*range(2500, len(data), 41), len(data.rstrip()) - 1):
@@ -369,7 +368,7 @@ def test_what_kineto_wrote_wrongly_is_repaired(
     data = build().to_bytes()
     if name == "two lines x":  # in a string of one line, which is no place for a new line
         data = build().to_bytes("compact")
-    monkeypatch.setattr(stream, "CHUNK", size)
+    monkeypatch.setattr(read, "CHUNK", size)
     trace = parse_trace(data.replace(old, new))
     assert "repaired" in trace.warnings[0]
     assert name in trace.names
@@ -390,7 +389,7 @@ def test_a_comma_after_the_last_event_is_left_out(style: str) -> None:
 
 @pytest.mark.parametrize("size", [700, 2**20])
 def test_metadata_are_repaired_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", size)
+    monkeypatch.setattr(read, "CHUNK", size)
     b = build()
     b.metadata("path", "PATH")
     trace = parse_trace(b.to_bytes().replace(b"PATH", rb"C:\Users\me"))
@@ -519,7 +518,7 @@ def test_an_error_says_what_is_wrong_and_where(data: bytes, words: str, tmp_path
 def test_a_fault_is_placed_in_the_whole_file(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build().to_bytes()
     at = data.rindex(b'"ts"') + 4
-    monkeypatch.setattr(stream, "CHUNK", size)
+    monkeypatch.setattr(read, "CHUNK", size)
     with pytest.raises(TraceError) as caught:
         parse_trace(data[: at - 1] + data[at:])
     (place,) = re.findall(r"byte ([\d,]+)", str(caught.value))
@@ -530,8 +529,8 @@ def test_a_fault_is_placed_in_the_whole_file(size: int, monkeypatch: pytest.Monk
 def test_what_is_larger_than_memory_is_refused(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "free_bytes", lambda: 10_000)
-    monkeypatch.setattr(stream, "CHUNK", 1000)
+    monkeypatch.setattr(read, "free_bytes", lambda: 10_000)
+    monkeypatch.setattr(read, "CHUNK", 1000)
     path, bomb = tmp_path / "large.json", b"[" + b" " * 2_000_000
     path.write_bytes(gzip.compress(bomb) if packed else bomb)
     with pytest.raises(TraceError, match="too large for this machine"):
@@ -541,8 +540,8 @@ def test_what_is_larger_than_memory_is_refused(
 def test_many_small_events_are_larger_than_their_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "free_bytes", lambda: 1_500_000)
-    monkeypatch.setattr(stream, "CHUNK", 10_000)
+    monkeypatch.setattr(read, "free_bytes", lambda: 1_500_000)
+    monkeypatch.setattr(read, "CHUNK", 10_000)
     path = tmp_path / "small.json"
     path.write_bytes(b"[" + b",".join([b'{"ph":"X","cat":"kernel","ts":1}'] * 20_000) + b"]")
     with pytest.raises(TraceError, match="too large for this machine"):

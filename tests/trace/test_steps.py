@@ -12,9 +12,8 @@ from support.stepped import loop
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.step_range import ALL_STEPS, StepRange
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION, region_mark
+from pytest_torchprof.core.values import ALL_STEPS, StepRange
+from pytest_torchprof.trace.names import REGION, Kind, region_mark
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.steps import at_steps, numbers_in_words, step_of, steps_of
 

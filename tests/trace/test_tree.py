@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.trace.name_index import Names
+from pytest_torchprof.trace.names import Names
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.tree import are_free, outermost, outermost_named
 

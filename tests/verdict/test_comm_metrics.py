@@ -10,15 +10,15 @@ from support.real_traces import CORPUS
 from support.trace_builder import EPOCH_NS, TraceBuilder
 
 from pytest_torchprof.analysis.breakdown import breakdown
-from pytest_torchprof.analysis.comm_time import RankTime, rank_time
-from pytest_torchprof.core.reasons import Why
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.analysis.communication import RankTime, rank_time
+from pytest_torchprof.core.unknown import Why
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.results import Value
+    from pytest_torchprof.core.values import Value
 
 CHIP = "NVIDIA H100 80GB HBM3"
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -11,27 +11,28 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.reasons import words
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import (
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import (
+    NORMALISED,
     Baseline,
     Budget,
     MissingValue,
+    Normalised,
     Number,
     Profile,
     Value,
     Verdict,
 )
-from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.render.failure import sentence
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.causes import Cause, failures
-from pytest_torchprof.verdict.decision import (
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
     TIME_TOLERANCE,
     Policy,
     compare,
     status_of,
 )
+from pytest_torchprof.verdict.judgement import Cause, failures
 from pytest_torchprof.verdict.metrics import METRICS
 
 GATE, OFF, STRICT = Policy(time="gate"), Policy(time="off"), Policy(strict=True)

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Baseline, Budget
-from pytest_torchprof.places.roots import Roots
-from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Baseline, Budget
+from pytest_torchprof.places.place import Roots
+from pytest_torchprof.rules.check import check
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.causes import Cause
-from pytest_torchprof.verdict.judgement import Judged, Terms, compared, judged, not_profiled
-from pytest_torchprof.verdict.measured import Measured, Unmeasured
+from pytest_torchprof.verdict.judgement import Cause, Judged, Terms, compared, judged, not_profiled
+from pytest_torchprof.verdict.profile import Measured, Unmeasured
 
 WHY = because(Why.OWN_PROFILER)
 LIMIT = Budget("ops", 1)

@@ -18,15 +18,14 @@ from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.core.samples import Normalised, Sample
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, Normalised, Sample, Value
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST, measure, measure_all
-from pytest_torchprof.verdict.timing import normalised_of, samples_of
+from pytest_torchprof.verdict.profile import normalised_of, samples_of
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_rows_of_operators_add_up_to_the_metrics(vendor: str) -> None:
-    from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
+    from pytest_torchprof.analysis.operators import kernel_totals, op_rows
 
     trace = whole(step(vendor))
     rows, values = op_rows(trace), measure_all(trace)
@@ -586,7 +585,7 @@ def test_no_shapes_in_a_real_trace() -> None:
 
 
 def test_every_launch_of_real_traces_has_its_kernel() -> None:
-    from pytest_torchprof.analysis.lost_launches import lost_launches
+    from pytest_torchprof.analysis.missing import lost_launches
 
     for name in REAL:
         launches, lost = lost_launches(read_trace(real(name)))

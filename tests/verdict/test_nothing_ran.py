@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from support.sessions import accept, run
 
-from pytest_torchprof.core.results import Baseline, Budget, Profile
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.causes import failures
-from pytest_torchprof.verdict.decision import Policy, compare
+from pytest_torchprof.core.values import Baseline, Budget, Profile
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.verdict.compare import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE, Policy, compare
+from pytest_torchprof.verdict.judgement import failures
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.vacuous import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE
 
 KEPT = """
     from functools import lru_cache

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_torchprof.core.own_metrics import OwnMetric
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Number, Profile
-from pytest_torchprof.verdict.decision import Policy, compare
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Baseline, Budget, MissingValue, Number, OwnMetric, Profile
+from pytest_torchprof.verdict.compare import Policy, compare
 from pytest_torchprof.verdict.metrics import measure
-from pytest_torchprof.verdict.own_limits import value_within
-from pytest_torchprof.verdict.own_metrics import metric, rounded
+from pytest_torchprof.verdict.own import metric, rounded, value_within
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.verdict.pacing import (
+from pytest_torchprof.verdict.paired import (
     MOST_SPENT,
     MOST_TRIALS,
     RENEWING_SHARE,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.verdict.pacing import orders
-from pytest_torchprof.verdict.paired_decision import LOOKS, Comparison, Decision
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.verdict.paired import LOOKS, Comparison, Decision, orders
 
 Pair = tuple[list[int], list[int]]
 MIRRORED = {"slower": "faster", "faster": "slower", "same": "same", "unclear": "unclear"}

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.verdict.pacing import Pace
-from pytest_torchprof.verdict.paired_decision import Comparison
-from pytest_torchprof.verdict.paired_turns import SIDES, PairedTurns, PairRequest, Side
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.verdict.paired import SIDES, Comparison, Pace, PairedTurns, PairRequest, Side
 
 MS = 1_000_000
 

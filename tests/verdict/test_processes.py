@@ -6,17 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_traces import build
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Budget, MissingValue, Value
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Budget, MissingValue, Value
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.processes import (
-    MAIN,
-    added,
-    combined,
-    for_each_rank,
-    total,
-)
+from pytest_torchprof.verdict.profile import MAIN, added, combined, for_each_rank, total
 
 FLOPS, PEAK = METRICS["flops"], METRICS["peak_cpu_bytes"]
 LOST = because(Why.CHILD_WAS_KILLED, process="process 1")
@@ -66,8 +60,8 @@ def test_operators_add_up_by_column() -> None:
 
 def test_a_budget_on_each_is_one_for_each_rank() -> None:
     """Of processes without ranks, for each of them; of a test alone, for the test."""
-    from pytest_torchprof.rules.engine.check import check
-    from pytest_torchprof.verdict.processes import Process
+    from pytest_torchprof.rules.check import check
+    from pytest_torchprof.verdict.profile import Process
 
     nothing = check(parse_trace(build().to_bytes()), ())
     each, other = Budget("flops", 5, each=True), Budget("ops", 1)

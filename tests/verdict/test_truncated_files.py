@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import MissingValue, Sample, Value
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Quantity
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 

@@ -9,11 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Baseline, MissingValue, Profile, Range
-from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.verdict.decision import Policy, compare, new_findings, status_of
-from pytest_torchprof.verdict.unstable import advising, ranges_of, unstable, within
+from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.values import Baseline, MissingValue, Profile, Range
+from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.verdict.compare import (
+    Policy,
+    advising,
+    compare,
+    new_findings,
+    ranges_of,
+    status_of,
+    unstable,
+    within,
+)
 
 RANGE = {"ops": Range(10, 20)}
 GONE = MissingValue(because(Why.UNKNOWN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchprof.work.categories import CATEGORIES, kernel_category, operator_category
+from pytest_torchprof.work.kernels import CATEGORIES, kernel_category, operator_category
 
 NATIVE = "void at::native::"
 KERNELS = {

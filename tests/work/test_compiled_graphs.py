@@ -12,17 +12,15 @@ import pytest
 import torch
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_graphs
-from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.core.results import MissingValue
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.capture.dynamo import Packages, graph_facts, look_for_graphs
+from pytest_torchprof.capture.limits import Undo
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
-from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.compiled_graphs import read_graph
-from pytest_torchprof.work.counting import op_flops
+from pytest_torchprof.work.counting import op_flops, read_graph
 
 # ------------------------------------------------------------------------------- graphs
 
@@ -295,6 +293,6 @@ def test_calls_of_packages_are_noticed_while_watched() -> None:
 def test_the_collector_is_asked_only_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     look_for_graphs()
     asked = mock.Mock(return_value=[])
-    monkeypatch.setattr("pytest_torchprof.capture.inductor._objects", asked)
+    monkeypatch.setattr("pytest_torchprof.capture.dynamo._objects", asked)
     look_for_graphs()
     asked.assert_not_called()

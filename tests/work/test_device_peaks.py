@@ -13,9 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.work.devices.device import DTYPES, Device
-from pytest_torchprof.work.devices.table import DEVICES, find
-from pytest_torchprof.work.devices.user_devices import read_peaks
+from pytest_torchprof.work.devices import DEVICES, DTYPES, Device, find, read_peaks
 
 LEAST = {"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}
 

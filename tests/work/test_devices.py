@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
 from pytest_torchprof.trace.read import read_trace
-from pytest_torchprof.work.devices import match
-from pytest_torchprof.work.devices.device import DTYPES, Device
-from pytest_torchprof.work.devices.intel import INTEL
-from pytest_torchprof.work.devices.table import DEVICES, find
+from pytest_torchprof.work import devices
+from pytest_torchprof.work.devices import DEVICES, DTYPES, INTEL, Device, find
 
 BY_NAME = {device.name: device for device in DEVICES}
 
@@ -411,7 +409,7 @@ def test_other_names_are_unknown(name: str) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 def test_every_name_of_a_row_finds_it_with_all_its_facts(device: Device) -> None:
-    capability = device.capability or match.hip_capability(device.architecture or "") or (0, 0)
+    capability = device.capability or devices.hip_capability(device.architecture or "") or (0, 0)
     known = facts(*capability, (device.memory_bytes or 0) / 2**30 * 0.99, device.multiprocessors)
     for name in device.names[1:] or device.names:
         assert find({"name": name, **known}) is device

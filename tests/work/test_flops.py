@@ -22,11 +22,11 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.operator_totals import op_rows
-from pytest_torchprof.core.results import MissingValue, Value
+from pytest_torchprof.analysis.operators import op_rows
 from pytest_torchprof.core.units import format_quantity
-from pytest_torchprof.render.ops_table import ops_table
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.core.values import MissingValue, Value
+from pytest_torchprof.render.table import ops_table
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.counting import unknown_flops

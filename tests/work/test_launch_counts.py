@@ -10,16 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.work.composites import COMPOSITES
-from pytest_torchprof.work.host_reads import READS, TO_PYTHON, count_reads
-from pytest_torchprof.work.launch_counts import (
+from pytest_torchprof.rules.registry import RULES
+from pytest_torchprof.work.dispatch import COMPOSITES
+from pytest_torchprof.work.launches import (
     LAUNCHES,
+    READS,
+    TO_PYTHON,
+    chunked,
     count_launches,
+    count_long_list,
+    count_reads,
     is_part,
     launches_of,
 )
-from pytest_torchprof.work.list_launches import chunked, count_long_list
 from pytest_torchprof.work.operands import Operands
 
 FLOAT = "float"

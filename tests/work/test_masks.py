@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.kernel_rows import kernel_rows
+from pytest_torchprof.analysis.kernels import kernel_rows
 from pytest_torchprof.cli import main
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.flops import FORMULAS
-from pytest_torchprof.work.formulas.sdpa import Attention
-from pytest_torchprof.work.masks import MASKS, share
+from pytest_torchprof.work.flops import FORMULAS, MASKS, Attention, share
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 PART = "aten::_flash_attention_forward"

@@ -13,12 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
-from pytest_torchprof.work.devices import table
-from pytest_torchprof.work.devices.occupancy import (
-    Multiprocessor,
-    multiprocessor,
-    resident_blocks,
-)
+from pytest_torchprof.work import devices
+from pytest_torchprof.work.devices import Multiprocessor, multiprocessor, resident_blocks
 
 #: As Kineto writes it.
 H100: dict[str, Any] = {
@@ -101,13 +97,13 @@ def test_what_is_no_entry_describes_nothing(junk: object) -> None:
 
 def test_the_table_of_devices_knows_the_number_of_multiprocessors() -> None:
     without = {key: value for key, value in H100.items() if key != "numSms"}
-    device = table.find(H100)
+    device = devices.find(H100)
     assert (None, HOPPER) == (multiprocessor(without), multiprocessor(without, device))
 
 
 def test_other_vendors_devices_are_unknown() -> None:
     """An RDNA chip has warps of 32, and reports a capability of 11.0."""
-    device = next(device for device in table.DEVICES if device.architecture == "gfx1100")
+    device = next(device for device in devices.DEVICES if device.architecture == "gfx1100")
     assert multiprocessor(H100 | {"computeMajor": 11}, device) is None
 
 

@@ -7,10 +7,15 @@ import re
 import pytest
 import torch
 
-from pytest_torchprof.work import operators
-from pytest_torchprof.work.flops import FORMULAS
-from pytest_torchprof.work.foreign import kernel_may_multiply, operator_may_multiply
-from pytest_torchprof.work.operators import OperatorWork, listed_work, work_of
+from pytest_torchprof.work import flops
+from pytest_torchprof.work.flops import (
+    FORMULAS,
+    OperatorWork,
+    kernel_may_multiply,
+    listed_work,
+    operator_may_multiply,
+    work_of,
+)
 
 #: Namespaces of what this process, or a package beside torch, has registered.
 NOT_TORCH = {"mylib", "torchvision", "torchaudio", "zoo"}
@@ -31,8 +36,8 @@ def test_every_operator_of_torch_is_in_the_table() -> None:
 
 
 def test_usual_names_are_what_the_table_says_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = operators._OF_USUAL
-    monkeypatch.setattr(operators, "_OF_USUAL", {})
+    usual = flops._OF_USUAL
+    monkeypatch.setattr(flops, "_OF_USUAL", {})
     assert {name: listed_work(f"aten::{name}") for name in usual} == usual
 
 
@@ -173,7 +178,7 @@ def test_operators_of_other_libraries_say_by_their_names(name: str, expected: bo
 
 
 def test_whole_names_need_not_wait_for_the_expressions_of_rows_above() -> None:
-    for table in (operators._OF_ATEN, operators._OF_OTHERS, operators._OF_SPACES):
+    for table in (flops._OF_ATEN, flops._OF_OTHERS, flops._OF_SPACES):
         rows = list(table.items())
         for at, (_, names) in enumerate(rows):
             above = [row for _, row in rows[:at]]

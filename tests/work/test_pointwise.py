@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_torchprof.work.bytes import REDUCTIONS, compulsory_bytes, is_elementwise, read, written
 from pytest_torchprof.work.operands import Operands, Tensor, UnknownOperandError
-from pytest_torchprof.work.pointwise import REDUCTIONS, is_elementwise, read, written
-from pytest_torchprof.work.traffic import compulsory_bytes
 
 HALF, FLOAT, LONG, NUMBER = "c10::Half", "float", "long int", "Scalar"
 

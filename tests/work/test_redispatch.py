@@ -16,9 +16,9 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.flop_counter import FlopCounterMode
 from zoo.halved import Halved
 
-from pytest_torchprof.analysis.kernel_rows import kernel_rows
-from pytest_torchprof.core.results import MissingValue, Value
-from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.analysis.kernels import kernel_rows
+from pytest_torchprof.core.values import MissingValue, Value
+from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.counting import op_flops

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.work.devices.table import DEVICES
-from pytest_torchprof.work.devices.targets import as_chip, check_target, is_on
+from pytest_torchprof.work.devices import DEVICES, as_chip, check_target, is_on
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.read import read_trace
-from pytest_torchprof.work.dtypes import ELEMENT_BYTES, SCALAR_TYPES
-from pytest_torchprof.work.operands import Tensor
-from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
+from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
+from pytest_torchprof.work.operands import ELEMENT_BYTES, SCALAR_TYPES, Tensor
 
 Call = tuple[str, list[Any], list[str], list[str] | None]  # name, dims, types, concrete
 HALF, BF16, FLOAT, LONG = "c10::Half", "c10::BFloat16", "float", "long int"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchprof.work.views import MAY_COPY, OTHER_VIEWS, PARTS, VIEWS, WHOLE
+from pytest_torchprof.work.dispatch import MAY_COPY, OTHER_VIEWS, PARTS, VIEWS, WHOLE
 
 #: Arguments after the tensor, of those that need some.
 ARGUMENTS = {

@@ -11,8 +11,8 @@ import torch
 from support.live import captured
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
-from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.analysis.uncounted import uncounted_flops
+from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 Payload = Callable[[], object]

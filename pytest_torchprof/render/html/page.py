@@ -1,27 +1,90 @@
-"""A whole page: one file that opens anywhere, also without scripts and from `file://`.
-
-Jinja2 is imported here, so this module is imported only where a page is asked for.
-"""
+"""A whole page: one file that opens anywhere, also without scripts and from `file://`."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import functools
 import hashlib
+import stat
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.files import is_other_file, replacing
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.values import CountedNames
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.html.target import ASSET_MARK
+from pytest_torchprof.render.escape import end_of, shorten, width_of
+from pytest_torchprof.render.findings import source_line
+from pytest_torchprof.render.html.svg import element, exact, shown
+from pytest_torchprof.render.table import cell, heading
 
-if TYPE_CHECKING:
-    from pytest_torchprof.render.html.section import Section
+# ---- Where a page is written, without replacing another kind of file.
+
+#: Near the beginning of each page, by which it is known as one of ours.
+MARK = '<meta name="generator" content="torchprof'
+_MARK_WITHIN_BYTES = 1_000
+#: The first line of styles and scripts in a folder; a comment in both.
+ASSET_MARK = "/* of a page of torchprof */"
+
+
+def check_page(path: Path) -> None:
+    """Reject a name for a page that is the name of another kind of file.
+
+    Raises:
+        SettingsError: such a file exists.
+    """
+    if is_other_file(path, _is_page):
+        raise _not_replaced(path, "a page of torchprof", "name another file")
+
+
+def check_asset(path: Path) -> None:
+    """Reject a folder for styles and scripts in which another file has the name of one.
+
+    Raises:
+        SettingsError: such a file exists.
+    """
+    if is_other_file(path, _is_asset):
+        raise _not_replaced(path, "of a page of torchprof", "name another folder")
+
+
+def _not_replaced(path: Path, wanted: str, other: str) -> SettingsError:
+    found = f"it exists and is not {wanted}"
+    return SettingsError(f"{path} is not replaced", found, f"{other}, or remove this file first")
+
+
+def _is_asset(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ASSET_MARK)) == ASSET_MARK.encode()
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(_MARK_WITHIN_BYTES)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page atomically.
+
+    Raises:
+        OSError: the file cannot be written; an old one is unchanged.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+# ---- A whole page: one file that opens anywhere, also without scripts and from `file://`.
+#
+# Jinja2 is imported here, so this module is imported only where a page is asked for.
 
 #: Files of `assets/`, in the order in which they are in the page.
 STYLES = ("base.css", "report.css")
@@ -108,3 +171,235 @@ def _joined(folder: str, names: Sequence[str]) -> str:
 @functools.cache
 def _text(folder: str, name: str) -> str:
     return (_HERE / folder / name).read_text("utf-8")
+
+
+# ---- A part of a page.
+
+
+class Section(Frozen, frozen=True):
+    """A part of a page: an anchor, a heading, and its HTML, already escaped.
+
+    ``of`` is the file, or the rank, that it is about, where a page is about several, and ``part``
+    its heading among those of the same one.
+    """
+
+    anchor: str
+    title: str
+    body: Markup
+    of: str = ""
+    part: str = ""
+
+
+# ---- Lines of the user's files, to be shown beside what was found there.
+
+#: Lines before and after the one that is named.
+_AROUND = 2
+#: The longest line shown, in columns; the most lines of a test; the largest file that is read.
+_WIDEST, _MOST_LINES, _LARGEST_BYTES = 200, 16, 2_000_000
+
+
+class CodeLine(NamedTuple):
+    """A line of a file; ``named``: it is the one that is meant."""
+
+    number: int
+    text: str
+    named: bool
+
+
+class Excerpt(NamedTuple):
+    """Some lines of a file; ``cut``: how many more the test has."""
+
+    path: str
+    line: int
+    lines: list[CodeLine]
+    cut: int = 0
+
+
+class Sources:
+    """Reads Python files below ``root``, and no others: a report may name any file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._files: dict[str, tuple[str, ...]] = {}
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def around(self, location: str | None, operators: str | None) -> Excerpt | None:
+        """The lines around a finding's ``location``; None if they are not at hand."""
+        place = source_line(location, operators, self._root)
+        if place is None:
+            return None
+        lines = self._lines(place.path)
+        if not 1 <= place.line <= len(lines):
+            return None
+        first = max(1, place.line - _AROUND)
+        shown = lines[first - 1 : place.line + _AROUND]
+        return Excerpt(place.path, place.line, _numbered(shown, first, place.line))
+
+    def of_test(self, nodeid: str) -> Excerpt | None:
+        """The first lines of a test's function; None if it is not found."""
+        file, _, name = nodeid.partition("::")
+        place = source_line(f"{file}:1", None, self._root)
+        found = None if place is None else self._function(place.path, name.partition("[")[0])
+        if place is None or found is None:
+            return None
+        first, last = found
+        lines = self._lines(place.path)[first - 1 : last]
+        shown = _numbered(lines[:_MOST_LINES], first, 0)
+        return Excerpt(place.path, first, shown, len(lines) - len(shown))
+
+    def _function(self, path: str, name: str) -> tuple[int, int] | None:
+        """The first and the last line of the function, from 1."""
+        if path not in self._trees:
+            self._trees[path] = _parsed("\n".join(self._lines(path)))
+        scope: ast.AST | None = self._trees[path]
+        for part in name.split("::"):
+            scope = _defined(part, scope)
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            return None
+        first = min([scope.lineno, *(mark.lineno for mark in scope.decorator_list)])
+        return first, scope.end_lineno or first
+
+    def _lines(self, path: str) -> tuple[str, ...]:
+        if path not in self._files:
+            self._files[path] = _read(self._root, path)
+        return self._files[path]
+
+
+def _parsed(code: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the user's code, which pytest has told
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def _defined(name: str, scope: ast.AST | None) -> ast.AST | None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    parts = getattr(scope, "body", [])
+    found = [part for part in parts if isinstance(part, kinds) and part.name == name]
+    return found[-1] if found else None  # the last one is the one that counts
+
+
+def _numbered(lines: Sequence[str], first: int, named: int) -> list[CodeLine]:
+    return [
+        CodeLine(number, shorten(text.expandtabs(4), _WIDEST), number == named)
+        for number, text in enumerate(lines, first)
+    ]
+
+
+def _read(root: Path, path: str) -> tuple[str, ...]:
+    """The lines of a Python file below the root; none if it is not there."""
+    try:
+        file = (root / path).resolve()
+        if file.suffix != ".py" or not file.is_relative_to(root.resolve()):
+            return ()
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
+            return ()
+        # As Python counts lines, which form feeds and others do not end.
+        return tuple(file.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").split("\n"))
+    except (OSError, ValueError, RuntimeError):
+        return ()
+
+
+# ---- Rows as a table of HTML whose cells also have the exact values.
+
+#: Names, which are set as code, and the letters of each that are shown; the tooltip has more.
+_NAMES: Final = {
+    "name": 44, "kernel": 30, "operator": 29, "shapes": 30, "what": 32, "location": 34,
+    "path": 40, "where": 36, "module": 34, "stack": 44,
+}  # fmt: skip
+#: Names whose end tells most.
+_ENDS: Final = frozenset({"location", "path", "where", "module", "stack"})
+#: Sentences, which are wrapped.
+_WORDS: Final = frozenset({"reason", "message", "fix"})
+
+
+def data_table(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    fields: Sequence[str],
+    *,
+    numbered: bool = False,
+    headings: Mapping[str, str] | None = None,
+) -> Markup:
+    """A table called ``name``; fields that no row has a value for are left out.
+
+    Each cell of a number has it in ``data-value``, as ``--format json`` prints it; a number that is
+    not known is ``null`` there.  ``numbered``: a first column counts the rows. ``headings`` of
+    columns that need other words than usual.
+    """
+    headings = headings or {}
+    used = [field for field in fields if any(row.get(field) is not None for row in rows)]
+    numeric = {field for field in used if all(_is_number(row.get(field)) for row in rows)}
+    head = [
+        element(
+            "th",
+            headings.get(field) or heading(field).replace("_", " "),
+            scope="col",
+            data_field=field,
+            class_="number" if field in numeric else None,
+        )
+        for field in used
+    ]
+    body = []
+    for number, row in enumerate(rows, 1):
+        cells = [_cell(field, row.get(field), field in numeric) for field in used]
+        first = [element("td", str(number), class_="t-rank")] if numbered else []
+        body.append(element("tr", *first, *cells))
+    first = [element("th", "#", scope="col", class_="number")] if numbered else []
+    table = element(
+        "table",
+        element("thead", element("tr", *first, *head)),
+        element("tbody", *body),
+        class_="data",
+        data_table=name,
+    )
+    return element("div", table, class_="scroll")
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _cell(field: str, value: Any, is_number: bool) -> Markup:
+    if is_number:
+        return element("td", cell(field, value), class_="number", data_value=exact(value))
+    words = cell(field, value)
+    if field == "cause":
+        return element("td", words, class_="t-cause")
+    if field in _WORDS:
+        return element("td", shown(words, 400), class_="t-words")
+    if field not in _NAMES or value is None:
+        return element("td", shown(words, 80))
+    whole = value if isinstance(value, CountedNames) or not isinstance(value, str) else str(value)
+    full = shown(str(whole))
+    width = _NAMES[field]
+    if field in _ENDS and width_of(words) > width:
+        short = f"…{end_of(words, width - 1)}"
+    else:
+        short = shown(words, width)
+    return element(
+        "td", element("code", short), class_="t-name", title=full if full != short else None
+    )
+
+
+def notes(lines: Sequence[str]) -> Markup | None:
+    """What is to be known of the numbers above; None without lines."""
+    if not lines:
+        return None
+    return element("ul", *(element("li", shown(line, 600)) for line in lines), class_="t-notes")
+
+
+def metrics_table(heads: Sequence[tuple[str, str | None]], body: Sequence[Markup]) -> Markup:
+    """A table of metrics, of rows that are made; each heading with the class of its column."""
+    head = [element("th", words, scope="col", class_=class_) for words, class_ in heads]
+    table = element(
+        "table",
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+        class_="data",
+        data_table="metrics",
+    )
+    return element("div", table, class_="scroll")

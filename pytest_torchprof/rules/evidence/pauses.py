@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.gaps import device_gap
-from pytest_torchprof.analysis.host_causes import Cause
-from pytest_torchprof.analysis.idle import spans_of
-from pytest_torchprof.analysis.idle_causes import idle_parts
-from pytest_torchprof.analysis.unprofiled_time import SLOWDOWN, cpu_ns, slowdown_share, wall_ns
-from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.trace.kinds import DEVICE_KINDS
+from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
+from pytest_torchprof.analysis.missing import SLOWDOWN, cpu_ns, device_gap, slowdown_share, wall_ns
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.trace.names import DEVICE_KINDS
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import outermost, within
 

@@ -11,9 +11,9 @@ from support.chromium import NAMES, Tab, chromium, tab
 from support.hostile import HOSTILE
 from support.stored_reports import finding, metric, report, test
 
+from pytest_torchprof.render.html.page import Sources
 from pytest_torchprof.render.html.report_page import report_page
-from pytest_torchprof.render.html.sources import Sources
-from pytest_torchprof.render.stored_report import of_document
+from pytest_torchprof.render.report import of_document
 
 pytestmark = [
     pytest.mark.skipif(chromium() is None, reason=f"no browser here: {', '.join(NAMES)}"),

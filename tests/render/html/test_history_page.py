@@ -9,10 +9,9 @@ import pytest
 from support.hostile import EVERY, HOSTILE
 from support.html_pages import Element, assert_quiet, data_of_page, read_page
 
-from pytest_torchprof.history.ancestry import Commits, order_of
-from pytest_torchprof.history.changes import Change
+from pytest_torchprof.history.git import Commits, order_of
 from pytest_torchprof.history.index import IndexedRun, Series
-from pytest_torchprof.history.question import SeriesAnswer
+from pytest_torchprof.history.question import Change, SeriesAnswer
 from pytest_torchprof.render.html import history_page as module
 from pytest_torchprof.render.html.history_page import History, history_page
 

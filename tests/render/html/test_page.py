@@ -11,8 +11,7 @@ from markupsafe import Markup
 from support.hostile import EVERY, HOSTILE, LEGIT
 from support.html_pages import assert_quiet, data_of_page, read_page
 
-from pytest_torchprof.render.html.page import asset_files, page, render
-from pytest_torchprof.render.html.section import Section
+from pytest_torchprof.render.html.page import Section, asset_files, page, render
 
 PARTS = [Section("one", "First", Markup("<p>a</p>")), Section("two", "Second", Markup("<p>b</p>"))]
 

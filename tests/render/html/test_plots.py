@@ -13,20 +13,26 @@ from hypothesis import strategies as st
 from support.html_pages import Element, read_page
 from support.trace_pages import assert_drawn_well, marks_of, number_of
 
-from pytest_torchprof.analysis.breakdown import BreakdownRow
-from pytest_torchprof.analysis.busy_timeline import BusyTimeline
-from pytest_torchprof.analysis.kernel_rows import KernelRow
-from pytest_torchprof.analysis.live_bytes import PeakMemory
-from pytest_torchprof.analysis.memory_timeline import MemoryPoint
-from pytest_torchprof.analysis.tree_rows import TreeRow
-from pytest_torchprof.render.html.data_table import data_table
-from pytest_torchprof.render.html.plots.bandwidth_plot import bandwidth_plot
-from pytest_torchprof.render.html.plots.change_bars import Change, change_bars
-from pytest_torchprof.render.html.plots.icicle import icicle, tree_of
-from pytest_torchprof.render.html.plots.memory_plot import memory_plot
-from pytest_torchprof.render.html.plots.roofline_plot import ChipRoof, dots_of, roofline_plot
-from pytest_torchprof.render.html.plots.stacked_bar import breakdown_parts, stacked_bar
-from pytest_torchprof.render.html.plots.timeline import StepMark, timeline
+from pytest_torchprof.analysis.breakdown import BreakdownRow, BusyTimeline
+from pytest_torchprof.analysis.kernels import KernelRow
+from pytest_torchprof.analysis.memory import MemoryPoint, PeakMemory
+from pytest_torchprof.analysis.operators import TreeRow
+from pytest_torchprof.render.html.charts import (
+    Change,
+    ChipRoof,
+    StepMark,
+    bandwidth_plot,
+    breakdown_parts,
+    change_bars,
+    dots_of,
+    icicle,
+    memory_plot,
+    roofline_plot,
+    stacked_bar,
+    timeline,
+    tree_of,
+)
+from pytest_torchprof.render.html.page import data_table
 
 H100 = ChipRoof("H100 SXM", 3.35e12, {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12})
 

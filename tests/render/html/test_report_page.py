@@ -13,9 +13,9 @@ from support.stored_reports import finding, metric, report, test
 
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.html import report_page as module
+from pytest_torchprof.render.html.page import Sources
 from pytest_torchprof.render.html.report_page import headline, report_page
-from pytest_torchprof.render.html.sources import Sources
-from pytest_torchprof.render.stored_report import of_document
+from pytest_torchprof.render.report import of_document
 
 ROUNDS = {"class": "time", "n": 5, "low": 1.25, "high": 1.75, "min": 1.2, "spread": 0.17}
 METRICS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.render.html.sources import Sources
+from pytest_torchprof.render.html.page import Sources
 
 CODE = "\n".join(f"line_{number}" for number in range(1, 21))
 TESTS = '''

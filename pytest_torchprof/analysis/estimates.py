@@ -1,0 +1,1026 @@
+"""What a device would do, from operators that ran anywhere: time, launches, memory, reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.analysis.attribution import is_replayed
+from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.analysis.memory import changes_of, selected
+from pytest_torchprof.analysis.moved_bytes import counted_bytes
+from pytest_torchprof.analysis.uncounted import (
+    ATTENTION,
+    COMPILED,
+    UncountedPart,
+    by_name,
+    forms,
+    host_only,
+    in_script,
+    meta_calls,
+    named,
+    packages,
+    ran_on_host,
+    whole_time,
+)
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Why
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    REGION,
+    Kind,
+    Names,
+    events_named,
+    operators_named,
+)
+from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.tree import (
+    engine_steps,
+    marked,
+    operators_around,
+    outermost,
+    within,
+    within_named,
+)
+from pytest_torchprof.work import flops as masks
+from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise, read, written
+from pytest_torchprof.work.counting import (
+    counts_flops,
+    key_of,
+    only_shapes,
+    op_flops,
+    unknown_flops,
+)
+from pytest_torchprof.work.devices import DTYPES
+from pytest_torchprof.work.launches import (
+    READS,
+    TO_PYTHON,
+    Launches,
+    count_launches,
+    count_long_list,
+    count_reads,
+    is_long_list,
+    is_part,
+    launches_of,
+    may_move,
+)
+from pytest_torchprof.work.operands import PEAK, Operands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.devices import Device
+    from pytest_torchprof.work.operands import Tensor
+
+
+# ---- Kernels that a device would start at least for the operators of a trace, whatever ran them.
+#
+# A count is taken at the outermost operator at which devices part, see `work.launches`;
+# these operators are the *units* of an estimate. Left out is what is on the host by design: a
+# DataLoader's work, and the counters of steps that optimizers keep there.
+
+_FETCH: Final = Names(r"enumerate\(DataLoader\)#")
+#: The step of one of torch's optimizers; LBFGS reads its losses.
+_STEP: Final = Names(r"Optimizer\.step#(?!LBFGS)")
+#: What compiled code leaves in a trace: a region, and calls of its graphs.
+_REGION: Final = "Torch-Compiled Region"
+
+
+class Units(Frozen, frozen=True):
+    """Operators that count, in time order, and the kernels that each would start.
+
+    ``launches`` has those of operators nested in one, too, where they add to its own.
+    ``covers`` marks all events within which nothing else counts, by the chain of ``parent``.
+    ``loose`` are those of them within which the CPU may move more bytes than a device. ``unknown``
+    are operators of which nobody knows what they start: at least one kernel, if they compute.
+    """
+
+    event: Ints
+    launches: Ints
+    covers: Bools
+    parent: Ints
+    loose: Bools
+    unknown: Ints
+
+
+def estimated_launches(trace: Events) -> int:
+    """Kernels that a device would start at least for the selected operators, as far as known."""
+    units = units_of(trace)
+    return int(units.launches[trace.selection[units.event]].sum())
+
+
+def units_of(trace: Events) -> Units:
+    """The units of the whole trace, whatever is selected."""
+    return trace.whole.once(_units)
+
+
+def has_operands(trace: Events) -> bool:
+    """Whether calls that start kernels carry their operands; true if there are none."""
+    return trace.whole.once(_has_operands)
+
+
+def _has_operands(trace: Events) -> bool:
+    event = units_of(trace).event
+    _, firsts, _ = alike(trace.name[event], trace.args[event])
+    found = (bytes(args.dims) for args in trace.operands(event[firsts]))
+    return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
+
+
+def unknown_parts(trace: Events) -> list[UncountedPart]:
+    """What is selected and starts an unknown number of kernels, the longest first."""
+    return trace.once(_unknown_parts)
+
+
+def _unknown_parts(trace: Events) -> list[UncountedPart]:
+    unknown = units_of(trace).unknown
+    parts = [
+        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
+        *compiled_parts(trace),
+        *in_script(trace),
+        *packages(trace),
+        *_replayed(trace),
+    ]
+    parts.sort(key=lambda part: (-part.share, part.name))
+    return parts
+
+
+def _selected(trace: Events, events: Ints) -> Ints:
+    found: Ints = events[trace.selection[events]]
+    return found
+
+
+def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
+    """What torch.compile made, which runs as other kernels on another device.
+
+    On a device, its share is of what is launched there beside the units, which count.
+    """
+    calls = trace.selection & trace.names_where(
+        lambda name: bool(key_of(name)) or name.startswith(_REGION)
+    )
+    rows = np.flatnonzero(calls)
+    rows = rows[~nesting.below(calls, trace.parent, rows)]
+    if not (len(rows) and trace.has(*DEVICE_KINDS)):
+        yield from named(trace, rows, (COMPILED,), Why.COMPILED_FOR_HOST)
+        return
+    known = calls.copy()
+    known[units_of(trace).event] = True
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    around = nesting.nearest(known, trace.parent, trace.launch[device])
+    lost = device[(around >= 0) & calls[around]]
+    if len(lost) or not launched_ns(trace)[rows].all():
+        share = int(trace.dur[lost].sum()) / max(whole_time(trace), 1)
+        yield UncountedPart(COMPILED, Why.LOOPS, len(rows), share)
+
+
+def _replayed(trace: Events) -> Iterable[UncountedPart]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    if not trace.has(Kind.KERNEL):
+        return []
+    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
+    rows = kernels.nonzero()[0]
+    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
+
+
+def is_compiled(trace: Events) -> Bools:
+    """All that runs in compiled code."""
+    roots = trace.names_where(lambda name: key_of(name) or name.startswith(_REGION))
+    return nesting.with_nested(roots, trace.parent, trace.depth) if roots.any() else roots
+
+
+# -------------------------------------------------------------------- which operators count
+
+
+def _units(trace: Events) -> Units:
+    ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
+    rows = {name: launches_of(name) for name in trace.names}
+    table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
+    adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
+    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
+    foreign = unknown & ~trace.names_where(_is_torchs)
+    whole, parent = forms(trace), _parents(trace)
+    loose = (unknown & ~foreign) | (whole.whole & ops)
+    if ran_on_host(trace):  # how another library works on the CPU says nothing of a device
+        loose |= foreign
+    loose[whole.steps] = True
+    covers = table | loose
+    every = (covers | adds).nonzero()[0]
+    counted = every[~nesting.below(covers, parent, every)]
+    # A composite of nothing else is one itself: torch names some after what they call.
+    own = ops & trace.names_where(lambda name: is_part(name) and "::" in name and may_move(name))
+    own &= ~covers & ~nesting.above(counted[_moves(trace, counted)], trace.parent)
+    leaves = own.nonzero()[0]
+    leaves = leaves[~nesting.below(covers, parent, leaves)]
+    leaves = leaves[~nesting.above(leaves, trace.parent)[leaves]]
+    found = nesting.distinct(np.append(counted, leaves))
+    launches = np.zeros(len(trace), np.int64)
+    launches[found] = _counts(trace, found)
+    # Another library's operator may compute nothing, unless operators of torch do so within it.
+    launches[foreign & ~nesting.above(table.nonzero()[0], trace.parent)] = 0
+    launches[foreign & ~loose] = 0
+    launches[whole.steps] = 0
+    launches[whole.counted] = whole.launches
+    silent = unknown.nonzero()[0]
+    silent = silent[~nesting.below(covers, parent, silent)]
+    return Units(found, launches[found], covers, parent, loose, silent)
+
+
+def _is_torchs(name: str) -> bool:
+    return name.startswith("aten::")
+
+
+def _parents(trace: Events) -> Ints:
+    """The parents of all events, without those of checks that devices make, too, within a whole."""
+    checks = operators_named(trace, "aten::_linalg_check_errors")
+    if not len(checks):
+        return trace.parent
+    parent = trace.parent.copy()
+    parent[checks] = -1
+    return parent
+
+
+def _covers(name: str, row: Launches | None) -> bool:
+    """Whether nothing that is nested in it counts."""
+    if row is None or row.nested:
+        return False
+    return row.count != 0 and not is_part(name)
+
+
+def _moves(trace: Events, events: Ints) -> Bools:
+    found: Bools = trace.names_where(may_move)[events]
+    return found
+
+
+def on_host(trace: Events) -> Bools:
+    """What is no work of a device: loading data, optimizers' counters of steps, checks that only
+    the CPU makes, and operators on tensors without values.
+    """
+    return trace.whole.once(_on_host)
+
+
+def _on_host(trace: Events) -> Bools:
+    roots = marked(trace, events_named(trace, _FETCH))[:-1]
+    roots[host_only(trace)] = True
+    meta = meta_calls(trace)
+    roots[meta.idle] = roots[meta.unclear] = True
+    steps = events_named(trace, _STEP)
+    if len(steps):
+        adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]
+        adds = adds[nesting.below(marked(trace, steps)[:-1], trace.parent, adds)]
+        alone = [bytes(a.dims).startswith(b"[[],") for a in trace.operands(adds)]
+        roots[adds[np.array(alone, bool)]] = True
+    if not roots.any():
+        return roots
+    return nesting.with_nested(roots, trace.parent, trace.depth)
+
+
+# -------------------------------------------------------------------- numbers
+
+
+def _counts(trace: Events, events: Ints) -> Ints:
+    """The kernels of each of these calls."""
+    if not len(events):
+        return events
+    kinds, firsts, _ = alike(trace.name[events], trace.args[events])
+    first = events[firsts]
+    args = trace.operands(first)
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    found = [_count(name, one) for name, one in zip(names, args, strict=True)]
+    counts = int64_column(found)[kinds]
+    # Of longer lists than torch records, the CPU shows the tensors one by one.
+    long = [is_long_list(name, operands_of(one)) for name, one in zip(names, args, strict=True)]
+    if any(long):
+        rows = np.array(long, bool)[kinds].nonzero()[0]
+        counts[rows] = [
+            _of_parts(trace, int(event), operands_of(args[kind]))
+            for event, kind in zip(events[rows].tolist(), kinds[rows].tolist(), strict=True)
+        ]
+    return counts
+
+
+def _of_parts(trace: Events, event: int, call: Operands) -> int:
+    """Kernels of a call on a long list, from the tensors of the calls that it is made of."""
+    inside = (trace.parent[event + 1 :] == event).nonzero()[0] + event + 1
+    inside = inside[trace.kind[inside] == Kind.OP]
+    names, count = np.unique(trace.name[inside], return_counts=True)
+    if not len(names):
+        return 1
+    parts = inside[trace.name[inside] == names[count.argmax()]]
+    shapes = [operands_of(args).dims for args in trace.operands(parts)]
+    firsts = [dims[0] if isinstance(dims, list) and dims else [] for dims in shapes]
+    return count_long_list(trace.names[trace.name[event]], call, firsts)
+
+
+def _count(name: str, args: OpArgs) -> int:
+    row = launches_of(name)
+    if row is None:
+        return 1
+    return count_launches(row, operands_of(args))
+
+
+def operands_of(args: OpArgs) -> Operands:
+    """The operands of a call, decoded."""
+    parts: list[Any] = [
+        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete, args.strides)
+    ]
+    return Operands(*parts)
+
+
+# ---- The least time that a chip needs for the operators of a trace, whatever ran them.
+#
+# For each operator the greatest of three: its FLOPs at the chip's peak for their dtype, its
+# compulsory bytes at the bandwidth of the chip's memory (together the roofline of Williams,
+# Waterman and Patterson (2009), https://doi.org/10.1145/1498765.1498785), and the shortest time
+# of the kernels that it starts. Operators do not overlap in this sum. It is a lower bound, not a
+# prediction: it leaves out what the host does, waits, copies to and from the host, and operators
+# with unknown work but for their launches. Data that a cache serves may come faster than the
+# memory allows.
+
+_Floats = npt.NDArray[np.float64]
+
+Limit = Literal["compute", "memory", "launch"]
+LIMITS: Final[tuple[Limit, ...]] = ("launch", "memory", "compute")
+
+#: The shortest kernels of public traces of V100 to B300 and MI300X take this long.
+KERNEL_NS: Final = 600
+
+_FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
+
+
+class Work(Frozen, frozen=True):
+    """What each unit must do: operators in time order, and their launches, FLOPs, and bytes.
+
+    ``flops`` has a column for each of `DTYPES` and one for those of other dtypes; those that a mask
+    hides, or that a faster algorithm saves, do not count. ``all_flops`` are those of the metric.
+    ``bytes`` are -1 where unknown, and so are ``all_flops`` where those of a product are.
+    """
+
+    event: Ints
+    launches: Ints
+    flops: _Floats
+    all_flops: Ints
+    bytes: Ints
+
+
+class Bound(Frozen, frozen=True):
+    """The least time of each selected unit on a chip, in ns, and which of `LIMITS` holds.
+
+    ``unrated`` are the dtypes of `DTYPES` whose peak is unknown, so that their FLOPs take no time.
+    """
+
+    work: Work
+    ns: _Floats
+    limit: Ints
+    unrated: tuple[str, ...] = ()
+
+    @property
+    def total_ms(self) -> float:
+        """The sum, in ms; the same in any order."""
+        return math.fsum(self.ns.tolist()) / 1e6
+
+
+def bound(trace: Events, chip: Device) -> Bound:
+    """The least time of the selected operators on this chip."""
+    return trace.once(_bound, chip)
+
+
+def _bound(trace: Events, chip: Device) -> Bound:
+    every = trace.whole.once(_work)
+    mine = trace.selection[every.event]
+    work = Work(*(getattr(every, name)[mine] for name in Work.__struct_fields__))
+    rates = np.array([chip.peaks.get(dtype, math.inf) for dtype in (*DTYPES, "")])
+    if _TF32_PEAK not in chip.peaks:
+        rates[_TF32] = rates[_FP32]
+    parts = np.stack(
+        [
+            work.launches * float(KERNEL_NS),
+            np.maximum(work.bytes, 0) / chip.bandwidth_bytes_per_s * 1e9,
+            (work.flops / rates).sum(axis=1) * 1e9,
+        ]
+    )
+    used = work.flops.any(axis=0) & np.isinf(rates)
+    unrated = tuple(dtype for dtype, missing in zip(DTYPES, used.tolist(), strict=False) if missing)
+    return Bound(work, parts.max(axis=0, initial=0.0), parts.argmax(axis=0), unrated)
+
+
+_TF32_PEAK: Final = "tf32"
+
+
+# -------------------------------------------------------------------- what each unit must do
+
+
+def _work(trace: Events) -> Work:
+    units = units_of(trace)
+    flops, moved = op_flops(trace), counted_bytes(trace)
+    host = on_host(trace)
+    with_flops = (counts_flops(trace) & ~host).nonzero()[0]
+    with_bytes = ((moved >= 0) & ~host & ~units.loose).nonzero()[0]
+    with_bytes = with_bytes[~nesting.below(units.loose, trace.parent, with_bytes)]
+    marked = np.zeros(len(trace), bool)
+    silent = (unknown_flops(trace) & ~host).nonzero()[0]
+    for rows in (units.event, with_flops, with_bytes, silent):
+        marked[rows] = True
+    rows = marked.nonzero()[0]
+    root = marked.copy()
+    root[rows[nesting.below(marked, trace.parent, rows)]] = False
+    event = root.nonzero()[0]
+    number = np.full(len(trace), -1, np.int64)
+    number[event] = np.arange(len(event))
+
+    def of(rows: Ints) -> Ints:
+        """The unit that each of these is, or is nested in."""
+        found: Ints = number[_outermost(trace, root, rows)]
+        return found
+
+    launches = np.zeros(len(event), np.int64)
+    np.add.at(launches, of(units.event), units.launches)
+    all_flops = np.zeros(len(event), np.int64)
+    np.add.at(all_flops, of(with_flops), flops[with_flops])
+    all_flops[of(silent)] = -1
+    table = np.zeros((len(event), len(DTYPES) + 1))
+    np.add.at(table, (of(with_flops), _dtypes(trace, with_flops)), _needed(trace, with_flops))
+    bytes_ = np.full(len(event), -1, np.int64)
+    known = of(with_bytes)
+    bytes_[known] = 0
+    np.add.at(bytes_, known, moved[with_bytes])
+    return Work(event, launches, table, all_flops, bytes_)
+
+
+def _outermost(trace: Events, root: npt.NDArray[np.bool_], rows: Ints) -> Ints:
+    return nesting.nearest(root, trace.parent, rows)
+
+
+def _dtypes(trace: Events, rows: Ints) -> Ints:
+    """The column of the dtype in which each of these computes: that of its first tensor.
+
+    Products of fp32 may be rounded to TF32, which is faster, unless the capture knows better;
+    convolutions of fp32 are, by default.
+    """
+    tf32 = trace.facts.allow_tf32 is not False
+    found = _by_kind(trace, rows, lambda name, call: _dtype(name, call, tf32=tf32))
+    return found.astype(np.int64)
+
+
+def _dtype(name: str, call: Operands, *, tf32: bool) -> int:
+    types = call.types if isinstance(call.types, list) else []
+    found = next((PEAK[t] for t in types if str(t) in PEAK), len(DTYPES))
+    return _TF32 if found == _FP32 and (tf32 or "conv" in name) else found
+
+
+def _needed(trace: Events, rows: Ints) -> _Floats:
+    """The FLOPs of each of these, without those that a mask hides."""
+    needed: _Floats = op_flops(trace)[rows] * _by_kind(trace, rows, _share)
+    return needed
+
+
+def _share(name: str, call: Operands) -> float:
+    if name not in masks.MASKS:
+        return 1.0
+    left = masks.share(name, call.dims, call.types, call.concrete)
+    return 0.5 if left is None else left
+
+
+def _by_kind(trace: Events, rows: Ints, ask: Callable[[str, Operands], float]) -> _Floats:
+    """What ``ask`` says of each call, asked once for those that are alike."""
+    if not len(rows):
+        return np.zeros(0)
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    first = rows[firsts]
+    found = [
+        ask(trace.names[name], operands_of(args))
+        for name, args in zip(trace.name[first].tolist(), trace.operands(first), strict=True)
+    ]
+    return np.array(found, float)[kinds]
+
+
+# ---- The least time of a trace's operators on a chip, operator by operator.
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """All calls of an operator on a chip.
+
+    ``flops`` and ``bytes`` are None if those of some call are unknown: its part of ``bound_ms`` is
+    then that of what is known, such as its launches. ``limit`` is what takes most of ``bound_ms``;
+    ``share`` is its share of the bound of all.
+    """
+
+    device: str
+    operator: str
+    calls: int
+    flops: int | None
+    bytes: int | None
+    bound_ms: float
+    limit: Limit
+    share: float | None
+
+    ADDS_UP: ClassVar = ("calls", "flops", "bytes", "bound_ms")
+
+
+def bound_rows(trace: Events, chip: Device) -> list[BoundRow]:
+    """A row for each operator, the largest bound first."""
+    found = bound(trace, chip)
+    work, total = found.work, found.total_ms
+    names, at = np.unique(trace.name[work.event], return_inverse=True)
+    count = len(names)
+    ns = np.bincount(at, found.ns, count)
+    by_limit = np.stack([np.bincount(at, found.ns * (found.limit == i), count) for i in range(3)])
+    flops = np.zeros(count, np.int64)
+    np.add.at(flops, at, np.maximum(work.all_flops, 0))
+    unsaid = np.bincount(at, work.all_flops < 0, count) > 0
+    moved = np.zeros(count, np.int64)
+    np.add.at(moved, at, np.maximum(work.bytes, 0))
+    unknown = np.bincount(at, work.bytes < 0, count) > 0
+    calls = np.bincount(at, minlength=count)
+    idle = ns == 0
+    rows = [
+        BoundRow(
+            chip.name,
+            trace.names[name],
+            int(calls[i]),
+            None if unsaid[i] else int(flops[i]),
+            None if unknown[i] else int(moved[i]),
+            float(ns[i]) / 1e6,
+            LIMITS[int(by_limit[:, i].argmax())],
+            float(ns[i]) / 1e6 / total if total else None,
+        )
+        for i, name in enumerate(names.tolist())
+        if not idle[i]
+    ]
+    return sorted(rows, key=lambda row: (-row.bound_ms, row.operator))
+
+
+# ---- The peak that a device's caching allocator would have, from the allocations on the host.
+#
+# Each block is as large as the allocator makes it. Source: c10/cuda/CUDACachingAllocator.cpp,
+# ``round_size``, ``get_allocation_size`` and ``should_split``, and c10/core/AllocatorConfig.h:
+# sizes are multiples of 512 B; blocks of up to 1 MiB are cut from buffers of 2 MiB, those below
+# 10 MiB from buffers of 20 MiB, larger ones from one that is a multiple of 2 MiB; and what is
+# left of a large buffer becomes part of the block unless it is more than 1 MiB. It is the best
+# case: every block is cut from a buffer of its own size, none from an old one that is larger.
+#
+# What an operator that a device runs in its own way allocates and frees before it returns is left
+# out: it is scratch of the CPU's libraries, some of it per thread.
+
+_SMALLEST: Final = 512
+_MIB: Final = 2**20
+_LARGE: Final = 10 * _MIB
+_MEMORY_STEP: Final = 2 * _MIB
+
+
+def block_bytes(size: Ints) -> Ints:
+    """Bytes of the block that an allocation of this size gets.
+
+    >>> block_bytes(np.array([0, 1, 512, 513, 10 * 2**20, 11 * 2**20 + 1])).tolist()
+    [0, 512, 512, 1024, 10485760, 12582912]
+    """
+    rounded = -(-size // _SMALLEST) * _SMALLEST
+    buffer = -(-rounded // _MEMORY_STEP) * _MEMORY_STEP
+    whole = (rounded >= _LARGE) & (buffer - rounded <= _MIB)
+    return np.where(whole, buffer, rounded)
+
+
+def estimated_peak(trace: Events) -> int:
+    """The highest live bytes above the start, in blocks, of the selected allocations."""
+    return int(max(trace.once(_changes)[1].cumsum().max(initial=0), 0))
+
+
+def blocks_at_peak(trace: Events) -> tuple[Ints, Ints]:
+    """Operators that allocated what is live at this peak, each as a device would run it, and the
+    bytes of their blocks.
+    """
+    owner, blocks = trace.once(_changes)
+    if not len(blocks):
+        return owner, blocks
+    until = int(blocks.cumsum().argmax()) + 1
+    known = owner[:until] >= 0
+    return owner[:until][known], blocks[:until][known]
+
+
+def _changes(trace: Events) -> tuple[Ints, Ints]:
+    """In order, each change of the live bytes in blocks, and the operator whose block changes."""
+    memory = trace.memory.device(on_device=False)
+    if not len(memory.bytes):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    inside = selected(trace, memory)
+    around = trace.enclosing(memory.event)
+    inside &= ~((around >= 0) & on_host(trace)[around])
+    row, block, change = changes_of(memory, inside, on_device=False)
+    kept = ~_is_scratch(trace, around, row, block)
+    blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
+    made = np.where(block[kept] >= 0, around[block[kept]], -1)
+    whole = _outermost_steps(trace, units_of(trace).covers, made)
+    return np.where(whole >= 0, whole, operators_around(trace, made)), blocks
+
+
+def others_only_help(trace: Events) -> bool:
+    """Whether other threads than the region's run operators only while it is within one itself.
+
+    Threads among which torch divides the work of an operator do: their blocks are scratch of it.
+    """
+    marks = trace.named(REGION).nonzero()[0]
+    if not len(marks):
+        return False
+    calls = outermost(trace)
+    calls = calls[trace.selection[calls]]
+    main = trace.thread[calls] == trace.thread[marks[0]]
+    mine, others = calls[main], calls[~main]
+    if not len(mine):
+        return not len(others)
+    at = mine[np.maximum(np.searchsorted(trace.ts[mine], trace.ts[others], side="right") - 1, 0)]
+    starts = trace.ts[at] <= trace.ts[others]
+    ends = trace.ts[others] + trace.dur[others] <= trace.ts[at] + trace.dur[at]
+    return bool((starts & ends).all())
+
+
+def kept_for_backward(trace: Events) -> tuple[str, ...]:
+    """Operators of which the CPU keeps blocks that a device does not make: parts of wholes.
+
+    They are those with steps in the backward pass, and attention from which more than its result
+    is left.
+    """
+    whole = forms(trace)
+    found = distinct(whole.of[trace.selection[whole.of]])
+    memory = trace.memory.device(on_device=False)
+    math = whole.whole & trace.named(ATTENTION)
+    if len(memory.bytes) and math.any():
+        around = trace.enclosing(memory.event)
+        row, block, _ = changes_of(memory, selected(trace, memory), on_device=False)
+        outer = nesting.nearest(math, trace.parent, around)
+        freed = (row != block) & (block >= 0)
+        left = np.zeros(len(around), np.int64)
+        left[row[row == block]] = 1
+        left[block[freed][outer[row[freed]] == outer[block[freed]]]] = 0
+        left = np.bincount(outer[outer >= 0], left[outer >= 0], len(trace))
+        found = distinct(np.append(found, np.flatnonzero(left > 1)))
+    return tuple(dict.fromkeys(trace.names[n] for n in trace.name[found].tolist()))
+
+
+def _is_scratch(trace: Events, around: Ints, row: Ints, block: Ints) -> Bools:
+    """Changes by blocks that the call which allocated them frees, too, below a unit of launches.
+
+    ``around`` has the event around each allocation and free, ``row`` and ``block`` those that
+    change, and that allocated what changes.
+    """
+    outermost = _outermost_steps(trace, units_of(trace).covers, around)
+    freed = (row != block) & (block >= 0)
+    owner = outermost[row[freed]]
+    mine = (owner >= 0) & (owner == outermost[block[freed]])
+    scratch = np.zeros(len(around), bool)
+    scratch[block[freed][mine]] = True
+    # An address that is used again without a free has a row that is both.
+    return scratch[block] & (block >= 0)
+
+
+def _outermost_steps(trace: Events, roots: Bools, events: Ints) -> Ints:
+    """The outermost root around each of these, or -1."""
+    found = nesting.nearest(roots, trace.parent, events)
+    while True:
+        above = np.where(found >= 0, trace.parent[found], -1)
+        above = nesting.nearest(roots, trace.parent, above)
+        if not (above >= 0).any():
+            return found
+        found = np.where(above >= 0, above, found)
+
+
+# ---- Which elementwise calls in a row read what the one before wrote, by shape and dtype.
+
+_COPY: Final = "aten::copy_"
+_ADDS: Final = frozenset({"aten::add", "aten::add_"})
+
+
+class CallKind(NamedTuple):
+    """What a call reads and writes; ``alike`` is equal for calls of the same arguments.
+
+    ``is_sum``: of two tensors of the result's shape, such as a residual.
+    """
+
+    out: Tensor | None
+    inputs: Sequence[Tensor]
+    shape: tuple[int, ...] | None
+    is_sum: bool
+    alike: Hashable
+
+
+def kinds_of(trace: Events, calls: Ints) -> tuple[list[CallKind], Ints]:
+    """The distinct kinds of these calls, and the number of each one's."""
+    known: dict[tuple[str, bytes, bytes, bytes, bytes], int] = {}
+    kinds, number = list[CallKind](), list[int]()
+    for name, a in zip(trace.name[calls].tolist(), trace.operands(calls), strict=True):
+        raw = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
+        key = (trace.names[name], *raw)
+        if key not in known:
+            known[key] = len(kinds)
+            dims, types, strides, concrete = map(decode_part, raw)
+            kinds.append(_kind(key[0], Operands(dims, types, concrete, strides), key[:3]))
+        number.append(known[key])
+    return kinds, np.array(number, np.int64)
+
+
+def _kind(name: str, call: Operands, alike: Hashable) -> CallKind:
+    out: Tensor | None = None
+    try:
+        inputs = read(name, call)
+        if is_elementwise(name):
+            out = written(name, call)
+        if name == _COPY and out is not None and out.dtype == inputs[0].dtype:
+            out, inputs = None, []  # it changes the layout
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        out, inputs = None, []  # malformed, or not in this trace
+    if out is None:
+        return CallKind(None, inputs, None, is_sum=False, alike=alike)
+    is_sum = name in _ADDS and all(t.shape == out.shape for t in inputs) and len(inputs) > 1
+    return CallKind(out, inputs, out.shape, is_sum, alike)
+
+
+def passed_bytes(first: CallKind, second: CallKind) -> int:
+    """The bytes that the second call reads of what the first one wrote; 0 for none.
+
+    Two calls in a row that are alike are rather made on one tensor after the other.
+    """
+    out = first.out
+    if out is None or first.alike == second.alike:
+        return 0
+    fits = any(t.shape == out.shape and t.dtype == out.dtype for t in second.inputs)
+    return out.bytes if fits else 0
+
+
+def numbered(keys: Sequence[Hashable]) -> Ints:
+    """The same number for equal keys."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+
+
+def repeats(at: Ints, first: Ints, second: Ints) -> Bools:
+    """Which of these pairs end in a call like an earlier one of their chain: a loop has gone on to
+    the next tensor.
+    """
+    found = np.zeros(len(at), bool)
+    seen, last = set[int](), -2
+    for i, (place, a, b) in enumerate(
+        zip(at.tolist(), first.tolist(), second.tolist(), strict=True)
+    ):
+        if place != last + 1:
+            seen = {a}
+        found[i] = b in seen
+        seen = {b} if found[i] else seen | {b}
+        last = place
+    return found
+
+
+# ---- What fusing elementwise operators in a row would save, whatever ran them.
+#
+# A chain is of operators that follow on each other in one thread, with nothing but views in
+# between, each of which reads a tensor of the shape and dtype that the one before writes; the
+# last may be a reduction. Fused, a result within the chain is not read again, and not written
+# unless it may be needed later: in the forward pass if there is a backward pass, as a sum of two
+# tensors, or by a reduction.
+
+_OPTIMIZER: Final = Names(r"Optimizer\.")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Chains of the same operators on one shape.
+
+    ``calls`` is how often they ran; ``bytes`` are what all of them move, ``fused_bytes`` what
+    kernels of one chain each would, and ``saved_launches`` the kernels that would not start.
+    """
+
+    operators: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    calls: int
+    bytes: int
+    fused_bytes: int
+    saved_launches: int
+
+    ADDS_UP: ClassVar = ("calls", "bytes", "fused_bytes", "saved_launches")
+
+
+def fusions(trace: Events) -> list[Fusion]:
+    """The chains of the selected operators, those that save the most bytes first."""
+    return trace.once(_fusions)
+
+
+def _fusions(trace: Events) -> list[Fusion]:
+    call, chain, saved, shape = _chains(trace)
+    if not len(call):
+        return []
+    moved = counted_bytes(trace.whole)
+    starts = np.flatnonzero(np.diff(chain, prepend=-1)).tolist()
+    found: dict[tuple[tuple[str, ...], tuple[int, ...] | None], list[int]] = {}
+    for start, stop in zip(starts, [*starts[1:], len(chain)], strict=True):
+        mine = call[start:stop]
+        names = tuple(trace.names[n].removeprefix("aten::") for n in trace.name[mine].tolist())
+        sums = found.setdefault((names, shape[start]), [0, 0, 0])
+        sums[0] += 1
+        sums[1] += int(np.maximum(moved[mine], 0).sum())
+        sums[2] += int(saved[start:stop].sum())
+    rows = [
+        Fusion(names, where, calls, size, max(size - less, 0), calls * (len(names) - 1))
+        for (names, where), (calls, size, less) in found.items()
+    ]
+    return sorted(rows, key=lambda row: (row.fused_bytes - row.bytes, row.operators))
+
+
+def _chains(trace: Events) -> tuple[Ints, Ints, Ints, list[tuple[int, ...] | None]]:
+    """Calls in chains, the number of each one's chain, the bytes between it and the next one that
+    fusing saves, and the shape of its result.
+    """
+    units = units_of(trace)
+    event = units.event[(units.launches > 0) & trace.selection[units.event]]
+    event = event[~is_compiled(trace)[event] & ~within_named(trace, event, _OPTIMIZER)]
+    event = event[np.argsort(trace.thread[event], kind="stable")]
+    writes = trace.names_where(is_elementwise)[event]
+    ends = writes | trace.names_where(REDUCTIONS.__contains__)[event]
+    thread = trace.thread[event]
+    at = np.flatnonzero(writes[:-1] & ends[1:] & (thread[:-1] == thread[1:]))
+    if not len(at):
+        return at, at, at, []
+    kinds, kind = kinds_of(trace, event)
+    alike = numbered([one.alike for one in kinds])[kind]
+    size = np.array(
+        [
+            passed_bytes(kinds[a], kinds[b])
+            for a, b in zip(kind[at].tolist(), kind[at + 1].tolist(), strict=True)
+        ],
+        np.int64,
+    )
+    kept = _keeps(trace, event[at]) | trace.names_where(REDUCTIONS.__contains__)[event[at + 1]]
+    kept |= np.array([one.is_sum for one in kinds], bool)[kind[at]]
+    at, size, kept = at[size > 0], size[size > 0], kept[size > 0]
+    ends_chain = repeats(at, alike[at], alike[at + 1])
+    at, size, kept = at[~ends_chain], size[~ends_chain], kept[~ends_chain]
+    # Runs of pairs that follow on each other, each with one operator more than pairs.
+    number = np.cumsum(np.diff(at, prepend=-2) > 1) - 1
+    members = distinct(np.concatenate([at, at + 1]))
+    chain = number[np.maximum(np.searchsorted(at, members, side="right") - 1, 0)]
+    saved = np.zeros(len(members), np.int64)
+    saved[np.searchsorted(members, at)] = np.where(kept, size, 2 * size)
+    return event[members], chain, saved, [kinds[k].shape for k in kind[members].tolist()]
+
+
+def _keeps(trace: Events, calls: Ints) -> Bools:
+    """Whether a backward pass may need the results of these calls: then they are written anyway."""
+    steps = engine_steps(trace)
+    if not len(steps):
+        return np.zeros(len(calls), bool)
+    return ~within(trace, calls, lambda events: among(events, steps))
+
+
+# ---- Where the host would wait for values, if the tensors of a trace were on a device.
+#
+# Left out is what is on the host by design: what a DataLoader and its sampler do, seeds that were
+# just drawn, and the counters of steps that optimizers keep there.
+
+#: The step of one of torch's optimizers; LBFGS reads its losses.
+
+#: How torch's optimizers count a step: each parameter's counter, or all at once.
+_COUNTS: Final = ("aten::add_", "aten::_foreach_add_")
+#: With one argument it calls `nonzero`, and with three it reads nothing.
+_POSITIONS: Final = "aten::where"
+_REDUCES: Final = late(
+    r"aten::(linalg_(vector_)?norm|norm|sum|mean|max|min|amax|amin|dot|prod|any|all|std|var)$"
+)
+
+
+class HostReads(Frozen, frozen=True):
+    """The operators that read, in time order, and how often each does."""
+
+    event: Ints
+    count: Ints
+
+    @property
+    def total(self) -> int:
+        """All reads."""
+        return int(self.count.sum())
+
+
+def host_reads(trace: Events) -> HostReads:
+    """The reads of the selected operators."""
+    return trace.once(_selected_reads)
+
+
+def _selected_reads(trace: Events) -> HostReads:
+    found = trace.whole.once(_all)
+    mine = trace.selection[found.event]
+    return HostReads(found.event[mine], found.count[mine])
+
+
+def _all(trace: Events) -> HostReads:
+    units = units_of(trace)
+    covers = units.covers & ~trace.names_where(lambda name: name in READS or name == _POSITIONS)
+    host = on_host(trace)
+    rows = operators_named(trace, *READS)
+    rows = rows[~host[rows] & ~nesting.below(covers, units.parent, rows)]
+    rows = rows[~nesting.below(marked(trace, rows)[:-1], trace.parent, rows)]
+    rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
+    lists = _to_python(trace)
+    lists = lists[~host[lists]]
+    counts = [
+        count_reads(trace.names[name], operands_of(args))
+        for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True)
+    ]
+    event = np.concatenate([rows, lists])
+    count = np.concatenate([np.array(counts, np.int64), np.ones(len(lists), np.int64)])
+    order = np.argsort(event, kind="stable")
+    kept = order[count[order] > 0]
+    return HostReads(event[kept], count[kept])
+
+
+def _is_counter(trace: Events, rows: Ints) -> Bools:
+    """An optimizer's own counters, which are on the host unless it is told otherwise.
+
+    It reads them once it has counted. What a closure reads comes before that, and what is read of
+    parameters or gradients was reduced to one number just before.
+    """
+    found = np.zeros(len(rows), bool)
+    steps = events_named(trace, _STEP)
+    if not (len(steps) and len(rows)):
+        return found
+    is_step = marked(trace, steps)[:-1]
+    scalars = trace.named("aten::_local_scalar_dense")[rows]
+    mine = np.flatnonzero(scalars & nesting.below(is_step, trace.parent, rows))
+    counts = operators_named(trace, *_COUNTS)
+    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(counts)], bool)
+    counts = counts[single | trace.named("aten::_foreach_add_")[counts]]
+    counts = counts[nesting.below(is_step, trace.parent, counts)]
+    if not (len(mine) and len(counts)):
+        return found
+    begun = np.full(len(trace), np.iinfo(np.int64).max)
+    of = nesting.nearest(is_step, trace.parent, counts)
+    np.minimum.at(begun, of, trace.ts[counts])
+    read = rows[mine]
+    later = trace.ts[read] > begun[nesting.nearest(is_step, trace.parent, read)]
+    before = _operator_before(trace, _outermost_operators(trace, read))
+    reduced = trace.names_where(_REDUCES.match)[before] & (before >= 0)
+    found[mine[later & ~reduced]] = True
+    return found
+
+
+def _is_filler(trace: Events, rows: Ints) -> Bools:
+    """A number that a mask writes: only one on the host is read for that."""
+    scalars = trace.named("aten::_local_scalar_dense")[rows]
+    return scalars & nesting.below(trace.named("aten::_index_put_impl_"), trace.parent, rows)
+
+
+def _is_seed(trace: Events, rows: Ints) -> Bools:
+    """A number that was drawn just before, as samplers and loaders draw their seeds."""
+    out = np.zeros(len(rows), bool)
+    drawn = operators_named(trace, "aten::random_")
+    if not len(drawn):
+        return out
+    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(drawn)], bool)
+    seeds = marked(trace, drawn[single])
+    before = _operator_before(trace, _outermost_operators(trace, rows))
+    out[:] = seeds[before]
+    return out
+
+
+def _outermost_operators(trace: Events, rows: Ints) -> Ints:
+    """The outermost operator around each of these."""
+    ops = trace.is_kind(Kind.OP)
+    at = rows.copy()
+    while True:
+        above = trace.parent[at]
+        up = (above >= 0) & ops[above]
+        if not up.any():
+            return at
+        at = np.where(up, above, at)
+
+
+def _operator_before(trace: Events, rows: Ints) -> Ints:
+    """The operator of the same thread and parent that begins before each of these; -1 for none."""
+    ops = trace.is_kind(Kind.OP).nonzero()[0]
+    key = np.lexsort((ops, trace.parent[ops], trace.thread[ops]))
+    order = ops[key]
+    place = np.full(len(trace), -1, np.int64)
+    place[order] = np.arange(len(order))
+    at = place[rows] - 1
+    before = order[np.maximum(at, 0)]
+    same = (at >= 0) & (trace.parent[before] == trace.parent[rows])
+    same &= trace.thread[before] == trace.thread[rows]
+    return np.where(same, before, -1)
+
+
+def _to_python(trace: Events) -> Ints:
+    """The ends of `tolist` and `numpy`, outside of operators."""
+    first, second = TO_PYTHON
+    rows = operators_named(trace, second)
+    if not len(rows):
+        return rows
+    ops = trace.is_kind(Kind.OP)
+    above = trace.parent[rows]
+    rows = rows[(above < 0) | ~ops[above]]
+    before = _operator_before(trace, rows)
+    return rows[trace.named(first)[before] & (before >= 0)]

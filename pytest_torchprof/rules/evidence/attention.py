@@ -1,0 +1,720 @@
+"""Attention written by hand: its chains of operators and kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.analysis.attribution import attribute, followed
+from pytest_torchprof.analysis.estimates import kinds_of, numbered, passed_bytes, repeats
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules.evidence.calls import are_called, called, sizes
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import alike, decode_list, decode_part
+from pytest_torchprof.trace.names import (
+    Kind,
+    Names,
+    are_named,
+    count,
+    named,
+    operators_named,
+    selected_operators,
+)
+from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.tree import engine_steps, marked, outermost, within, within_named
+from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
+from pytest_torchprof.work.operands import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.dataflow import Taken
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+# ---- What called operators take: scores of attention, or factors of them.
+
+#: The types of scores.
+FLOATS: Final = frozenset({"float", "double", "c10::Half", "c10::BFloat16"})
+
+
+class FactorKind(NamedTuple):
+    """The operands of calls that are alike: the shapes of all, and of those of floating point."""
+
+    dims: list[Any]
+    floats: list[tuple[int, ...]]
+
+    def takes(self, elements: int, keys: int) -> bool:
+        """Whether an operand has so many numbers, and as many along its last dimension as there are
+        keys, or more than three dimensions.
+        """
+        return any(
+            prod(one) == elements and (one[-1] == keys or len(one) > 3) for one in self.floats
+        )
+
+    def takes_shape(self, shape: tuple[int, ...]) -> bool:
+        """Whether an operand has as many numbers, and the same last two dimensions in any order."""
+        last = sorted(shape[-2:])
+        return any(prod(one) == prod(shape) and sorted(one[-2:]) == last for one in self.floats)
+
+    def scales(self, elements: int, keys: int) -> bool:
+        """Whether factors of so many scores are numbers, or the same for all keys."""
+        tensors = [_sizes(one) for one in self.dims[:2]]
+        own = next((at for at, one in enumerate(tensors) if one and prod(one) == elements), -1)
+        if own < 0:
+            return True
+        axes = size = 0
+        while size < keys and axes < len(tensors[own]):
+            axes += 1
+            size = prod(tensors[own][-axes:])
+        return all(prod(one[-axes:]) == 1 for at, one in enumerate(tensors) if at != own)
+
+    def divides_by(self, elements: int) -> bool:
+        """Whether so many scores are divisors."""
+        first, *others = [prod(_sizes(one)) for one in self.dims[:2]] or [elements]
+        return first != elements and elements in others
+
+    def makes(self, elements: int) -> bool:
+        """Whether two matrices, or batches of them, have a product with so many elements."""
+        # The first operand of `baddbmm` is added.
+        dims = self.dims[1:] if len(self.dims) > 2 else self.dims
+        try:
+            (*batch, m, _), (*others, _, n) = dims[:2]
+            return int(max(prod(batch), prod(others)) * m * n) == elements
+        except (TypeError, ValueError):
+            return False
+
+
+def kind_of(args: Any) -> FactorKind:
+    """The same of one call's recorded operands."""
+    dims, floats = decode_list(args.dims), list[tuple[int, ...]]()
+    for size, dtype in zip(dims, decode_list(args.types), strict=False):
+        some = isinstance(size, list) and bool(size) and isinstance(size[0], list)
+        if some or dtype in FLOATS:
+            floats += filter(None, map(_sizes, size if some else [size]))
+    return FactorKind(dims, floats)
+
+
+def _sizes(one: Any) -> tuple[int, ...]:
+    """The shape of a tensor; empty for a number, and for anything else."""
+    known = isinstance(one, list) and all(type(size) is int for size in one)
+    return tuple(one) if known else ()
+
+
+class Called(NamedTuple):
+    """Called operators of a thread; the number of each one's kind, -1 for a view."""
+
+    rows: Ints
+    kind: Ints
+    kinds: list[FactorKind]
+
+    def where(self, rows: Ints, holds: Callable[[FactorKind], bool]) -> Bools:
+        """For which of these operators it holds, by their position; False for views."""
+        numbers = self.kind[rows].tolist()
+        known = {one: one >= 0 and holds(self.kinds[one]) for one in set(numbers)}
+        return np.array([known[one] for one in numbers], bool)
+
+
+# ---- Attention written as separate operators: a product, a softmax of its result, another
+# product.
+#
+# The shapes tell: the softmax takes as many scores as the first product makes, and along its last
+# dimension as many as that product has columns; the second product sums over just these.
+
+#: A softmax that is called, or a kernel that Inductor fused one into.
+SOFTMAX: Final = Names(r"aten::(_safe_softmax|_?softmax)(\.int)?$|triton_(?!\w*backward)\w*softmax")
+#: Products of batches of matrices; ``matmul`` and ``einsum`` are made of them.
+PRODUCT: Final = Names(r"aten::(bmm|baddbmm_?)$")
+#: Operators that compute nothing: they are no use of what they take.
+_VIEW: Final = Names(
+    r"aten::(view|_unsafe_view|_?reshape\w*|expand(_as)?|permute|transpose_?|t|unsqueeze_?"
+    r"|squeeze_?|flatten|unflatten|as_strided|alias|movedim|swapaxes|contiguous|slice|select"
+    r"|narrow|is_\w+)$"
+)
+#: Kernels of Inductor, which are no operators by name, and do any work of elements.
+_TRITON: Final = Names(r"triton_\w+")
+#: What a fused form does, too: scales, adds a mask or a bias, masks, casts.
+_MASKS: Final = Names(
+    r"aten::(mul_?|multiply|div_?|divide|true_divide|add_?|sub_?|rsub|masked_fill_?|where|to"
+    r"|_to_copy|type_as|clone|copy_|fill_|detach|\w+_like|new_\w+|amax|max|baddbmm_?|index_put_)$"
+)
+#: What may come between the softmax and the second product: dropout, casts, rows without any key.
+_AFTER: Final = Names(
+    r"aten::(dropout_?|feature_dropout|native_dropout|_fused_dropout|to|_to_copy|type_as"
+    r"|masked_fill_?|nan_to_num_?|where|clone)$"
+)
+#: Products as they are called.
+_MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
+#: What scales: a fused form does that only with a number, or one for each query.
+_SCALES: Final = Names(r"aten::(mul_?|multiply_?|div_?|divide_?|true_divide_?)$")
+_DIVIDES: Final = Names(r"aten::(div_?|divide_?|true_divide_?)$")
+_DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
+#: How many products before and after the softmax may be of other tensors, such as a position bias.
+_PRODUCTS_APART: Final = 6
+#: In so many calls after the second product, what takes as many numbers as there are weights uses
+#: them, in any shape; later, only what takes them in theirs.
+_CALLS_AFTER: Final = 40
+#: Products with more calls in between are not of one attention.
+_MOST_BETWEEN: Final = 120
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+class Attention(NamedTuple):
+    """One run of attention, as event indices of operators that the code called.
+
+    ``over`` are those over the scores between the products, the softmax among them, in order;
+    ``products`` are the two products of matrices themselves, within ``first`` and ``last``.
+    ``dtype`` is the type of what is multiplied, ``shape`` that of the scores, and ``sizes`` are
+    those of a head's keys and values. ``drops``: a dropout drops some weights.
+    """
+
+    first: int
+    softmax: int
+    last: int
+    over: tuple[int, ...]
+    products: tuple[int, int]
+    dtype: str
+    shape: tuple[int, ...]
+    sizes: tuple[int, int]
+    drops: bool
+
+    @property
+    def score_bytes(self) -> int:
+        """The size of the scores as the first product writes them."""
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """Of both products: two for each score and each number of a head's key or value."""
+        return 2 * prod(self.shape) * self.sizes[0], 2 * prod(self.shape) * self.sizes[1]
+
+
+class _Product(NamedTuple):
+    batch: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+
+
+def attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    """All runs of attention among the selected operators, in time order.
+
+    Their scores take so many bytes at least, and there are so many queries or so many keys.
+    """
+    return trace.once(_attentions, least_bytes, length)
+
+
+def _attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    if not count(trace, SOFTMAX) or count(trace, PRODUCT) < 2:
+        return []
+    softmax = selected_operators(trace, SOFTMAX)
+    if not len(softmax):
+        return []
+    fused = trace.names_where(lambda name: name.startswith("triton_"))[softmax]
+    softmax = softmax[fused | are_called(trace, softmax)]
+    products = operators_named(trace, PRODUCT)
+    found = []
+    for thread in nesting.distinct(trace.thread[softmax]).tolist():
+        own = products[trace.thread[products] == thread]
+        mine = softmax[trace.thread[softmax] == thread]
+        if len(own) > 1:
+            found += _of_thread(trace, mine, own, (least_bytes, length))
+    return sorted(found, key=lambda one: one.softmax)
+
+
+def _of_thread(
+    trace: Events, softmax: Ints, products: Ints, least: tuple[float, float]
+) -> list[Attention]:
+    thread = int(trace.thread[softmax[0]])
+    at = np.searchsorted(products, softmax)
+    near = nesting.distinct(
+        (at[:, None] + np.arange(-_PRODUCTS_APART, _PRODUCTS_APART))
+        .clip(0, len(products) - 1)
+        .ravel()
+    )
+    sizes = dict(zip(near.tolist(), _read(trace, products[near]), strict=True))
+    scores = [_scores(args) for args in trace.operands(softmax)]
+    following = np.append(softmax[1:], np.iinfo(np.int64).max).tolist()
+    found = []
+    for row, after, shape, place in zip(
+        softmax.tolist(), following, scores, at.tolist(), strict=True
+    ):
+        if shape == ():
+            continue
+        pair = _pair(sizes, products, shape, place, after)
+        if pair is None:
+            continue
+        (before, made), (behind, taken), known = pair
+        written = prod(known) * ELEMENT_BYTES[made.dtype]
+        if written < least[0] or max(known[-2:]) < least[1]:
+            continue
+        rows = int(products[before]), row, int(products[behind])
+        size = taken.batch * taken.m * taken.n * taken.k // prod(known)
+        found.append(_Candidate(rows, known, made, size))
+    return _chains(trace, thread, found) if found else []
+
+
+def _scores(args: Any) -> tuple[int, ...] | None:
+    """The shape that a softmax takes; empty for one that is none of attention, None if unknown."""
+    dims, concrete = decode_list(args.dims), decode_list(args.concrete)
+    shape = dims[0] if dims else None
+    if not (isinstance(shape, list) and shape and all(type(size) is int for size in shape)):
+        return None
+    axis = str(concrete[1]) if len(concrete) > 1 else "-1"
+    if len(shape) < 3 or axis not in {"-1", "", str(len(shape) - 1)} or shape[-2] < 2:
+        return ()
+    return tuple(shape)
+
+
+def _read(trace: Events, rows: Ints) -> list[_Product | None]:
+    out: list[_Product | None] = []
+    for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
+        first = 0 if trace.names[name] == "aten::bmm" else 1
+        dims, types = decode_list(args.dims)[first:], decode_list(args.types)[first:]
+        try:
+            (b, m, k), (_, _, n) = dims[:2]
+            one = _Product(int(b), int(m), int(k), int(n), str(types[0]))
+        except (TypeError, ValueError, IndexError):
+            out.append(None)
+        else:
+            out.append(one if one.dtype in FLOATS else None)
+    return out
+
+
+_Found = tuple[int, _Product]
+
+
+def _pair(
+    sizes: dict[int, _Product | None],
+    products: Ints,
+    shape: tuple[int, ...] | None,
+    place: int,
+    after: int,
+) -> tuple[_Found, _Found, tuple[int, ...]] | None:
+    """The last product that made such scores, and the first that takes them; with their shape."""
+    for before in range(place - 1, max(place - _PRODUCTS_APART, 0) - 1, -1):
+        made = sizes.get(before)
+        if made is None:
+            continue
+        own = shape or (made.batch, made.m, made.n)
+        if own[-2] < 2 or prod(own) != made.batch * made.m * made.n:
+            continue
+        if own[-1] not in (made.m, made.n):
+            continue
+        for behind in range(place, min(place + _PRODUCTS_APART, len(products))):
+            taken = sizes.get(behind)
+            if products[behind] > after:
+                break
+            if taken is not None and taken.k == own[-1] and prod(own) in (
+                taken.batch * taken.m * taken.k,
+                taken.batch * taken.k * taken.n,
+            ):  # fmt: skip
+                return (before, made), (behind, taken), own
+        return None
+    return None
+
+
+class _Candidate(NamedTuple):
+    """A product, a softmax and a product that fit; see `Attention`."""
+
+    rows: tuple[int, int, int]
+    shape: tuple[int, ...]
+    made: _Product
+    value_size: int
+
+
+def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[Attention]:
+    rows = np.flatnonzero(called(trace) & (trace.thread == thread))
+    compiled = operators_named(trace, _TRITON)
+    if len(compiled):
+        rows = nesting.distinct(np.concatenate([rows, compiled[trace.thread[compiled] == thread]]))
+    three = np.array([one.rows for one in candidates], np.int64)
+    outer = nesting.nearest(marked(trace, rows), trace.parent, three.ravel()).reshape(-1, 3)
+    at = np.searchsorted(rows, outer)
+    begin, middle, end = at.T
+    good = (outer >= 0).all(axis=1) & (begin < middle) & (middle < end)
+    good &= end <= begin + _MOST_BETWEEN
+    if not good.any():
+        return []
+    read = ~are_named(trace, rows, _VIEW)
+    read[: begin[good].min()] = False
+    for first, last in at[good][:, [0, 2]].tolist():
+        read[first + 1 : last] = True
+    mine = rows[read]
+    number, firsts, _ = alike(trace.name[mine], trace.args[mine])
+    kind = np.full(len(rows), -1, np.int64)
+    kind[read] = number
+    around = Called(rows, kind, list(map(kind_of, trace.operands(mine[firsts]))))
+    following = np.maximum(np.append(begin[good][1:], len(rows)), end[good] + 1)
+    known: dict[Any, _Over | None] = {}
+    found = []
+    for one, until in zip(np.flatnonzero(good).tolist(), following.tolist(), strict=True):
+        places, candidate = at[one].tolist(), candidates[one]
+        # Layers that are alike are looked at once.
+        calls = around.kind[places[0] : until].tobytes()
+        key = calls, tuple(place - places[0] for place in places), candidate.shape
+        if key not in known:
+            known[key] = _over(trace, around, candidate.shape, places, until)
+        over = known[key]
+        if over is not None:
+            found.append(_attention(candidate, rows, places, over))
+    return found
+
+
+class _Over(NamedTuple):
+    """The operators over the scores, counted from the first product, and whether one drops some."""
+
+    before: Ints
+    after: Ints
+    drops: bool
+
+
+def _over(
+    trace: Events, around: Called, shape: tuple[int, ...], places: list[int], following: int
+) -> _Over | None:
+    """The operators between two products, if a fused form could do all of their work.
+
+    ``places`` are those of the three operators among the called ones, ``following`` is where the
+    next attention begins.
+    """
+    begin, middle, end = places
+    elements, keys = prod(shape), shape[-1]
+    at = np.arange(begin + 1, end)
+    at = at[at != middle]
+    at = at[around.where(at, lambda kind: kind.takes(elements, keys))]
+    early, late = at[at < middle], at[at > middle]
+    before, after = around.rows[early], around.rows[late]
+    if not are_named(trace, before, _MASKS, _VIEW, _TRITON).all():
+        return None
+    if not are_named(trace, after, _AFTER, _VIEW, _TRITON).all():
+        return None
+    scaling, dividing = (early[are_named(trace, before, one)] for one in (_SCALES, _DIVIDES))
+    if not around.where(scaling, lambda kind: kind.scales(elements, keys)).all():
+        return None
+    if around.where(dividing, lambda kind: kind.divides_by(elements)).any():
+        return None
+    if _are_used(trace, around, end + 1, following, shape):
+        return None
+    drops = _drops(trace, after[are_named(trace, after, _DROPOUT)])
+    return _Over(early - begin, late - begin, drops)
+
+
+def _attention(one: _Candidate, called: Ints, places: list[int], over: _Over) -> Attention:
+    begin = places[0]
+    first, softmax, last = called[places].tolist()
+    return Attention(
+        first,
+        softmax,
+        last,
+        (*called[begin + over.before].tolist(), softmax, *called[begin + over.after].tolist()),
+        (one.rows[0], one.rows[2]),
+        one.made.dtype,
+        one.shape,
+        (one.made.k, one.value_size),
+        over.drops,
+    )
+
+
+def _are_used(trace: Events, around: Called, begin: int, end: int, shape: tuple[int, ...]) -> bool:
+    """Whether something takes the weights after the product, before other scores are made."""
+    elements, at = prod(shape), np.arange(begin, end)
+    at = at[around.kind[at] >= 0]
+    makes = are_named(trace, around.rows[at], _MAKES)
+    makes[makes] = around.where(at[makes], lambda kind: kind.makes(elements))
+    if makes.any():
+        at = at[: int(makes.argmax())]
+    near, far = at[at < begin + _CALLS_AFTER], at[at >= begin + _CALLS_AFTER]
+    return bool(
+        around.where(near, lambda kind: kind.takes(elements, shape[-1])).any()
+        or around.where(far, lambda kind: kind.takes_shape(shape)).any()
+    )
+
+
+def _drops(trace: Events, rows: Ints) -> bool:
+    """Whether a dropout drops anything: its probability is not 0, and it is in training."""
+    for args in trace.operands(rows):
+        concrete = [str(one) for one in decode_list(args.concrete)]
+        if len(concrete) < 3 or (concrete[1].strip("0.") != "" and concrete[2] != "False"):
+            return True
+    return False
+
+
+def are_kept(trace: Events, found: list[Attention]) -> Bools:
+    """Whose weights still exist when the next attention has its own, as the trace's memory tells.
+
+    That of the last layer tells nothing: if half of those with one shape keep theirs, all do. False
+    where the trace has no memory events. A graph keeps weights, too.
+    """
+    kept, memory = np.zeros(len(found), bool), trace.memory
+    if memory.addr is None or not len(memory.event) or len(found) < 2:
+        return kept
+    order = np.lexsort((trace.ts[memory.event], memory.addr))
+    addr, size, at = memory.addr[order], memory.bytes[order], trace.ts[memory.event][order]
+    # An address is allocated and freed in turn.
+    freed = np.append(np.where(addr[1:] == addr[:-1], at[1:], _NEVER), _NEVER)
+    new = np.flatnonzero(size > 0)
+    new = new[np.argsort(at[new], kind="stable")]
+    begin = trace.ts[[one.softmax for one in found]]
+    end = trace.ts[[one.last for one in found]]
+    first, last = np.searchsorted(at[new], begin), np.searchsorted(at[new], end)
+    for number, one in enumerate(found[:-1]):
+        mine = new[first[number] : last[number]]
+        mine = mine[size[mine] >= 2 * prod(one.shape)]
+        kept[number] = bool((freed[mine] > begin[number + 1]).any())
+    shapes: dict[tuple[int, ...], int] = {}
+    shape = np.array([shapes.setdefault(one.shape, len(shapes)) for one in found])
+    mostly = 2 * np.bincount(shape, kept) >= np.bincount(shape)
+    of_each: Bools = mostly[shape]
+    return of_each
+
+
+# ---- Whether attention is causal: only then what it computed for a position stays valid.
+
+_FUSED: Final = "aten::scaled_dot_product_attention"
+#: Of layers that are one operator without gradients, the position of the mask.
+_MASK_OF: Final = {
+    "aten::_transformer_encoder_layer_fwd": 18,
+    "aten::_native_multi_head_attention": 9,
+}
+_SOFTMAX: Final = "aten::softmax"
+_ATTENDS: Final = Names(rf"({_FUSED}|{_SOFTMAX}|{'|'.join(_MASK_OF)})$")
+#: The positions of the mask among the arguments, and of ``is_causal``.
+#: Source: native_functions.yaml, torch 2.6 to 2.13.
+_MASK_OF_FUSED, _CAUSAL = 3, 5
+#: The product of queries and keys; and what may be between it and a softmax without a mask: views
+#: and casts, and a scale of one number.
+_PRODUCT: Final = late(r"aten::(matmul|bmm|einsum)$")
+_CAUSAL_VIEWS: Final = late(
+    r"aten::(view|reshape|_?unsafe_view|contiguous|to|float|half|type_as|transpose|permute"
+    r"|(un)?squeeze|(un)?flatten|alias|detach|expand)$"
+)
+#: How many calls before a softmax are looked at.
+_NEAR: Final = 16
+_SCALE: Final = late(r"aten::(mul|div)_?$")
+
+
+def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) -> bool:
+    """Whether all attention of so many positions, in one step's calls, sees those after them too.
+
+    As in an encoder. Whatever may be a mask counts as causal, as does attention that is not known.
+    """
+    seen = False
+    for at in np.flatnonzero(are_named(trace, step, _ATTENDS)).tolist():
+        row = step[at]
+        (args,) = trace.operands(row[None])
+        name = trace.names[trace.name[row]]
+        if not _attends(name, args, lengths):
+            continue
+        if name == _SOFTMAX:
+            masked = _may_be_masked(trace, step[:at])
+        elif name == _FUSED:
+            masked = _is_given(args, _MASK_OF_FUSED) or _said(args, _CAUSAL) != "False"
+        else:
+            masked = _is_given(args, _MASK_OF[name])
+        if masked:
+            return False
+        seen = True
+    return seen
+
+
+def _may_be_masked(trace: Events, before: Ints) -> bool:
+    """Whether a mask may be applied between a product and the softmax after these calls."""
+    near = before[-_NEAR:][::-1]
+    for row, args in zip(near.tolist(), trace.operands(near), strict=True):
+        name = trace.names[trace.name[row]]
+        if _PRODUCT.match(name):
+            return False
+        if _CAUSAL_VIEWS.match(name):
+            continue
+        dims = decode_part(args.dims)
+        other = sizes(dims[1]) if isinstance(dims, list) and len(dims) > 1 else None
+        if not _SCALE.match(name) or other is None or prod(other) > 1:
+            return True
+    return True
+
+
+def _attends(name: str, args: OpArgs, lengths: Collection[int]) -> bool:
+    """Whether one of these numbers of positions attends to as many."""
+    dims = decode_part(args.dims)
+    shapes = [sizes(one) or () for one in dims] if isinstance(dims, list) else []
+    if not shapes:
+        return False
+    if name in _MASK_OF:
+        return not set(lengths).isdisjoint(shapes[0])
+    if name == _SOFTMAX:
+        both = shapes[0][-2:]
+    else:
+        both = tuple(one[-2] for one in shapes[:2] if len(one) > 1)
+    return len(both) == 2 and both[0] == both[1] and both[0] in lengths
+
+
+def _is_given(args: OpArgs, number: int) -> bool:
+    """Whether an optional tensor is passed, or may be."""
+    types = decode_part(args.types)
+    return not isinstance(types, list) or len(types) <= number or types[number] != ""
+
+
+def _said(args: OpArgs, number: int) -> str:
+    """The value of an argument that is no tensor, if known."""
+    concrete = decode_part(args.concrete)
+    known = isinstance(concrete, list) and len(concrete) > number
+    return str(concrete[number]) if known else ""
+
+
+# ---- Chains of elementwise kernels, each of which reads what the one before it wrote.
+
+#: torch's own elementwise kernels, on CUDA and ROCm.
+POINTWISE_KERNEL: Final = late(r"elementwise_kernel|fused_dropout_kernel")
+_INDEXES: Final = late(r"index_elementwise_kernel")
+_OPTIMIZER: Final = Names(r"Optimizer\.")
+_COMPILED: Final = Names(r"Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction")
+_CHAIN_DROPOUT: Final = frozenset({"aten::native_dropout", "aten::native_dropout_backward"})
+_ADDS: Final = frozenset({"aten::add", "aten::add_"})
+
+
+class PointwiseChains(Frozen, frozen=True):
+    """Chains as parts of arrays: ``kernel`` and its operator ``call``, in order, and the number of
+    the ``chain`` that each belongs to, from 0.
+
+    ``saved`` are the bytes between a kernel and the next one of its chain that a fused kernel would
+    not move: the result is written and read, or only read if it may be needed later. ``bytes`` are
+    all that it moves, -1 if unknown. ``shape`` are the results' shapes.
+    """
+
+    kernel: Ints
+    call: Ints
+    chain: Ints
+    saved: Ints
+    bytes: Ints
+    shape: Sequence[tuple[int, ...] | None]
+
+
+def pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
+    """All chains of two or more kernels, in which each result takes ``least_bytes`` or more.
+
+    Two kernels belong together if they are consecutive on their stream, their operators are on one
+    thread, and the second operator reads a tensor of the shape and dtype that the first one writes,
+    the same tensor where the trace identifies them. The last one may be a reduction. A call like an
+    earlier one of a chain begins the next chain.
+    """
+    return trace.once(_pointwise_chains, least_bytes)
+
+
+def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
+    work = attribute(trace)
+    order = np.lexsort((trace.ts[work.event], trace.thread[work.event]))
+    event, call, moved = work.event[order], work.call[order], work.bytes[order]
+    at = _pairs(trace, event, call)
+    calls, place = np.unique(call[np.concatenate([at, at + 1])], return_inverse=True)
+    first, second = place[: len(at)], place[len(at) :]
+    kinds, kind = kinds_of(trace, calls)
+    pairs, pair = np.unique(kind[first] * len(kinds) + kind[second], return_inverse=True)
+    size_of = [
+        passed_bytes(kinds[one // len(kinds)], kinds[one % len(kinds)]) for one in pairs.tolist()
+    ]
+    size = np.array(size_of, np.int64)[pair]
+    linked = (size >= max(least_bytes, 1)) & followed(trace, event[at]).delays
+    same, shared = _identified(trace, calls, first, second)
+    kept = (
+        shared
+        | _keeps(trace, calls[first])
+        | np.array([k.is_sum for k in kinds], bool)[kind[first]]
+    )
+    kept |= are_named(trace, calls[second], *REDUCTIONS)
+    linked &= same
+    alike = numbered([k.alike for k in kinds])[kind]
+    at, size, kept, first, second = (c[linked] for c in (at, size, kept, first, second))
+    linked = ~repeats(at, alike[first], alike[second])
+    at, size, kept = at[linked], size[linked], kept[linked]
+
+    # Runs of pairs that follow on each other, each with one kernel more than pairs.
+    chain = np.cumsum(np.diff(at, prepend=-2) > 1) - 1
+    members = distinct(np.concatenate([at, at + 1]))
+    number = chain[np.maximum(np.searchsorted(at, members, side="right") - 1, 0)]
+    saved = np.zeros(len(members), np.int64)
+    saved[np.searchsorted(members, at)] = np.where(kept, size, 2 * size)
+    shapes = dict(zip(calls.tolist(), (kinds[k].shape for k in kind.tolist()), strict=True))
+    found = PointwiseChains(
+        event[members],
+        call[members],
+        number,
+        saved,
+        moved[members],
+        [shapes.get(one) for one in call[members].tolist()],
+    )
+    return _without_dropout_and_add(trace, found)
+
+
+def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
+    """Positions of kernels that, with the next one on their stream, may be of a chain."""
+    pointwise = trace.is_kind(Kind.KERNEL) & trace.names_where(
+        lambda name: POINTWISE_KERNEL.search(name) and not _INDEXES.search(name)
+    )
+    writes = trace.names_where(is_elementwise)
+    reduces = trace.names_where(REDUCTIONS.__contains__)
+    a, b = event[:-1], event[1:]
+    first, second = call[:-1], call[1:]
+    fine = (first >= 0) & (second >= 0) & (first != second)
+    fine &= pointwise[a] & writes[first] & (trace.thread[a] == trace.thread[b])
+    fine &= (pointwise[b] & writes[second]) | ((trace.kind[b] == Kind.KERNEL) & reduces[second])
+    fine &= trace.thread[first] == trace.thread[second]
+    at = np.flatnonzero(fine)
+    inside = within_named(trace, call[at], _OPTIMIZER, _COMPILED)
+    return at[~inside]
+
+
+def _identified(trace: Events, calls: Ints, first: Ints, second: Ints) -> tuple[Bools, Bools]:
+    """Which of these pairs pass a tensor on, as far as known; and whether others take it, too."""
+    fine, shared = np.ones(len(first), bool), np.zeros(len(first), bool)
+    taken, made = trace.taken(calls), trace.made(calls)
+    if taken is None or made is None:
+        return fine, shared
+    uses = Counter(number for one in trace.taken(outermost(trace)) or () for number in _flat(one))
+    for i, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
+        in_place = trace.names[trace.name[calls[a]]].endswith("_")
+        results = set(taken[a][:1]) if in_place else set(made[a])
+        passed = results & _flat(taken[b])
+        fine[i] = len(passed) > 0
+        # The second call, and an in-place one itself, are no other uses.
+        shared[i] = any(uses[number] > 1 + in_place for number in passed)
+    return fine, shared
+
+
+def _flat(taken: Iterable[Taken]) -> set[Taken]:
+    """The tensors among a call's arguments."""
+    flat = (one if isinstance(one, tuple) else (one,) for one in taken)
+    return {number for one in flat for number in one if number >= 0}
+
+
+def _keeps(trace: Events, calls: Ints) -> Bools:
+    """Whether a backward pass may need the results of these calls: then they are written anyway."""
+    steps = engine_steps(trace)
+    if not len(steps):
+        return np.zeros(len(calls), bool)
+    return ~within(trace, calls, lambda events: among(events, steps))
+
+
+def _without_dropout_and_add(trace: Events, found: PointwiseChains) -> PointwiseChains:
+    """Without chains of a dropout and the sum of its result with something, as around a layer."""
+    dropout, adds = (named(trace, *names)[found.call] for names in (_CHAIN_DROPOUT, _ADDS))
+    count = np.bincount(found.chain)
+    alone = (count == 2) & (np.bincount(found.chain, dropout | adds) == 2)
+    alone &= np.bincount(found.chain, dropout) == 1
+    keep = ~alone[found.chain]
+    number = np.cumsum(~alone) - 1
+    return PointwiseChains(
+        found.kernel[keep],
+        found.call[keep],
+        number[found.chain[keep]],
+        found.saved[keep],
+        found.bytes[keep],
+        [shape for shape, one in zip(found.shape, keep.tolist(), strict=True) if one],
+    )

@@ -1,0 +1,278 @@
+"""All rules: the built-in ones, and users' from a hook or entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.rules import (
+    attention,
+    blocked_copies,
+    collective_calls,
+    communication,
+    compilation,
+    copies,
+    data_loading,
+    debugging,
+    decoding,
+    fusion,
+    graphs,
+    grids,
+    growing,
+    half_precision,
+    layers,
+    layouts,
+    manual_attention,
+    one_time,
+    optimizers,
+    parameters,
+    pauses,
+    precision,
+    products,
+    repetition,
+    retained,
+    sums,
+    tensor_loops,
+    vocabulary,
+    waiting,
+    zeroing,
+)
+from pytest_torchprof.rules.check import Checked, check, lacking
+from pytest_torchprof.rules.rule import Matches, Rule, Threshold, codes, parse_thresholds, rule
+from pytest_torchprof.trace.arguments import Arguments
+from pytest_torchprof.trace.events import Events
+from pytest_torchprof.trace.names import Kind
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+# ---- Do the one-time work of a process's first check in advance.
+
+_STEP = "Optimizer.step#Adam.step"
+#: A small training step: names, and how often in a row.
+_PAYLOAD = (
+    *[("aten::linear", 1), ("aten::addmm", 1), ("aten::relu", 1), ("aten::clone", 5)],
+    *[("aten::select", 12), ("aten::zero_", 3)],
+    ("autograd::engine::evaluate_function: AddmmBackward0", 1),
+    ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 2),
+    *[("aten::to", 1), ("aten::_to_copy", 6), ("aten::copy_", 6), ("aten::add_", 2)],
+    *[(_STEP, 1), ("aten::addcdiv_", 3), ("aten::sqrt", 3)],
+)
+_ARGUMENTS = (
+    b'{"Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "double"], "Concrete Inputs": '
+    b'["", ""], "Sequence number": 3}'
+)
+
+
+def warm(rules: Iterable[Rule]) -> Events:
+    """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
+
+    It takes some milliseconds, once per process.
+    """
+    trace = _trace()
+    check(trace, known := tuple(rules)).findings()
+    lacking(trace, known)  # a rule imports what tells it so
+    return trace
+
+
+def _trace() -> Events:
+    names = [name for name, _ in _PAYLOAD]
+    counts = [count for _, count in _PAYLOAD]
+    name = np.repeat(np.arange(len(names)), counts)
+    step = int(np.flatnonzero(name == names.index(_STEP))[0])
+    total = len(name)
+    kind = np.full(total, Kind.OP, np.int8)
+    kind[step] = Kind.ANNOTATION
+    duration = np.full(total, 5, np.int64)
+    duration[step] = 10 * total  # the following events are nested in it
+    return Events(
+        ts=np.arange(total, dtype=np.int64) * 10,
+        dur=duration,
+        kind=kind,
+        name=name,
+        thread=np.zeros(total, np.int32),
+        names=names,
+        args=Arguments.of([_ARGUMENTS] * total),
+        threads=((0, 0),),
+    )
+
+
+# ---- The anti-pattern rules: rows of data, each with one function from `Events` to its matches.
+#
+# To add a rule, write it in the file of its theme in `rules/`, and it is in `RULES`; a new file
+# is added to `THEMES`. What several rules ask of a trace is in `rules/evidence/`.
+
+__all__ = [
+    "CODES",
+    "RULES",
+    "Checked",
+    "Matches",
+    "Rule",
+    "Threshold",
+    "check",
+    "rule",
+    "warm_up",
+]
+
+#: The rules' files, by theme.
+THEMES = (
+    data_loading,
+    optimizers,
+    parameters,
+    zeroing,
+    graphs,
+    layers,
+    tensor_loops,
+    growing,
+    decoding,
+    products,
+    precision,
+    half_precision,
+    attention,
+    manual_attention,
+    fusion,
+    grids,
+    layouts,
+    waiting,
+    one_time,
+    copies,
+    blocked_copies,
+    pauses,
+    communication,
+    collective_calls,
+    repetition,
+    compilation,
+    debugging,
+    vocabulary,
+    retained,
+    sums,
+)
+
+#: Rules by code, in the order of the files of their themes.
+RULES: Mapping[str, Rule] = {
+    found.code: found
+    for theme in THEMES
+    for found in vars(theme).values()
+    if isinstance(found, Rule)
+}
+
+#: The codes that markers and options accept.
+CODES = tuple(RULES)
+
+
+def warm_up() -> Events:
+    """Do the first check's one-time work, some milliseconds, before the first test.
+
+    Returns the trace that was checked, for other warm-ups.
+    """
+    return warm(RULES.values())
+
+
+# ---- Collect users' rules, from a hook's results and from entry points, beside the built-in
+# ones.
+
+#: The group of entry points that name rules.
+GROUP = "torchprof.rules"
+BUILT_IN = "pytest-torchprof itself"
+
+
+class Rulebook(Frozen, frozen=True):
+    """All rules by code, the built-in ones first, and the source of each.
+
+    ``errors`` are entry points that could not be loaded, one sentence each.
+    """
+
+    rules: Mapping[str, Rule]
+    sources: Mapping[str, str]
+    errors: tuple[str, ...] = ()
+
+
+def gather(
+    hooked: Iterable[tuple[str, object]] = (), points: Iterable[EntryPoint] | None = None
+) -> Rulebook:
+    """The built-in rules, those of entry points, and those of ``hooked``: (source, its result).
+
+    Raises:
+        SettingsError: a rule with a code that is in use, or an object that is not a rule.
+    """
+    from importlib.metadata import entry_points  # takes 20 ms, which only `lint` needs
+
+    rules: dict[str, Rule] = dict(RULES)
+    sources = dict.fromkeys(rules, BUILT_IN)
+    errors: list[str] = []
+    offered: list[tuple[str, object]] = []
+    for point in entry_points(group=GROUP) if points is None else points:
+        source = f"the entry point {point.name} = {point.value}"
+        if point.dist is not None:
+            source += f" of {point.dist.name}"
+        try:
+            offered.append((source, point.load()))
+        except Exception as error:  # noqa: BLE001 - somebody else's package must not break a session
+            errors.append(f"{source} cannot be loaded: {type(error).__name__}: {error}")
+    for source, answer in [*offered, *hooked]:
+        for one in _rules_in(answer, source):
+            if one.code in rules:
+                raise SettingsError(
+                    f"the anti-pattern rule {one.code!r} of {source}",
+                    f"{sources[one.code]} has a rule with this code",
+                    "give it another code",
+                )
+            rules[one.code], sources[one.code] = one, source
+    return Rulebook(rules, sources, tuple(errors))
+
+
+def check_all(trace: Events) -> Checked:
+    """Check all rules, with their default thresholds."""
+    return check(trace, gather().rules.values())
+
+
+def check_chosen(
+    trace: Events,
+    ignore: str | Iterable[str] = (),
+    thresholds: str = "",
+    rules: Iterable[Rule] | None = None,
+) -> Checked:
+    """Check with these settings, as texts; ``rules``: these instead of all installed ones.
+
+    Raises:
+        SettingsError: an unknown rule or threshold, or a wrong unit.
+    """
+    text = ignore if isinstance(ignore, str) else ",".join(ignore)
+    known = gather().rules if rules is None else {rule.code: rule for rule in rules}
+    left_out = codes(text, known)
+    values = parse_thresholds(thresholds, known.values())
+    whole = trace.whole
+    if rules is None and not left_out and not values:
+        found = whole.once(check_all)
+    else:
+        found = check(whole, known.values(), ignore=left_out, thresholds=values)
+    return found if trace.scope is None else found.of_part(trace)
+
+
+def _rules_in(answer: object, source: str) -> list[Rule]:
+    """The rules in a rule, a list of rules, or a module."""
+    if answer is None:
+        return []
+    if isinstance(answer, Rule):
+        return [answer]
+    if isinstance(answer, ModuleType):
+        # A module may import a built-in rule, or have two names for one of its own.
+        known = {id(rule) for rule in RULES.values()}
+        found = {id(v): v for v in vars(answer).values() if isinstance(v, Rule)}
+        return [rule for number, rule in found.items() if number not in known]
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
+        answers = list(answer)
+        if all(isinstance(one, Rule) for one in answers):
+            return answers
+        answer = next(one for one in answers if not isinstance(one, Rule))
+    raise SettingsError(
+        f"{answer!r} of {source} is not an anti-pattern rule",
+        f"its type is {type(answer).__name__}",
+        "make one with @pytest_torchprof.rule(code, fix=…)",
+    )

@@ -1,0 +1,1412 @@
+"""The numbers of a test: gathered from the captures of its runs."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from pytest_torchprof.analysis.missing import work_elsewhere
+from pytest_torchprof.capture.clock import collect
+from pytest_torchprof.capture.compiling import CompileCount
+from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
+from pytest_torchprof.capture.lines import MOST_MARKS
+from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
+from pytest_torchprof.capture.patches import PATCH_GUARD, REAL
+from pytest_torchprof.capture.profiler import facts_now
+from pytest_torchprof.capture.registry import could_run
+from pytest_torchprof.capture.sessions import sees_threads
+from pytest_torchprof.capture.state import Differing, RandomState, World, seed_for, seed_generators
+from pytest_torchprof.core.files import replacing
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import MissingValue, Sample
+from pytest_torchprof.places.place import Located, lines_with_events
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.session.faults import is_fault, message_of, reason_for
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Quantity, ReferenceNote, RegionTimes
+from pytest_torchprof.trace.names import Kind as EventKind
+from pytest_torchprof.trace.names import named_regions
+from pytest_torchprof.verdict.profile import (
+    Measured,
+    Process,
+    Recorded,
+    RegionValues,
+    Unmeasured,
+    declared_in,
+    values_in,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from pytest_torchprof.baseline.inline import Edit
+    from pytest_torchprof.capture.children import Job
+    from pytest_torchprof.capture.clock import LapTime, Round
+    from pytest_torchprof.capture.limits import Undo
+    from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.capture.started import ChildTrace
+    from pytest_torchprof.core.values import Number, OwnMetric, Value
+    from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.session.plan import Plan, RunKind
+    from pytest_torchprof.session.runs import Run
+    from pytest_torchprof.trace.events import Events
+
+
+# ---- The traces of a test's profiled runs: which one counts, and their files.
+
+_STARTS_THREADS = because(Why.STARTS_THREADS)
+_UNTOLD = because(Why.NOTHING_TOLD)
+_NO_THREADS = because(Why.THREADS_NOT_PROFILED)
+#: The profiled runs after which another one may be wanted: one compiles, the next one records.
+_MOST_UNSETTLED = 2
+
+
+class Captures:
+    """Takes traces, chooses among them, and closes their files."""
+
+    def __init__(self) -> None:
+        #: The trace that counts.
+        self.trace: Events | None = None
+        self._file: IO[bytes] | None = None
+        #: The traces of processes that the run of the trace that counts has started.
+        self.children: tuple[ChildTrace, ...] = ()
+        self._processes: tuple[tuple[ChildTrace, ...], tuple[Process, ...]] | None = None
+        #: A trace of one thread, from a run in which several threads worked.
+        self._one_thread: Captured | None = None
+        self._profiled = 0
+        #: The last call without the profiler captured CUDA graphs.
+        self._calls_record = False
+        #: The kind of run that it is of.
+        self.kind: RunKind = "profile"
+        #: A trace of a run with another seed.
+        self.reseeded: Events | None = None
+        #: How many launches of the profiled run lack their kernels.
+        self.lost_kernels = 0
+        #: The profiled run compiled, so another run must show what the compiled code does; or its
+        #: kernels were lost, which another run may record.
+        self.wants_another = False
+        #: A trace with modules marked, or why there is none.
+        self.modules: Events | None = None
+        self.modules_gap: Reason | None = None
+        #: Classes of modules that may have run unmarked in it.
+        self.unseen_modules: frozenset[str] = frozenset()
+        #: The source lines, or why they are missing or incomplete.
+        self.located: Located | None = None
+        self.lines_gap: Reason | None = None
+        #: The same of processes that the test has started, by label.
+        self.located_processes: Mapping[str, Located] = {}
+        #: Lines in which nothing runs, if only a run that does not mark them locates the others.
+        self.plain_lines: frozenset[str] | None = None
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is something to `export`."""
+        return self._file is not None
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether a run that sees all threads must decide which trace counts."""
+        return self._one_thread is not None
+
+    def take(self, brought: Captured) -> Reason | None:
+        """Take a trace; return why it cannot be used, if so."""
+        if brought.kind == "profile":
+            return self._take_profile(brought)
+        if brought.kind == "threads":
+            self._choose(brought)
+        elif brought.kind == "tensors":
+            self._exchange(brought)
+        elif brought.kind == "reseeded":
+            _close(brought)
+            # One that compiles does what no later run of the same seed does.
+            unsettled = brought.compiled or brought.recorded
+            self.reseeded = None if unsettled else brought.trace
+        else:
+            _close(brought)
+            if brought.kind == "modules":
+                self.no_modules(brought.gap)
+                self.modules = None if brought.gap else brought.trace
+                self.unseen_modules = brought.unseen
+            else:
+                self._locate(brought)
+        return None
+
+    def note_call(self, *, recorded: bool) -> None:
+        """Note whether a call without the profiler captured CUDA graphs."""
+        self._calls_record = recorded
+
+    def processes(self, plan: Plan) -> tuple[Process, ...]:
+        """The processes of the test beside its own, and what the rules find there, found once."""
+        if not self.children:
+            return ()
+        if self._processes is None or self._processes[0] is not self.children:
+            self._processes = (
+                self.children,
+                processes_of(self.children, plan.rules, plan.thresholds),
+            )
+        return self._processes[1]
+
+    def join(self, others: tuple[ChildTrace, ...]) -> None:
+        """Take the traces of the other ranks of a job."""
+        self.children = (*self.children, *others)
+
+    def tell_module_calls(self) -> None:
+        """Exchange the trace for one that tells calls of modules, by the run that marked them."""
+        if self.trace is not None and self.located is not None:
+            calls = self.located.module_calls(self.trace)
+            self.trace = replace(self.trace, module_calls=calls)
+
+    def note_untold(self) -> None:
+        """Note that no run told what rules ask for."""
+        if self.trace is not None:
+            self.trace = replace(self.trace, untold=_UNTOLD)
+
+    def no_modules(self, gap: Reason | None) -> None:
+        """Note why modules are not known."""
+        self.modules_gap = gap
+
+    def no_lines(self, gap: Reason | None) -> None:
+        """Note why lines are missing or incomplete."""
+        self.lines_gap = gap
+
+    def export(self, target: Path) -> None:
+        """Write the trace's file, compressed; a test's patches may be in place.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self._file is not None  # noqa: S101 - the caller has looked
+        self._file.seek(0)
+        with (
+            replacing(target) as file,
+            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(self._file, packed)
+
+    def forget(self) -> None:
+        """Release memory and files."""
+        one_thread = self._one_thread
+        files = [self._file, *(_files(one_thread) if one_thread is not None else ())]
+        files += [one.file for one in self.children]
+        self.children, self._processes = (), None
+        self.located_processes = {}
+        self.trace = self.modules = self._one_thread = self._file = self.located = None
+        self.reseeded = None
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+    def _take_profile(self, brought: Captured) -> Reason | None:
+        """Use the trace, unless there were other threads, which only another run can record."""
+        self._profiled += 1
+        self.lost_kernels = max(self.lost_kernels, _lost_kernels(brought.trace))
+        again = brought.compiled or (self.lost_kernels > 0 and not brought.first)
+        # What is compiled anew with mode="reduce-overhead" is recorded by the run after that.
+        late = brought.recorded and not (brought.first or self._calls_record)
+        late = late and self._profiled <= _MOST_UNSETTLED
+        self.wants_another = late or (again and self._profiled == 1)
+        self.forget()  # the trace of a profiled run that compiled
+        threads = brought.started_threads or brought.other_threads
+        # After a late compilation, the threads are the compiler's, and the trace is replaced.
+        if threads and not self.wants_another and not brought.first:
+            if sees_threads():
+                self._one_thread = brought
+                return None
+            if brought.started_threads:
+                self._file = brought.file  # it can still be exported
+                for one in brought.children:
+                    one.file.close()
+                return _NO_THREADS
+        self._use(brought, "profile")
+        alone = brought.first and not self.wants_another
+        return _STARTS_THREADS if alone and brought.started_threads else None
+
+    def _choose(self, brought: Captured) -> None:
+        """Choose the trace of all threads if it has more operators; the other one has memory.
+
+        If a thread that was left is only seen in one of them, that one.
+        """
+        other, self._one_thread = self._one_thread, None
+        assert other is not None  # noqa: S101 - this run was asked for because of it
+        partial = _is_partial(brought.trace), _is_partial(other.trace)
+        fewer = _operators(brought.trace) <= _operators(other.trace)
+        if partial == (False, True) or (partial[0] == partial[1] and fewer):
+            brought, other = other, brought
+        self._use(brought)
+        if brought.kind == "threads":
+            self._keep_estimate(other.trace)
+        _close(other)
+
+    def _keep_estimate(self, alone: Events) -> None:
+        """Keep the peak of the trace with memory, if other threads only worked on parts of what
+        its thread called, as torch's own do.
+        """
+        if self.trace is None or "estimated_cuda_bytes" not in (self.trace.facts.asked or ()):
+            return
+        from pytest_torchprof.analysis.estimates import others_only_help
+        from pytest_torchprof.verdict.values import estimated_cuda_bytes
+
+        peak = estimated_cuda_bytes(alone) if others_only_help(self.trace) else None
+        if isinstance(peak, int):
+            noted = {**self.trace.metadata[FACTS_KEY], "estimated_cuda_bytes": peak}
+            metadata = {**self.trace.metadata, FACTS_KEY: noted}
+            self.trace = replace(self.trace, metadata=metadata)
+
+    def _locate(self, brought: Captured) -> None:
+        """Locate by the run's markers, or note which lines another run need not mark.
+
+        Events have the right line if none was right within a line that lacked markers; all that
+        is around them is known if none was within at any depth.
+        """
+        if self.located is not None and (brought.gap is not None or brought.marks is None):
+            return  # the first of two runs knows more
+        self.no_lines(brought.gap)
+        if brought.marks is None:
+            return
+        lines, modules = brought.marks
+        doubted = brought.doubted
+        calling, around = lines_with_events(brought.trace) if doubted else (doubted, doubted)
+        if doubted & around:
+            plain = doubted - around
+            self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
+        if doubted & calling:
+            self.no_lines(because(Why.TOO_MANY_LINES, most=MOST_MARKS))
+        else:
+            self.located = Located(brought.trace, lines, modules)
+        if brought.children:
+            self.located_processes = located_by_label(brought.children)
+
+    def _exchange(self, brought: Captured) -> None:
+        """Replace the trace by one that identifies tensors."""
+        assert self.trace is not None  # noqa: S101 - this run was asked for because of it
+        if _operators(brought.trace) != _operators(self.trace) or _is_partial(self.trace):
+            _close(brought)  # the test does something different each time
+            return
+        if self._file is not None:
+            self._file.close()
+        for one in self.children:
+            one.file.close()
+        self._use(brought)
+
+    def _use(self, brought: Captured, kind: RunKind | None = None) -> None:
+        self.trace, self._file, self.children = brought.trace, brought.file, brought.children
+        self.kind = kind or brought.kind
+
+
+def _files(brought: Captured) -> tuple[IO[bytes], ...]:
+    """Its own, and those of the processes that it started."""
+    return brought.file, *(one.file for one in brought.children)
+
+
+def _close(unused: Captured) -> None:
+    for file in _files(unused):
+        file.close()
+
+
+def _is_partial(trace: Events) -> bool:
+    from pytest_torchprof.analysis.missing import work_elsewhere
+
+    return trace.once(work_elsewhere) is not None
+
+
+def _lost_kernels(trace: Events) -> int:
+    from pytest_torchprof.analysis.missing import lost_launches
+
+    return trace.once(lost_launches)[1]
+
+
+def _operators(trace: Events) -> int:
+    return int((trace.selection & trace.is_kind(EventKind.OP)).sum())
+
+
+# ---- The result of one run of a test: a time, a trace, or why there is none.
+
+
+class Timed(Frozen, frozen=True):
+    """A warm-up run or a timed round; ``first``: it decided the test's outcome; ``recorded``: it
+    captured CUDA graphs.
+    """
+
+    kind: RunKind
+    round: Round
+    first: bool = False
+    recorded: bool = False
+
+
+class Captured(Frozen, frozen=True):
+    """A run under the profiler.
+
+    ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
+    the run compiled something; ``recorded``: it only captured CUDA graphs. ``started_threads`` of
+    the test and ``other_threads`` of torch did work. ``marks`` are the lines and the modules of the
+    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``doubted`` are
+    the numbers of lines that were not marked each time they ran, and ``unseen`` the classes of
+    modules that may have run without a marker. ``children`` are the traces of processes that it
+    started; the receiver closes their files, too.
+    """
+
+    kind: RunKind
+    trace: Events
+    file: IO[bytes]
+    first: bool = False
+    compiled: bool = False
+    recorded: bool = False
+    started_threads: bool = False
+    other_threads: bool = False
+    marks: tuple[Sequence[str | None], Sequence[str]] | None = None
+    doubted: frozenset[int] = frozenset()
+    gap: Reason | None = None
+    unseen: frozenset[str] = frozenset()
+    children: tuple[ChildTrace, ...] = ()
+
+
+class NoModules(Frozen, frozen=True):
+    """A run that should have marked modules, and why it did not; other numbers are unaffected."""
+
+    gap: Reason
+
+
+Brought = Timed | Captured | NoModules
+
+
+# ---- The seeds of one test's runs after the first, so that they draw the same in every process.
+
+#: So many seeds are tried before a test that fails with them is given up.
+MOST_TRIES = 4
+#: Comes after them all: the seed with which a test is profiled once more.
+_OTHER = MOST_TRIES
+
+_NOTHING = Differing(python=False, numpy=False, torch=False)
+
+
+def seeded_name(item: pytest.Item) -> str:
+    """A test's file and name, whatever folder pytest calls the root."""
+    return f"{item.path.name}::{item.nodeid.partition('::')[2] or item.name}"
+
+
+class Seeds:
+    """Chooses a seed for each run of a test, and sets it.
+
+    ``number`` is the user's, None to leave the generators in the state of the first run.
+    """
+
+    def __init__(self, number: int | None, name: str, start: World) -> None:
+        self._number = number
+        self._name = name
+        self._start = start
+        self._attempt = 0
+        #: The generators that the first run has used, or seeded itself; None if it is the only one.
+        self._used: Differing | None = None
+        #: The states at the end of the profiled run, and of the one with another seed.
+        self._ends: dict[bool, RandomState] = {}
+        #: Hypothesis draws the arguments.
+        self._has_arguments = False
+
+    @property
+    def number(self) -> int | None:
+        """The user's seed, None for none."""
+        return self._number
+
+    @property
+    def matter(self) -> bool:
+        """Whether the first run has used a generator at all, so that a seed may matter."""
+        return self._number is not None and (any(self._used or ()) or self._has_arguments)
+
+    @property
+    def decide(self) -> bool:
+        """Whether what the test draws depends on the seed: not if it sets its own.
+
+        Known from the states of the generators at the end of two runs, if there were two.
+        """
+        if not self.matter or self._has_arguments:
+            return self.matter
+        if len(self._ends) < 2:
+            return True
+        differing = self._ends[True].differs(self._ends[False])
+        used = self._used or _NOTHING
+        return any(u and differs for u, differs in zip(used, differing, strict=True))
+
+    def note_first(self, item: pytest.Item, left: RandomState) -> None:
+        """Note the generators that the first run has used, and has ``left`` in this state; once."""
+        if self._used is None:
+            self._has_arguments = _hypothesis_of(item) is not None
+            self._used = left.differs(self._start.random)
+
+    def set(self, item: pytest.Item, *, other: bool = False) -> None:
+        """Before a run, restore the process state, and seed; ``other``: another seed than usual."""
+        if self.number is None:
+            self._start.restore()
+            return
+        # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
+        chosen = (self._used or _NOTHING)._replace(torch=True)
+        self._start.restore(but=chosen)
+        number, attempt = self._number or 0, _OTHER if other else self._attempt
+        seed = seed_for(number, self._name, attempt)
+        seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
+        if hasattr(item.config.option, "randomly_seed"):
+            # The same for all tests: versions of pytest-randomly keep a state for each seed.
+            item.config.option.randomly_seed = seed_for(number, "", attempt) % 2**31
+        if (theirs := _hypothesis_of(item)) is not None:
+            theirs.global_force_seed = seed
+
+    def note_end(self, *, other: bool) -> None:
+        """After a run with the usual or the ``other`` seed, note the generators' states."""
+        if self.matter:
+            self._ends[other] = RandomState()
+
+    def next_try(self) -> bool:
+        """Whether another seed is left after a run that failed; the next run has it."""
+        if not self.matter or self._attempt + 1 >= MOST_TRIES:
+            return False
+        self._attempt += 1
+        return True
+
+
+def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:
+    """Restore what `Seeds.set` tells other plugins that seed generators."""
+    option: Any = item.config.option
+    if hasattr(option, "randomly_seed"):
+        undo.callback(setattr, option, "randomly_seed", option.randomly_seed)
+    if (theirs := _hypothesis_of(item)) is not None:
+        before = theirs.global_force_seed
+        undo.callback(setattr, theirs, "global_force_seed", before)
+
+
+def _hypothesis_of(item: pytest.Item) -> Any | None:
+    """Hypothesis' module, if it draws the test's arguments, and has a seed to set."""
+    if not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        return None
+    core = sys.modules.get("hypothesis.core")
+    return core if hasattr(core, "global_force_seed") else None
+
+
+# ---- What a test records itself, run by run, and which of its runs counts for which metric.
+
+#: Runs that count for what is not a time, the first of them that has a value.
+_KINDS = ("profile", "threads", "numbers")
+_NO_ROUND = because(Why.RECORDED_IN_NO_ROUND)
+
+_Key = tuple["str | None", str]
+
+
+class _OfRun(Frozen, frozen=True):
+    """What one run recorded, by region and name: numbers, and reasons where it has none."""
+
+    kind: RunKind
+    first: bool
+    values: dict[_Key, list[Number | Reason]]
+
+    def add(self, key: _Key, value: Number | Reason) -> None:
+        """One more value of a metric."""
+        self.values.setdefault(key, []).append(value)
+
+    def numbers(self, key: _Key) -> list[Number]:
+        """The numbers of one metric, in order."""
+        return [value for value in self.values.get(key, ()) if not isinstance(value, Reason)]
+
+
+class RunRecordings:
+    """Takes what each run records, until it is asked for the values that count."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[_Key, OwnMetric] = {}
+        self._runs: list[_OfRun] = []
+        self._now: Run | None = None
+        self._outside: set[_Key] = set()
+        self._first_is_round = False
+        self._are_calls = False
+
+    def count_first(self) -> None:
+        """The first run was so long that it is a timed round, too."""
+        self._first_is_round = True
+
+    def count_calls(self) -> None:
+        """The timed runs are calls of a callable, within which nothing is recorded."""
+        self._are_calls = True
+
+    def note(
+        self, run: Run | None, region: str | None, metric: OwnMetric, value: Number | Reason
+    ) -> None:
+        """Note a value, or why there is none yet; without a run, it is not of the call phase."""
+        key = region, metric.name
+        self._metrics[key] = metric
+        if run is None:
+            self._outside.add(key)
+            return
+        if run is not self._now:
+            self._now = run
+            self._runs.append(_OfRun(run.kind, run.first, {}))
+        self._runs[-1].add(key, value)
+
+    def taken(self) -> dict[str | None, dict[str, Recorded]]:
+        """By region, None for the whole test, what was recorded of each metric."""
+        found: dict[str | None, dict[str, Recorded]] = {}
+        for key, metric in self._metrics.items():
+            found.setdefault(key[0], {})[key[1]] = self._recorded(key, metric)
+        return found
+
+    def reseeded(self) -> dict[str | None, dict[str, Recorded]]:
+        """What the run with another seed recorded that is no time."""
+        found: dict[str | None, dict[str, Recorded]] = {}
+        for run in self._runs:
+            for key, metric in self._metrics.items() if run.kind == "reseeded" else ():
+                if metric.compare not in ("time", "never") and (numbers := run.numbers(key)):
+                    found.setdefault(key[0], {})[key[1]] = Recorded(metric, numbers[-1])
+        return found
+
+    def _recorded(self, key: _Key, metric: OwnMetric) -> Recorded:
+        if metric.compare in ("time", "never"):
+            rounds = [numbers for run in self._rounds if (numbers := run.numbers(key))]
+            if rounds:
+                values = [Sample.of(numbers).median for numbers in rounds]
+                sample = Sample.of(values)
+                whole = len(rounds) == 1 and len(rounds[0]) == 1
+                best = min(values) if metric.better == "lower" else max(values)
+                return Recorded(
+                    metric,
+                    rounds[0][0] if whole else sample.median,
+                    sample,
+                    best if metric.compare == "time" else None,
+                )
+            no_round = because(Why.RECORDED_BESIDE_CALLABLE) if self._are_calls else _NO_ROUND
+            return Recorded(metric, MissingValue(self._gap(key) or no_round))
+        for run in self._that_count:
+            if numbers := run.numbers(key):
+                return Recorded(metric, numbers[-1])
+        return Recorded(metric, MissingValue(self._gap(key) or because(Why.WAS_NOT_MEASURED)))
+
+    @property
+    def _rounds(self) -> Sequence[_OfRun]:
+        return [r for r in self._runs if r.kind == "round" or (r.first and self._first_is_round)]
+
+    @property
+    def _that_count(self) -> Sequence[_OfRun]:
+        """The runs for what is not a time: the last profiled one first."""
+        ordered = [run for kind in _KINDS for run in reversed(self._runs) if run.kind == kind]
+        return [*ordered, *(run for run in self._runs if run.first)]
+
+    def _gap(self, key: _Key) -> Reason | None:
+        if key in self._outside:
+            return because(Why.RECORDED_OUTSIDE_CALL)
+        given = (value for run in self._runs for value in run.values.get(key, ()))
+        reasons = [value for value in given if isinstance(value, Reason)]
+        return reasons[-1] if reasons else None
+
+
+# ---- Collect the timed rounds of one test, and what else the machine did during them.
+
+#: A call this long needs no round of its own: the warm-up's time serves.
+LONG_CALL_NS = 10_000_000_000
+
+#: Limits for a test that spends its time on fixtures: this many rounds, or this many times the
+#: requested seconds, fixtures included.
+MOST_ROUNDS, MOST_TIMES = 10_000, 2
+
+#: Runs of the reference kernel before a round; the first of several find cold caches.
+_LAPS, _FIRST_LAPS = 3, 5
+#: How long laps stay valid, so that short rounds can share them.
+_LAPS_HOLD_NS = 10_000_000
+#: Short tests share laps if their times only advise and are not being accepted.
+_SHARED_LAPS_HOLD_NS = 100_000_000
+
+#: More laps of a region are not stored one by one.
+MOST_LAPS = 1_000
+
+NO_ROUNDS = because(Why.NO_ROUNDS)
+
+
+class RecentLaps:
+    """The reference kernel's latest laps, of any test in the session."""
+
+    def __init__(self) -> None:
+        self._laps: tuple[Lap, ...] = ()
+        self._ended_ns = 0
+
+    def keep(self, laps: Iterable[Lap], ended_ns: int) -> None:
+        """Replace the laps by newer ones."""
+        self._laps, self._ended_ns = tuple(laps), ended_ns
+
+    @property
+    def laps(self) -> tuple[Lap, ...]:
+        """The laps, if they ended recently enough."""
+        return self._laps if REAL.clock() - self._ended_ns < _SHARED_LAPS_HOLD_NS else ()
+
+
+@dataclass
+class Rounds:
+    """Collects rounds until there are enough.
+
+    ``min_time_s``: their least total duration in seconds. ``time`` is what to do about a time
+    difference: if nothing, the reference kernel does not run. Only a gate checks whether the
+    machine was quiet, and runs rounds with ``threads`` intra-op threads (None: unchanged), because
+    with several threads one process may take 1.8 times as long as another with the same code.
+    """
+
+    min_time_s: float = 0.0
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    threads: int | None = None
+    #: Whether laps of the test before may be used.
+    shares: bool = False
+    recent: RecentLaps = field(default_factory=RecentLaps)
+    #: By how much the process grew in earlier runs, without the profiler.
+    needs: Need = NEED_UNKNOWN
+    timed: list[Round] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    busy: tuple[Reason, ...] = ()
+    #: Threads of the rounds; a profiled run has one.
+    _conditions: str = ""
+    _watch: BusyWatch | None = None
+    _began: int | None = None
+    _spent_ns: int = 0
+    _lap_ended: int = 0
+
+    def __len__(self) -> int:
+        return len(self.timed)
+
+    def add(self, one: Round) -> None:
+        """One more."""
+        self.timed.append(one)
+        self._spent_ns += one.wall_ns
+
+    def needed(self, one: Need) -> None:
+        """By how much the process grew in one more run without the profiler."""
+        self.needs = self.needs.after(one)
+
+    def watch(self) -> None:
+        """Start watching what else runs on the machine."""
+        self._watch = BusyWatch() if self.time == "gate" else None
+
+    def before_round(self, *, collected: bool = False) -> None:
+        """Run the reference kernel untimed; ``collected``: garbage was just collected."""
+        if self._began is None:
+            self._began = REAL.clock()
+            self.watch()
+        if not collected:
+            collect(1)
+        shared = self.recent.laps if self.shares and not self.laps else ()
+        if shared:
+            self.laps += shared
+            return
+        if self.time != "off" and REAL.clock() - self._lap_ended > _LAPS_HOLD_NS:
+            made = run_reference(_LAPS if self.laps else _FIRST_LAPS)
+            self.laps += made
+            self._lap_ended = REAL.clock()
+            if len(made) == _FIRST_LAPS:
+                self.recent.keep(made, self._lap_ended)
+
+    @property
+    def gated_threads(self) -> int | None:
+        """Intra-op threads of rounds whose times are stored for a gate."""
+        return self.threads if self.time == "gate" else None
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the requested time is not yet used up."""
+        wanted = self.min_time_s * 1e9
+        if not wanted or len(self.timed) >= MOST_ROUNDS:
+            return False
+        if self._began is not None and REAL.clock() - self._began > MOST_TIMES * wanted:
+            return False
+        return self._spent_ns < wanted and not self.has_long
+
+    @property
+    def has_long(self) -> bool:
+        """Whether the last round was so long that no more are needed."""
+        return bool(self.timed) and self.timed[-1].wall_ns > LONG_CALL_NS
+
+    def end(self) -> None:
+        """After the last round, find out what else ran on the machine."""
+        if not self.timed or self.time == "off":
+            return
+        first_only = not self.laps  # the first run uses the test's own threads
+        if first_only:
+            self.laps += run_reference(_FIRST_LAPS)
+        self._conditions = conditions(None if first_only else self.gated_threads)
+        if self._watch is not None:
+            self.busy, self._watch = self._watch.explain(), None
+
+    def facts(self) -> Facts:
+        """For the trace's metadata: a sample of each quantity, or why there is none."""
+        if not self.timed:
+            none = Quantity.of(NO_ROUNDS)
+            return Facts(wall_ms=none, cpu_ms=none, instructions=none)
+        return Facts(
+            wall_ms=_quantity([one.wall_ns / 1e6 for one in self.timed]),
+            cpu_ms=_quantity([one.cpu_ns / 1e6 for one in self.timed]),
+            instructions=_quantity([one.instructions for one in self.timed]),
+            reference=self._reference() if self.laps else None,
+            regions=self._regions() or None,
+        )
+
+    def _regions(self) -> dict[str, RegionTimes]:
+        names = dict.fromkeys(name for one in self.timed for name in one.laps)
+        return {
+            name: _region_times(name, [one.laps.get(name, ()) for one in self.timed])
+            for name in names
+        }
+
+    def _reference(self) -> ReferenceNote:
+        return ReferenceNote(
+            wall_ms=min(lap.wall_ns for lap in self.laps) / 1e6,
+            cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
+            n=len(self.laps),
+            conditions=self._conditions,
+            page_faults=min(one.page_faults for one in self.timed),
+        )
+
+
+def _region_times(name: str, rounds: Sequence[Sequence[LapTime | Reason]]) -> RegionTimes:
+    """Times of a region from its laps in each round, or why there is none."""
+    times = [[lap for lap in laps if not isinstance(lap, Reason)] for laps in rounds]
+    gap = next((lap for laps in rounds for lap in laps if isinstance(lap, Reason)), None)
+    if len({len(laps) for laps in rounds}) > 1:
+        gap = because(Why.LAPS_DIFFER, name=name)
+    if gap is not None:
+        return RegionTimes(wall_ms=Quantity.of(gap), cpu_ms=Quantity.of(gap))
+    return RegionTimes(
+        wall_ms=_quantity([sum(lap.wall_ns for lap in laps) / 1e6 for laps in times]),
+        cpu_ms=_quantity([sum(lap.cpu_ns for lap in laps) / 1e6 for laps in times]),
+        count=len(times[0]),
+        laps=tuple(
+            (median(lap.wall_ns for lap in same) / 1e6, median(lap.cpu_ns for lap in same) / 1e6)
+            for same in zip(*times, strict=True)
+        )[:MOST_LAPS],
+    )
+
+
+def _quantity(values: Sequence[float | Reason]) -> Quantity:
+    """A sample of the numbers; where there are none, the first reason."""
+    known = [value for value in values if not isinstance(value, Reason)]
+    gaps = [value for value in values if isinstance(value, Reason)]
+    return Quantity.of(Sample.of(known) if known else gaps[0])
+
+
+# ---- What the runs of a test have shown of the device.
+
+#: Launched beyond those that were lost: the next session may lose a few more.
+_MORE = 16
+
+
+class OfDevice:
+    """The part of a `Gatherer` that is about the device."""
+
+    _captures: Captures
+
+    @property
+    def idle_kernels(self) -> int:
+        """How many kernels to launch at the start of a session, so that none of the test's is lost.
+
+        After an idle time, CUPTI misdates the first kernels of a session, as many as sessions have
+        begun, and torch drops them: https://github.com/pytorch/pytorch/issues/192021.
+        """
+        lost = self._captures.lost_kernels
+        return lost + _MORE if lost else 0
+
+
+# ---- A test's other processes: their numbers, and what they are told when a run starts them.
+
+
+class OfProcesses(OfDevice):
+    """The part of a `Gatherer` that is about other processes than the test's own."""
+
+    plan: Plan
+    asked: Asked
+    own_files: tuple[str, ...]
+    _machine: Machine
+    _values: tuple[Checked, dict[str, Value]] | None
+    _rank: str | None = None
+
+    @property
+    def of_processes(self) -> dict[str, Any]:
+        """The fields of a `Measured` about them."""
+        located = self._captures.located_processes
+        return {"processes": self.processes, "rank": self._rank, "located_processes": located}
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The processes that the profiled run has started, and what the rules find there."""
+        return self._captures.processes(self.plan)
+
+    def join(self, rank: str, others: tuple[ChildTrace, ...]) -> None:
+        """Take the traces of the other ranks of the job; ``rank`` is the own one."""
+        self._rank, self._values = rank, None
+        self._captures.join(others)
+        self._captures.no_lines(because(Why.RANKS_NOT_LOCATED))
+
+    @property
+    def _region_gaps(self) -> Mapping[str, Reason]:
+        """Why numbers of named regions are not known: also, because other processes worked."""
+        gaps = dict(self.asked.region_gaps)
+        if self._captures.trace is None or not self.processes:
+            return gaps
+
+        if have_operators(self.processes):
+            why = because(Why.NOT_BY_PROCESS)
+            gaps |= {name: why for name in named_regions(self._captures.trace) if name not in gaps}
+        return gaps
+
+    def job(self, *, locates: bool = False) -> Job:
+        """What processes that a run starts need to know; made when one is started."""
+        from pytest_torchprof.capture.children import Job
+
+        now = facts_now(self._machine, Facts())
+        own = self.own_files if locates else None
+        return Job(self.plan.threads, now, os.environ.get("RANK"), own)
+
+
+# ---- What a test asks of the ``torchprof`` fixture, over all its runs.
+
+
+class Asked:
+    """Regions, numbers, tables and expectations of one test, noted by the fixture."""
+
+    def __init__(self) -> None:
+        #: The test measures a block or a callable through the fixture.
+        self.own_region = False
+        #: It names regions, which are parts of the whole call phase.
+        self.names_regions = False
+        #: All measurement, rounds included, happened in this run, so nothing is rerun.
+        self.complete = False
+        #: The exception that ended a region, so that the run measured nothing.
+        self.raised: str | None = None
+        #: It has read measured numbers, so its failure may be about them.
+        self.stats_read = False
+        #: It has asked for numbers, whether there were any or not.
+        self.stats_asked = False
+        #: A failed inline expectation: metric → expected text; of other comparisons, nothing.
+        self.mismatch: Mapping[str, str] | None = None
+        #: It asked for a table, and these are the tables that a rerun printed.
+        self.table_asked = False
+        self.tables: list[str] = []
+        #: Metrics that it compares, but that were not measured.
+        self.unchecked: list[str] = []
+        #: What the profiled run asked of named regions before it was known, and whether that is
+        #: compared.
+        self.early: dict[str, bool] = {}
+        #: Why the numbers of a named region are not those of all that ran in it.
+        self.region_gaps: dict[str, Reason] = {}
+        #: Inline expectations to rewrite.
+        self.edits: list[Edit] = []
+        #: Seconds that its comparisons of callables may take; 0 if there are none.
+        self.pairs_s = 0.0
+        #: The run that compares them has begun, it has begun a comparison, and is within one.
+        self.pairs_run = self.has_compared = self.is_comparing = False
+        #: Why one of them has no answer.
+        self._unanswered: Reason | None = None
+
+    def note_region(self, *, complete: bool = False) -> None:
+        """Note that a region begins; ``complete``: all its rounds happen in this run."""
+        self.own_region = True
+        self.complete |= complete
+
+    def note_raised(self, kind: type[BaseException]) -> None:
+        """Note that an exception of this kind ended a region."""
+        self.raised = kind.__name__
+
+    def note_stats(self, *, read: bool = False, unchecked: Iterable[str] = ()) -> None:
+        """Note that numbers are asked for, or ``read``; those ``unchecked`` were not measured."""
+        self.stats_asked = True
+        self.stats_read |= read
+        self.unchecked += unchecked
+
+    def note_named(self) -> None:
+        """Note that a named region begins."""
+        self.names_regions = True
+
+    def take_early(self) -> bool:
+        """Whether anything was asked early; from now on it can be answered."""
+        asked, self.early = bool(self.early), {}
+        return asked
+
+    def note_early(self, label: str, *, compared: bool) -> None:
+        """Note that the profiled run asks for what only a later run can have."""
+        self.early[label] = compared
+
+    def note_region_gap(self, name: str, gap: Reason) -> None:
+        """Note why the numbers of a named region are not those of all that ran in it."""
+        self.region_gaps.setdefault(name, gap)
+
+    def note_pairs(self, seconds: float) -> None:
+        """Note that the test compares callables, for which it needs this many seconds."""
+        self.pairs_s += seconds
+
+    def note_pairs_run(self) -> None:
+        """Note that the run begins which compares callables."""
+        self.pairs_run = True
+
+    def note_comparison(self, *, done: bool = False, gap: Reason | None = None) -> None:
+        """Note that a comparison begins, or is done; ``gap``: why it has no answer."""
+        self.has_compared, self.is_comparing = True, not done
+        self._unanswered = self._unanswered or gap
+
+    @property
+    def pairs_gap(self) -> Reason | None:
+        """Why callables were not compared, if they were not."""
+        if not self.pairs_s or self.has_compared:
+            return self._unanswered
+        return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
+
+    def note_mismatch(self, expected: Mapping[str, str]) -> None:
+        """Note a failed inline expectation: metric → expected text."""
+        self.mismatch = expected
+
+    def note_edit(self, edit: Edit) -> None:
+        """Note an inline expectation to rewrite."""
+        self.edits.append(edit)
+
+    def note_table(self, text: str | None = None) -> None:
+        """Note that a table is asked for; an unprofiled run has no ``text`` for it."""
+        self.table_asked = True
+        self.tables += [text] if text is not None else []
+
+    def forget_tables(self) -> None:
+        """Forget the tables, since the test runs again and makes them again."""
+        self.tables.clear()
+
+    def keep_printed(self, printed: str) -> None:
+        """Of the tables that a run has made, keep only those that it printed."""
+        tables, self.tables = self.tables, []
+        for text in tables:
+            if text in printed:
+                self.tables.append(text)
+                printed = printed.replace(text, "", 1)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Context for an extra run: how it ends and what it prints is forgotten."""
+        raised, mismatch, tables = self.raised, self.mismatch, list(self.tables)
+        early, gaps = dict(self.early), dict(self.region_gaps)
+        try:
+            yield
+        finally:
+            self.raised, self.mismatch, self.tables = raised, mismatch, tables
+            self.early, self.region_gaps = early, gaps
+
+
+# ---- Collect the results of one test's runs, until they become a `Measured`.
+
+
+class Gatherer(OfProcesses):
+    """Takes the result of each run of one test, and decides which runs are still needed.
+
+    ``folder`` is where the profiler may write, None for the system's temporary folder.
+    ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
+    called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
+    of earlier tests. ``frozen``: objects from before the test are frozen for good, see
+    `GarbageControl`. ``name`` is what the test's seeds are made of.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        folder: Path | None = None,
+        *,
+        own_files: tuple[str, ...] = (),
+        wants_lines: Callable[[Measured], bool] = lambda _: False,
+        laps: RecentLaps | None = None,
+        frozen: bool = False,
+        name: str = "",
+    ) -> None:
+        self.folder, self.own_files, self.frozen = folder, own_files, frozen
+        self._machine = machine
+        self._wants_lines = wants_lines
+        self._recent_laps = laps if laps is not None else RecentLaps()
+        #: Runs of the item, including the first.
+        self.runs = 0
+        #: Why the test is not profiled, and whether `torchprof ab` may time it anyway.
+        self.reason: Reason | None = None
+        self.timed = True
+        self._faults: list[str] = []
+        #: What the test itself asks of the fixture.
+        self.asked = Asked()
+        #: What the test records itself.
+        self.recordings = RunRecordings()
+        self._captures = Captures()
+        self._checked: Checked | None = None
+        self._rank: str | None = None
+        self._values: tuple[Checked, dict[str, Value]] | None = None
+        self.longest_ns = 0
+        if machine.accelerator is not None:
+            watch_device()
+        self._compiled = CompileCount.now()
+        #: What the first run compiled, once it is over.
+        self._compilation: Facts | None = None
+        self.replan(plan)
+        #: The process state before the test's fixtures were set up.
+        self.start = World()
+        self.seeds = Seeds(plan.seed, name, self.start)
+        #: Start of the time that counts toward the test's limits.
+        self.started_ns: int = REAL.clock()
+
+    def replan(self, plan: Plan) -> None:
+        """Use this plan from now on, and forget earlier rounds."""
+        self.plan = plan
+        self.rounds = Rounds(
+            plan.round_time_s, plan.time, plan.threads, plan.shares_laps, self._recent_laps
+        )
+
+    # ---------------------------------------------------------------- results of runs
+
+    def take(self, brought: Brought) -> None:
+        """Take the result of a run."""
+        if isinstance(brought, Timed):
+            self._take_time(brought)
+        elif isinstance(brought, NoModules):
+            self._captures.no_modules(brought.gap)
+        else:
+            if brought.first:
+                self._compilation = self._compiled_so_far()
+            refused = self._captures.take(brought)
+            if brought.kind == "lines" and self.checked.wants_module_calls:
+                self._captures.tell_module_calls()
+            if refused is not None:
+                self.refuse(refused)
+
+    def _take_time(self, brought: Timed) -> None:
+        wall_ns = brought.round.wall_ns
+        self.longest_ns = max(self.longest_ns, wall_ns)
+        self._captures.note_call(recorded=brought.recorded)
+        long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
+        if brought.kind == "round" or long:
+            self.rounds.add(brought.round)
+            if brought.first:
+                self.recordings.count_first()
+        if brought.first or self.asked.complete:
+            self._compilation = self._compiled_so_far()
+
+    def _compiled_so_far(self) -> Facts:
+        return CompileCount.now().since(self._compiled)
+
+    def count_run(self) -> None:
+        """Count another run of the item."""
+        self.runs += 1
+
+    def exclude(self, ns: int) -> None:
+        """Exclude time from the test's time limits."""
+        self.started_ns += ns
+
+    # ---------------------------------------------------------------- refusals and faults
+
+    def refuse(self, reason: Reason, *, timed: bool = True) -> None:
+        """Keep the first reason why the test is not profiled; it may be ``timed`` anyway."""
+        if self.reason is None:
+            self.reason, self.timed = reason, timed
+
+    def broke(self, error: Exception) -> Reason:
+        """Record an error that the test did not cause; return it as a reason."""
+        if is_fault(error):
+            self._faults.append(message_of(error))
+        return reason_for(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Refuse because of an error that the test did not cause."""
+        self.refuse(self.broke(error))
+
+    def blame(self, *faults: str) -> None:
+        """Record faults found elsewhere."""
+        self._faults += faults
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether there are faults to report."""
+        return bool(self._faults)
+
+    def take_faults(self) -> list[str]:
+        """Return the faults so far, and forget them."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        """Context for a run of `EXTRA_KINDS`, whose failure does not invalidate the numbers."""
+        compilation, captures = self._compilation, self._captures
+        try:
+            with self.asked.restored():
+                yield
+        finally:
+            self._compilation = compilation
+            if captures.located is None:
+                captures.no_lines(captures.lines_gap or self.reason)
+            self.reason, self.timed = None, True
+
+    # ---------------------------------------------------------------- what is known
+
+    @property
+    def trace(self) -> Events | None:
+        """The trace of the profiled run, once there is one."""
+        return self._captures.trace
+
+    @property
+    def fails_by_numbers(self) -> bool:
+        """Whether an assertion that fails the test now is about what was measured; noted if so."""
+        if self.trace is None or not (self.asked.stats_read or self.asked.has_compared):
+            return False
+        self.asked.note_mismatch(self.asked.mismatch or {})
+        return True
+
+    @property
+    def captured_kind(self) -> RunKind:
+        """The kind of run that it is of."""
+        return self._captures.kind
+
+    @property
+    def wants_another(self) -> bool:
+        """Whether the profiled run compiled or lost kernels, so that another one is needed."""
+        return self._captures.wants_another
+
+    @property
+    def plain_lines(self) -> frozenset[str] | None:
+        """Lines that a locating run need not mark; None if none has asked for another."""
+        return self._captures.plain_lines
+
+    @property
+    def export(self) -> Callable[[Path], None] | None:
+        """Writes the trace's file, see `Captures.export`; None if there is none."""
+        return self._captures.export if self._captures.has_file else None
+
+    @property
+    def checked(self) -> Checked:
+        """What the rules find in the trace, computed once."""
+        trace, plan = self.trace, self.plan
+        assert trace is not None  # noqa: S101 - the caller has looked
+        if self._checked is None or self._checked.trace is not trace:
+            self._checked = check(trace, plan.rules, thresholds=plan.thresholds)
+        return self._checked
+
+    def values(self) -> dict[str, Value]:
+        """Every metric of the trace, computed once, and what the test has recorded so far."""
+        checked = self.checked
+        if self._values is None or self._values[0] is not checked:
+            allowed = self.plan.allowed
+            values = values_of(checked, allowed, self.plan.metrics)
+            if self.processes:
+                from pytest_torchprof.verdict.profile import combined
+
+                theirs = [(one.label, values_of(one.checked, allowed)) for one in self.processes]
+                own = {one.name: one.own for one in self.plan.metrics if one.own is not None}
+                values = combined(values, theirs, own)
+            self._values = checked, values
+        return self._values[1] | values_in(self.recordings.taken().get(None, {}))
+
+    def region_values(self, name: str, lap: int | None = None) -> Mapping[str, Value]:
+        """Every metric of a named region, or of one lap of it; computed when looked up."""
+        return RegionValues(
+            self.checked,
+            self.plan.allowed,
+            name,
+            lap,
+            self._region_gaps.get(name),
+            self.plan.metrics,
+            self.recordings.taken().get(name, {}),
+        )
+
+    def own(self, name: str) -> OwnMetric | None:
+        """What is declared of a metric of the user's own; None if there is none of this name."""
+        for metric in self.plan.metrics:
+            if metric.name == name:
+                return metric.own
+        return declared_in(self.recordings.taken()).get(name)
+
+    def laps_of(self, name: str) -> int:
+        """How often the profiled run entered a named region."""
+        return 0 if self.trace is None else named_regions(self.trace).get(name, 0)
+
+    def measured(self) -> Measured:
+        """Everything measured so far, for judging; requires a trace."""
+        plan, machine, captures = self.plan, self._machine, self._captures
+        return Measured(
+            self.checked,
+            machine.key,
+            machine.host,
+            machine.cpu_capability,
+            budgets=plan.budgets,
+            rules=plan.rules,
+            allowed=plan.allowed,
+            ignored=plan.ignored,
+            modules=captures.modules,
+            modules_gap=captures.modules_gap,
+            unseen_modules=captures.unseen_modules,
+            located=captures.located,
+            lines_gap=captures.lines_gap,
+            busy=self.rounds.busy,
+            mismatch=self.asked.mismatch,
+            unmeasured=(
+                *self.asked.unchecked,
+                *(label for label, compared in self.asked.early.items() if compared),
+            ),
+            region_gaps=self._region_gaps,
+            pairs_gap=self.asked.pairs_gap,
+            own=plan.metrics,
+            allowances=plan.allowances,
+            recorded=self.recordings.taken(),
+            reseeded=self._reseeded,
+            recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
+            seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
+            draws=self.seeds.decide,
+            could_run=could_run,
+            **self.of_processes,
+        )
+
+    @property
+    def _reseeded(self) -> Checked | None:
+        """What the rules find with another seed."""
+        trace, plan = self._captures.reseeded, self.plan
+        return None if trace is None else check(trace, plan.rules, thresholds=plan.thresholds)
+
+    def result(self) -> Measured | Unmeasured:
+        """The final result of the runs."""
+        if self.reason is None and self.trace is None:
+            raised = self.asked.raised
+            block = because(Why.BLOCK_RAISED, error=raised) if raised else None
+            self.refuse(block or because(Why.NOTHING_CAPTURED))
+        if self.reason is None:
+            return self.measured()
+        environment = self._machine.key
+        compares = self.asked.stats_asked or self.asked.pairs_gap is not None
+        return Unmeasured(self.reason, environment, self.plan.budgets, compares)
+
+    def forget(self) -> None:
+        """Release memory and files, once the test is fully reported."""
+        self._checked = self._values = None
+        self._captures.forget()
+        leave_device()
+
+    # ---------------------------------------------------------------- which runs are needed
+
+    def runs_of(self, kinds: list[RunKind]) -> Iterator[RunKind]:
+        """These runs, and those found to be needed on the way.
+
+        Rounds are added to fill the requested seconds, and an extra run if the profiled run
+        compiled or missed other threads, if a rule needs to identify tensors or module calls, or if
+        the test compares numbers of named regions, which are known once the profiled run is over.
+
+        torch.compile guards on the number of threads, so the profiled run may compile again, and
+        the next one record CUDA graphs; only a test that does so in every run does it then, too.
+        """
+        for kind in kinds:
+            if kind == "profile":
+                while self.rounds.wants_more and self.reason is None:
+                    yield "round"
+                with PATCH_GUARD:
+                    self.rounds.end()
+                # Code may be slower once the profiler has run.
+                yield from self.pairs_runs
+            yield kind
+            while kind == "profile" and self.wants_another and self.reason is None:
+                yield kind
+        yield from self._settling
+        if self._has_trace and not self.asked.complete and self.asked.take_early():
+            yield "numbers"
+        if self._has_trace and self._asks(self._marks_lines):
+            yield "lines"
+            if self.plain_lines is not None and self.reason is None:
+                yield "lines"
+            self._note_if(lambda: self.checked.wants_module_calls)
+        stable = self.plan.checks_stable and self.runs > 0 and not self._captures.children
+        if self._has_trace and stable and "profile" in kinds:
+            yield "reseeded"
+
+    @property
+    def _settling(self) -> Iterator[RunKind]:
+        """The run that decides which trace counts, if one must."""
+        if self._captures.wants_threads and self.reason is None:
+            yield "threads"
+        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
+            yield "tensors"
+            self._note_if(lambda: self.checked.wants_tensors)
+
+    def _note_if(self, still_asked: Callable[[], bool]) -> None:
+        """Note that a run has not told what rules ask for, if so."""
+        if self._has_trace and self._asks(still_asked):
+            self._captures.note_untold()
+
+    @property
+    def pairs_runs(self) -> list[RunKind]:
+        """The run in which the test compares callables, if it does and has not done so yet."""
+        asked = self.asked
+        waits = self.plan.compares and bool(asked.pairs_s) and not asked.pairs_run
+        # A callable that the first run measures has runs of its own, which are within that one.
+        return ["pairs"] if waits and self.reason is None and self.runs > 0 else []
+
+    def _marks_lines(self) -> bool:
+        """Whether lines and modules must be known: for a rule, or to be shown."""
+        return self.checked.wants_module_calls or self._wants_lines(self.measured())
+
+    @property
+    def _has_trace(self) -> bool:
+        return self.trace is not None and self.reason is None
+
+    def _asks(self, question: Callable[[], bool]) -> bool:
+        try:
+            with PATCH_GUARD:
+                return question()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self._captures.no_lines(self.broke(error))
+            return False
+
+    def facts(self) -> Facts:
+        """What to write to the trace's metadata."""
+        now = facts_now(self._machine, self._compiled_so_far(), self._compilation)
+        known = self.rounds.facts() | now
+        plan = self.plan
+        return known | Facts(asked=plan.asked, chip=plan.chip) if plan.asked else known
+
+
+# ---- The processes that a test has started, for its numbers.
+
+
+def processes_of(
+    children: Sequence[ChildTrace],
+    rules: Iterable[Rule],
+    thresholds: Mapping[str, Mapping[str, float]],
+) -> tuple[Process, ...]:
+    """Each with what the rules find in its trace, ranks first; launchers are left out.
+
+    Where several claim one rank, as in a test of several jobs, none has its rank as its label.
+    """
+    ranked: list[Process] = []
+    numbered: list[Process] = []
+    for label, one in zip(labels_of(children), children, strict=True):
+        has_rank = label.isdecimal()
+        idle = not one.trace.is_kind(EventKind.OP).any() and one.trace.once(work_elsewhere) is None
+        if idle and not has_rank:
+            continue
+        made = Process(label, check(one.trace, tuple(rules), thresholds=thresholds))
+        (ranked if has_rank else numbered).append(made)
+    return (*sorted(ranked, key=lambda one: int(one.label)), *numbered)
+
+
+def labels_of(children: Sequence[ChildTrace]) -> list[str]:
+    """The rank of each as text, or ``process N``, also where several claim one rank."""
+    claims = Counter(one.rank for one in children)
+    return [
+        str(one.rank) if one.rank is not None and claims[one.rank] == 1 else f"process {number}"
+        for number, one in enumerate(children, 1)
+    ]
+
+
+def located_by_label(children: Sequence[ChildTrace]) -> dict[str, Located]:
+    """What maps events of each process to lines, of those in which lines were marked."""
+    return {
+        label: Located(one.trace, *one.marks)
+        for label, one in zip(labels_of(children), children, strict=True)
+        if one.marks is not None
+    }
+
+
+def have_operators(processes: Iterable[Process]) -> bool:
+    """Whether any of them ran an operator."""
+    return any(one.checked.trace.is_kind(EventKind.OP).any() for one in processes)

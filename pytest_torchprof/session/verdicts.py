@@ -1,0 +1,600 @@
+"""The verdicts on tests: each made after the test's runs and kept on its item for reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.outcomes import Failed
+from msgspec.structs import replace
+from pytest import StashKey  # noqa: PT013 - the name alone is needed
+
+from pytest_torchprof.baseline import store
+from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.records import Frozen, Sendable
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import (
+    Baseline,
+    OwnMetric,
+    Record,
+    RegionRecord,
+)
+from pytest_torchprof.places.place import CallSites, Roots, by_operator
+from pytest_torchprof.places.place import joined_sites as joined
+from pytest_torchprof.render import escape
+from pytest_torchprof.render.failure import failure_message, short_message
+from pytest_torchprof.session.faults import is_fault, message_of, reason_for
+from pytest_torchprof.session.options import OPTIONS
+from pytest_torchprof.trace.names import named_regions
+from pytest_torchprof.verdict.judgement import (
+    Compared,
+    Judged,
+    Terms,
+    advice,
+    all_unchecked,
+    compared,
+    judged,
+    not_profiled,
+)
+from pytest_torchprof.verdict.profile import Measured, Unmeasured, shown_operator, view_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import Finding, Profile, Settings
+    from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.render.findings import Where
+    from pytest_torchprof.session.measurement import Gatherer
+    from pytest_torchprof.session.plan import Plan
+
+
+# ---- What a test offers for ``--accept``.
+
+
+class Offer(Sendable, frozen=True):
+    """What ``--accept`` would write for a passing test; the controller decides.
+
+    ``times_changed``: its times replace the accepted ones. ``edits`` are inline expectations to
+    rewrite. ``dropped`` are metrics of which only a lower bound is known, above the accepted value.
+    ``own`` are the metrics that the user has defined.
+    """
+
+    path: str
+    test: str
+    environment: str
+    baseline: Baseline
+    times_changed: bool = False
+    edits: tuple[Edit, ...] = ()
+    dropped: tuple[str, ...] = ()
+    own: tuple[OwnMetric, ...] = ()
+
+
+# ---- Trace files that the user wants to keep, named after their tests.
+
+#: The longest stem of a trace's file name, in bytes.
+_STEM_BYTES = 150
+
+#: Writes a trace's file, compressed.
+Export = Callable[[Path], None]
+
+
+class Kept(Frozen, frozen=True):
+    """Where a trace is kept; nowhere if it is not wanted, or because of these faults."""
+
+    path: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+class KeptTraces:
+    """Keeps traces in the folder that the settings name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.traces
+        self._all = settings.traces_of == "all"
+
+    def keep(self, nodeid: str, export: Export | None, *, failed: bool) -> Kept:
+        """Write the trace, if the settings ask for one of such a test."""
+        if export is None or self._folder is None or not (failed or self._all):
+            return Kept()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            kept = self._folder / f"{_file_stem(nodeid)}.pt.trace.json.gz"
+            export(kept)
+            return Kept(str(kept))
+        except OSError as error:
+            place = f"traces cannot be kept in {self._folder}"
+            return Kept(
+                faults=(f"{place}: {system_message(error)}; name another with --torchprof-traces",)
+            )
+
+
+def _file_stem(nodeid: str) -> str:
+    """A file name for a test; with a hash if other tests could have the same name."""
+    words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
+    whole = words.replace("::", ".").replace("/", "+").replace(":", "_")
+    # Most systems limit a file name to 255 bytes, and non-ASCII letters take several.
+    stem = whole.encode(errors="replace")[-_STEM_BYTES:].decode(errors="ignore")
+    file, _, names = stem.partition(".py.")
+    names, bracket, parameters = names.partition("[")
+    back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
+    number = zlib.crc32(nodeid.encode(errors="backslashreplace"))
+    return stem if back == nodeid else f"{stem}-{number:08x}"
+
+
+# ---- The verdict on one test: its comparison with the baseline, a record, and a failure message.
+
+#: The profiled run was the test's only run.
+_ONLY_RUN = because(Why.ONLY_RUN)
+
+
+class Judgement(Frozen, frozen=True):
+    """A test's record for the report, its offer for ``--accept``, and its failure message, if any.
+
+    ``faults`` are errors that the test did not cause.
+    """
+
+    record: Record
+    offer: Offer | None
+    message: str | None
+    faults: tuple[str, ...] = ()
+
+
+class Judge:
+    """Judges tests: reads each baseline file once, keeps traces, and makes messages."""
+
+    def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
+        self._settings = settings
+        self.traces = KeptTraces(settings)
+        self._roots = Roots(root)
+        self._compared: Compared | None = None
+        self._terms = Terms(
+            settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
+        )
+        self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
+
+    def judge(
+        self,
+        subject: Subject,
+        result: Measured | Unmeasured,
+        *,
+        edits: Iterable[Edit] = (),
+        export: Export | None = None,
+    ) -> Judgement:
+        """Judge the result of the runs; ``edits`` are inline expectations to rewrite.
+
+        Raises:
+            BaselineError: the baseline file cannot be read.
+        """
+        if isinstance(result, Unmeasured):
+            self._compared = None
+            known = self._accepted(subject, result.environment) is not None
+            verdict = not_profiled(result, self._terms, has_baseline=known)
+            record = replace(_record(subject, verdict, None), has_baseline=known)
+            return Judgement(record, None, short_message(verdict.causes))
+        compared, self._compared = self._compare(subject, result), None
+        measured, findings, faults = _located(result)
+        verdict = judged(measured, compared, findings, self._roots, self._terms)
+        if verdict.status == "new" and not self._settings.accept:
+            verdict = self._against_elsewhere(subject, measured, verdict)
+        failed = bool(verdict.causes) or measured.mismatch is not None
+        kept = self.traces.keep(subject.nodeid, export, failed=failed)
+        message = self._message(subject, measured, compared, verdict) if verdict.causes else None
+        offer = None
+        if verdict.accepts is not None:
+            offer = Offer(
+                str(subject.baseline),
+                subject.name,
+                measured.environment,
+                verdict.accepts,
+                verdict.times_changed,
+                tuple(edits),
+                tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
+                tuple(compared.profile.own.values()),
+            )
+        record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
+        return Judgement(record, offer, message, (*faults, *kept.faults))
+
+    def left_out(self, plan: Plan) -> str | None:
+        """The failure message of a test excluded from profiling that has limits, if it fails."""
+        missing = Unmeasured(because(Why.LEFT_OUT), "", plan.budgets)
+        return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
+
+    def forget(self) -> None:
+        """Release the test's trace, judged or not."""
+        self._compared = None
+
+    def wants_lines(self, subject: Subject, measured: Measured) -> bool:
+        """Whether lines are worth a run: there is an unaccepted finding or a failure.
+
+        Not while accepting, and not where nothing shows them: findings that do not fail the test
+        have their lines in the JSON report only. But always where a marker allows some by place.
+        """
+        if measured.mismatch is not None:
+            return False
+        if measured.allowances:
+            from pytest_torchprof.verdict.findings import wants_places
+
+            if wants_places(measured):
+                return True
+        if self._settings.accept:
+            return False
+        try:
+            compared = self._compare(subject, measured)
+        except BaselineError:
+            return False
+        return compared.has_places and (self._settings.json is not None or compared.fails)
+
+    def _compare(self, subject: Subject, measured: Measured) -> Compared:
+        """Computed once per trace and what is recorded beside it."""
+        if self._compared is None or not self._compared.holds_for(measured):
+            baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
+            self._compared = compared(measured, baseline, self._terms)
+        return self._compared
+
+    def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
+        return store.entry_of(self.load(subject.baseline), subject.name, environment, cpu)
+
+    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
+        """The verdict, with what differs from a baseline of another torch or chip, as advice."""
+        data = self.load(subject.baseline)
+        found = store.entry_elsewhere(data, subject.name, measured.environment)
+        if found is None or verdict.profile is None:
+            return verdict
+        there, baseline = found
+        changes = advice(verdict.profile, baseline, self._terms)
+        why = because(
+            Why.OTHER_ENVIRONMENT,
+            here=measured.environment,
+            accepted=there,
+            changes=changes or ("nothing",),
+        )
+        return replace(verdict, reason=why)
+
+    def _message(
+        self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
+    ) -> str:
+        accept = self._settings.accept
+        where: Where | None = None
+        if measured.located is not None:
+            where = CallSites(measured.trace, measured.located, self._roots, shown_operator)
+            if measured.located_processes:
+                where = joined([where, *self._sites_of_processes(measured)])
+        gap = measured.lines_gap or (None if where else _ONLY_RUN)
+        assert verdict.profile is not None  # noqa: S101 - it was measured
+        return failure_message(
+            verdict.causes,
+            verdict.verdicts,
+            verdict.profile,
+            compared.baseline,
+            None if accept else subject.accept_command(),
+            ab_command=subject.ab_command(),
+            where=where,
+            lines_gap=gap if not accept and compared.has_places else None,
+        )
+
+    def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
+        located = measured.located_processes
+        return [
+            CallSites(one.checked.trace, located[one.label], self._roots, shown_operator)
+            for one in measured.processes
+            if one.label in located
+        ]
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """The decoded baseline file, read once; an error is raised again on each call."""
+        if path not in self._baselines:
+            try:
+                self._baselines[path] = store.load(path, merging=self._settings.accept)
+            except BaselineError as error:
+                self._baselines[path] = error
+        found = self._baselines[path]
+        if isinstance(found, BaselineError):
+            raise found
+        return found
+
+
+def _located(
+    measured: Measured,
+) -> tuple[Measured, dict[str | None, tuple[Finding, ...]], tuple[str, ...]]:
+    """The findings of the test and its regions, by line if possible, and faults: errors here never
+    fail a test.
+    """
+    faults: tuple[str, ...] = ()
+    if measured.located is not None:
+        try:
+            return measured, _findings(measured, measured.located), faults
+        except Exception as error:  # noqa: BLE001 - the numbers are right all the same
+            faults = (message_of(error),) if is_fault(error) else ()
+            measured = replace(measured, located=None, lines_gap=reason_for(error))
+    return measured, _findings(measured, by_operator), faults
+
+
+def _findings(measured: Measured, placing: Placing) -> dict[str | None, tuple[Finding, ...]]:
+    checked, trace = measured.checked, measured.trace
+    found: dict[str | None, tuple[Finding, ...]] = {None: checked.findings(placing)}
+    if any(one.checked.matches for one in measured.processes):
+        from pytest_torchprof.verdict.profile import merged_findings
+
+        located = measured.located_processes
+        theirs = (
+            one.checked.findings(located.get(one.label, by_operator)) for one in measured.processes
+        )
+        found[None] = merged_findings([found[None], *theirs])
+    if checked.matches:
+        for name in named_regions(trace):
+            found[name] = checked.within(view_of(trace, name).selection).findings(placing)
+    return found
+
+
+def _lines_lost(measured: Measured, findings: tuple[Finding, ...]) -> Reason | None:
+    """Why only a part of the findings has a line, if so: without one, the path stands for it."""
+    lost = any(f.location == f.path for f in findings)
+    return measured.lines_gap if lost and measured.located is not None else None
+
+
+def _record(
+    subject: Subject, verdict: Judged, trace: str | None, note: Reason | None = None
+) -> Record:
+    profile = verdict.profile
+    regions: dict[str, Profile | None] = {v.region: None for v in verdict.verdicts if v.region}
+    regions |= profile.regions if profile is not None else {}
+    return Record(
+        subject.nodeid,
+        verdict.status,
+        verdict.reason or note,
+        {v.label: v for v in verdict.verdicts if v.region is None},
+        profile.findings if profile is not None else (),
+        profile.unchecked if profile is not None else {},
+        trace,
+        strict=verdict.strict,
+        regions={
+            name: RegionRecord(
+                region.laps or 0 if region is not None else 0,
+                {v.metric: v for v in verdict.verdicts if v.region == name},
+                region.findings if region is not None else (),
+            )
+            for name, region in regions.items()
+        },
+        ranks=profile.ranks if profile is not None else {},
+        unstable=verdict.unstable,
+    )
+
+
+# ---- The exception that the plugin fails a test with, recognizable by its type.
+
+
+class OwnFailure(Failed):
+    """As `pytest.fail` raises it without a traceback."""
+
+    __module__ = Failed.__module__
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, pytrace=False)
+
+
+#: Reports and other plugins recognize a failure by this name.
+OwnFailure.__name__ = OwnFailure.__qualname__ = Failed.__name__
+
+
+# ---- The test that is judged: its names, its baseline file, and commands to run for it.
+
+
+class Subject(Frozen, frozen=True):
+    """The test that is judged: its id, its name within its file, and its baseline file.
+
+    ``accept_command`` makes the command that accepts its values, and ``ab_command`` the one that
+    compares its time with that of another revision.
+    """
+
+    nodeid: str
+    name: str
+    baseline: Path
+    accept_command: Callable[[], str]
+    ab_command: Callable[[], str]
+
+
+def name_of(item: pytest.Item) -> str:
+    """A test's name within its file: node id after the file, parameters included."""
+    return item.nodeid.partition("::")[2] or item.nodeid
+
+
+#: What a session is started through, if it is a rank of a job.
+LAUNCHER: StashKey[tuple[str, ...]] = StashKey()
+
+#: Options that change which file or which numbers an accept writes.
+_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads", "seed"})
+
+
+def command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that accepts this test's values, to paste into the user's shell."""
+    # If another plugin owns --accept, it does not switch on profiling.
+    ours = hasattr(config.option, "torchprof_accept")
+    words = [*config.stash.get(LAUNCHER, ()), "pytest"]
+    words += ["--accept"] if ours else ["--torchprof", "--accept"]
+    given = {
+        option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
+    }
+    given["-c"] = config.getoption("inifilename", None)
+    given["--rootdir"] = config.getoption("rootdir", None)
+    for flag, value in given.items():
+        if value is not None:
+            words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
+    for pair in config.getoption("override_ini", None) or ():
+        words += ["-o", pair]
+    return escape.command([*words, _typed(config, nodeid)])
+
+
+def ab_command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that compares this test's time with that of a revision, REF."""
+    return escape.command(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
+
+
+def _typed(config: pytest.Config, nodeid: str) -> str:
+    """The node id as typed in the folder where pytest was started."""
+    file, *names = nodeid.split("::")
+    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
+    return "::".join([Path(here).as_posix(), *names])
+
+
+class ItemVerdict(Frozen, frozen=True):
+    """The result for a test: record, offer for ``--accept``, and whether the plugin fails it.
+
+    ``error``: that of the test's own comparison of numbers.
+    """
+
+    record: Record | None = None
+    offer: Offer | None = None
+    failed: bool = False
+    error: BaseException | None = None
+
+
+_VERDICT = pytest.StashKey[ItemVerdict]()
+_SUBJECT = pytest.StashKey[Subject]()
+
+
+class ItemVerdicts:
+    """The verdicts on the tests of a session.
+
+    ``baseline_of`` a test file is its baseline file; ``is_shared``: whether another test has the
+    name of this one.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        baseline_of: Callable[[Path], Path],
+        is_shared: Callable[[pytest.Item], bool],
+        *,
+        is_worker: bool,
+    ) -> None:
+        self._config = config
+        self._baseline_of = baseline_of
+        self._is_shared = is_shared
+        self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
+        #: The first test of each baseline that cannot be used, which says why.
+        self._told: dict[Path, str] = {}
+
+    def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
+        """Start a test without a verdict; return what decides later whether to locate lines."""
+        item.stash[_VERDICT] = ItemVerdict()
+        return partial(self._judge.wants_lines, self._subject(item))
+
+    def load(self, item: pytest.Item) -> None:
+        """Read the test's baseline file now; errors in it are reported when the test is judged."""
+        with suppress(BaselineError):
+            self._judge.load(self._subject(item).baseline)
+
+    def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
+        """Compare what was measured, store the verdict, and return the failure message, if any."""
+        verdict, message = ItemVerdict(), None
+        if self._is_shared(item):
+            gatherer.refuse(because(Why.SAME_NAME))
+        try:
+            judged = self._judge.judge(
+                self._subject(item),
+                gatherer.result(),
+                edits=gatherer.asked.edits,
+                export=gatherer.export,
+            )
+            gatherer.blame(*judged.faults)
+            message = judged.message
+            record = replace(judged.record, message=message)
+            verdict = ItemVerdict(record, judged.offer)
+        except BaselineError as error:
+            gatherer.refuse(reason_for(error))
+            subject = self._subject(item)
+            first = self._told.setdefault(subject.baseline, subject.nodeid)
+            again = f"baseline {subject.baseline} cannot be used: see {first}"
+            message = escape.line(f"torchprof: {error if first == subject.nodeid else again}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            gatherer.give_up(error)
+        item.stash[_VERDICT] = replace(verdict, failed=message is not None)
+        return message
+
+    def mark_failed(self, item: pytest.Item, error: BaseException) -> None:
+        """Record that the test's own comparison failed it, whatever else was measured."""
+        item.stash[_VERDICT] = replace(item.stash[_VERDICT], failed=True, error=error)
+
+    def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
+        """The failure message of a test excluded from profiling that has limits, if it fails."""
+        message = self._judge.left_out(plan)
+        item.stash[_VERDICT] = ItemVerdict(failed=message is not None)
+        return message
+
+    def forget(self) -> None:
+        """Release the test's trace, judged or not."""
+        self._judge.forget()
+
+    def release(self, item: pytest.Item, *more: pytest.StashKey[Any]) -> None:
+        """Release what belongs to a test that is over: pytest keeps all items."""
+        keys: tuple[pytest.StashKey[Any], ...] = _VERDICT, _SUBJECT, *more
+        for key in keys:
+            if key in item.stash:
+                del item.stash[key]
+
+    def final(
+        self,
+        item: pytest.Item,
+        call: pytest.CallInfo[None],
+        report: pytest.TestReport,
+        plan: Plan,
+        gatherer: Gatherer | None,
+    ) -> tuple[ItemVerdict, bool]:
+        """The result for the test at this report, and whether the plugin failed it."""
+        verdict = item.stash.get(_VERDICT, ItemVerdict())
+        raised = call.excinfo.value if call.excinfo is not None else None
+        own = raised is not None and (isinstance(raised, OwnFailure) or raised is verdict.error)
+        ours = own and verdict.failed
+        if call.when == "call" and report.failed and not ours:
+            # Something else failed it: a strict xfail that passed, or another plugin's checks.
+            item.stash[_VERDICT] = verdict = ItemVerdict(failed=verdict.failed)
+        if verdict.record is None:
+            left_out = because(Why.LEFT_OUT) if plan.left_out else None
+            reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
+            record = Record(
+                item.nodeid,
+                "not_profiled",
+                reason,
+                {v.label: v for v in all_unchecked(plan.budgets, reason)},
+                # A test that failed in its own comparison of measured numbers has one.
+                trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
+            )
+            verdict = replace(verdict, record=record)
+        return verdict, ours
+
+    def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
+        """Keep the trace of a test that was not judged; return its path."""
+        if gatherer is None:
+            return None
+        kept = self._judge.traces.keep(nodeid, gatherer.export, failed=failed)
+        gatherer.blame(*kept.faults)
+        return kept.path
+
+    def _subject(self, item: pytest.Item) -> Subject:
+        if (known := item.stash.get(_SUBJECT, None)) is not None:
+            return known
+        path = self._baseline_of(item.path)
+        commands = (
+            partial(make, self._config, item.nodeid) for make in (command_for, ab_command_for)
+        )
+        item.stash[_SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
+        return made
+
+
+def _why_not(report: pytest.TestReport) -> Reason:
+    """Why a test has no numbers, according to its report."""
+    if hasattr(report, "wasxfail") and report.skipped:
+        return because(Why.XFAILED)
+    if report.when == "setup":
+        return because(Why.SETUP_FAILED if report.failed else Why.SKIPPED)
+    if report.failed:
+        return because(Why.FAILED)
+    return because(Why.SKIPPED if report.skipped else Why.WAS_NOT_MEASURED)

@@ -1,0 +1,258 @@
+"""Counted findings of a test, and those that a marker allows in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace as struct_replace
+
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.places.place import PATH_SEPARATOR, by_operator
+from pytest_torchprof.rules.check import lacking
+from pytest_torchprof.verdict.compare import new_findings
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import Baseline, Budget, Finding, Profile, Value
+    from pytest_torchprof.places.place import Roots
+    from pytest_torchprof.rules.check import Checked
+    from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.verdict.profile import Measured
+
+
+# ---- What the rules found in a test's trace: how often, where, and whether it is accepted.
+
+
+def found_in(
+    checked: Checked, rules: Sequence[Rule], allowed: Collection[str]
+) -> tuple[dict[str, int], dict[str, Reason]]:
+    """(matches of each checked rule that is not allowed; why others were not checked)."""
+    unchecked = {
+        rule: because(Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
+    }
+    # The engine skips rules that nothing here could trigger; on a device, something might.
+    asked = [rule for rule in rules if rule.code not in unchecked]
+    others = [rule for rule in asked if rule.code not in checked.unchecked]
+    gaps = {**checked.unchecked, **lacking(checked.trace, others)}
+    unchecked |= {rule.code: gaps[rule.code] for rule in asked if rule.code in gaps}
+    counts = checked.counts
+    # Findings count even if the rule could not see everything.
+    unchecked |= {code: why for code, why in checked.partly.items() if code not in unchecked}
+    codes = [
+        rule.code
+        for rule in rules
+        if rule.code not in allowed
+        and (rule.code not in unchecked or (rule.code in checked.partly and counts.get(rule.code)))
+    ]
+    return {code: counts.get(code, 0) for code in codes}, unchecked
+
+
+def findings_within(
+    budget: Budget,
+    found: Mapping[str, int],
+    unchecked: Mapping[str, Reason],
+    *,
+    allowed: Collection[str],
+    ignored: Collection[str],
+) -> Value:
+    """The findings that a budget on some rules counts; unknown if 0 and a rule was not checked."""
+    count = sum(found.get(rule, 0) for rule in budget.rules)
+    gaps = {rule: unchecked[rule] for rule in budget.rules if rule in unchecked}
+    gaps |= {rule: because(Why.RULE_IGNORED) for rule in budget.rules if rule in ignored}
+    gaps = {rule: why for rule, why in gaps.items() if rule not in allowed}
+    if count or not gaps:
+        return count
+    each = tuple(
+        because(Why.OF_RULES, rules=tuple(rule for rule in gaps if gaps[rule] == why), why=why)
+        for why in dict.fromkeys(gaps.values())
+    )
+    return MissingValue(because(Why.SEVERAL, gaps=each))
+
+
+def placed(
+    findings: Iterable[Finding],
+    measured: Measured,
+    profile: Profile,
+    baseline: Baseline | None,
+    roots: Roots,
+    *,
+    accept: bool,
+) -> tuple[Finding, ...]:
+    """The findings with readable places; those that do not fail the test count as accepted."""
+    more, allowed = new_findings(profile, baseline), measured.allowed
+
+    def placed_one(finding: Finding) -> Finding:
+        reason, here = allowed.get(finding.rule), None
+        if measured.allowances:
+            here = allowance_of(finding, measured.allowances)
+        return replace(
+            finding,
+            location=roots.relative(finding.location),
+            accepted=reason is not None
+            or here is not None
+            or finding.rule not in more
+            or (accept and finding.gated),
+            reason=reason if here is None else here.reason,
+        )
+
+    return tuple(map(placed_one, findings))
+
+
+def offered(measured: Measured, profile: Profile, baseline: Baseline | None) -> dict[str, int]:
+    """What ``--accept`` would write: new counts, and the old ones of rules not checked now."""
+    known = {rule.code for rule in measured.rules} | measured.ignored
+    kept = {} if baseline is None else baseline.findings
+    left = {
+        rule: int(count)
+        for rule, count in kept.items()
+        if rule in known and rule not in profile.compared and rule not in measured.allowed
+    }
+    counts = {**left, **{rule: count for rule, count in profile.compared.items() if count}}
+    return dict(sorted(counts.items()))
+
+
+# ---- Findings that a marker allows in one place: at a line, within a module, or in an operator.
+
+
+class Allowance(Frozen, frozen=True):
+    """What ``allow_antipatterns`` allows with a place: rules, the reason, and where.
+
+    ``line`` is ``file`` or ``file:line``, by the end of the path; ``module`` the class or path of a
+    module around it, and ``op`` an operator, each by name or glob. All that are given must fit.
+    """
+
+    rules: tuple[str, ...]
+    reason: str
+    op: str | None = None
+    module: str | None = None
+    line: str | None = None
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether a line or a module decides."""
+        return self.module is not None or self.line is not None
+
+    def may_allow(self, finding: Finding) -> bool:
+        """Whether it would allow this finding at some line, in some module."""
+        return struct_replace(self, module=None, line=None).allows(finding)
+
+    def allows(self, finding: Finding) -> bool:
+        """Whether this finding is at such a place.
+
+        >>> from pytest_torchprof.core.values import Finding
+        >>> found = Finding("host-read", 1, "", "src/sampler.py:12", path="aten::item")
+        >>> Allowance(("host-read",), "by design", line="sampler.py").allows(found)
+        True
+        >>> Allowance(("host-read",), "by design", line="sampler.py:1").allows(found)
+        False
+        """
+        if finding.rule not in self.rules:
+            return False
+        return (
+            (self.op is None or _any(self.op, (finding.path or "").split(PATH_SEPARATOR)))
+            and (self.module is None or _in_module(self.module, finding.module or ""))
+            and (self.line is None or _at_line(self.line, finding.location or ""))
+        )
+
+
+def _any(pattern: str, names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _in_module(pattern: str, path: str) -> bool:
+    """A module's path, or a part of it, which is an attribute or a class."""
+    return bool(path) and _any(pattern, [path, *path.replace(PATH_SEPARATOR, ".").split(".")])
+
+
+def _at_line(line: str, location: str) -> bool:
+    if ":" not in line:
+        location = location.rpartition(":")[0]
+    return location == line or location.endswith(f"/{line}")
+
+
+def allowance_of(finding: Finding, allowances: Sequence[Allowance]) -> Allowance | None:
+    """The first that allows it; None if none does."""
+    return next((one for one in allowances if one.allows(finding)), None)
+
+
+def wants_places(measured: Measured) -> bool:
+    """Whether a line or a module decides if something that was found is allowed."""
+    rules = {rule for one in measured.allowances if one.needs_places for rule in one.rules}
+    return not rules.isdisjoint(measured.checked.counts)
+
+
+class _Allowed(Frozen, frozen=True):
+    """By rule, how many matches are allowed, and how many may be, at places that are not known."""
+
+    known: dict[str, int]
+    unsure: dict[str, int]
+
+
+def _allowed(measured: Measured) -> _Allowed:
+    """What markers allow: rules as a whole, and matches at their places."""
+    counts = measured.checked.counts
+    known = {
+        rule.code: counts[rule.code]
+        for rule in measured.rules
+        if rule.on_request and rule.code in measured.allowed and rule.code in counts
+    }
+    whole, unsure = set(known), dict[str, int]()
+    findings = measured.checked.findings(measured.located or by_operator)
+    for finding in findings if measured.allowances else ():
+        if finding.rule in whole:
+            continue
+        if allowance_of(finding, measured.allowances) is not None:
+            known[finding.rule] = known.get(finding.rule, 0) + finding.count
+        elif measured.located is None and any(o.may_allow(finding) for o in measured.allowances):
+            unsure[finding.rule] = unsure.get(finding.rule, 0) + finding.count
+    return _Allowed(known, unsure)
+
+
+def without_allowed(
+    measured: Measured,
+    values: dict[str, Value],
+    found: dict[str, int],
+    unchecked: dict[str, Reason],
+) -> tuple[dict[str, Value], dict[str, int], dict[str, Reason]]:
+    """Metrics, matches, and rules that were not checked, without what is allowed.
+
+    Where lines or modules are not known, what may be allowed there does not count, and the rest is
+    a lower bound.
+    """
+    allowed = _allowed(measured)
+    if not (allowed.known or allowed.unsure):
+        return values, found, unchecked
+    why = because(Why.PLACES_UNKNOWN, why=measured.lines_gap or because(Why.ONLY_RUN))
+    values, metrics = dict(values), {rule.code: _metric_of(rule) for rule in measured.rules}
+    for rule, count in allowed.known.items():
+        if (metric := metrics[rule]) in values:
+            values[metric] = _less(values[metric], count)
+    for rule, count in allowed.unsure.items():
+        if (metric := metrics[rule]) in values:
+            values[metric] = _less(values[metric], count, why)
+    total = {
+        rule: allowed.known.get(rule, 0) + allowed.unsure.get(rule, 0)
+        for rule in {*allowed.known, *allowed.unsure}
+    }
+    found = {rule: count - total.get(rule, 0) for rule, count in found.items()}
+    return values, found, {**unchecked, **dict.fromkeys(allowed.unsure, why)}
+
+
+def _metric_of(rule: Rule) -> str:
+    """The metric that counts a rule's matches."""
+    return rule.gated_by if rule.on_request and rule.gated_by else "findings"
+
+
+def _less(value: Value, count: int, why: Reason | None = None) -> Value:
+    """The value without so many; for a reason, that is all that is known."""
+    known = value.at_hand if isinstance(value, MissingValue) else value
+    left = None if known is None else max(int(known) - count, 0)
+    if isinstance(value, MissingValue):
+        return struct_replace(value, at_hand=left or None)
+    if why is not None:
+        return MissingValue(why, left or None, at_least=True)
+    return left or 0

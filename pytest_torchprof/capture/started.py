@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Nothing of it is seen by the test: the environment is given to started programs only, and no
 # file exists until a process is started.
 
-_STARTUP = Path(__file__).parents[1] / "startup"
+_STARTUP = Path(__file__).parent / "startup"
 #: A process that is handing over has this long to finish.
 _HANDOVER_S = 30.0
 _POLL_S = 0.005

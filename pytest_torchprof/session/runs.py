@@ -374,9 +374,7 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
 
 def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Hide our frames in a test's traceback; if no other frames are left, pytest shows all."""
-    package = str(Path(__file__).parents[1])
-    names = ("hooks.py", "runs/deadline.py", "runs/rerun_hooks.py", "runs/reruns.py")
-    ours = {os.path.join(package, *name.split("/")) for name in names}  # noqa: PTH118
+    ours = {str(Path(__file__).parent / name) for name in ("hooks.py", "runs.py")}
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 

@@ -356,8 +356,8 @@ def titled(
 
 def plot_styles() -> str:
     """The colors of all plots, as CSS."""
-    folder = resources.files("pytest_torchprof.render.html.plots")
-    return (folder / "plots.css").read_text("utf-8")
+    folder = resources.files("pytest_torchprof.render.html")
+    return (folder / "assets" / "plots.css").read_text("utf-8")
 
 
 def with_styles(sections: Sequence[Section]) -> list[Section]:

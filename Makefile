@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all test-gpu test-mocks test-versions corpus record-gpu demo demo-regression accept check docs format bench times times-table clean
+.PHONY: help test test-all test-gpu test-versions corpus record-gpu demo demo-regression accept check docs format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -25,9 +25,6 @@ test-all: .venv/.stamp  ## run what `make test` leaves out: the tests marked tho
 
 test-gpu: .venv/.stamp  ## on a machine with a GPU: run the tests that need it
 	@$(PYTEST) -m gpu
-
-test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
-	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/outcomes/test_mocks.py
 
 test-versions: .venv/.stamp  ## run the tests with other versions of torch and Python (gigabytes each; VERSIONS="NAME …" selects)
 	@$(BIN)/python tools/versions.py $(VERSIONS)

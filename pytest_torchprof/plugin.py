@@ -5,32 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.machinery import PathFinder
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
 
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Speed up the import of the plugin's many modules.
-
-    Pytest looks at each module itself, to rewrite the asserts of a plugin. That is slow, and where
-    it cannot cache byte code, it compiles all of them in each session.
-    """
-    sys.meta_path.insert(0, PathFinder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(PathFinder)
-
-
-with _quick_imports():
-    from pytest_torchprof.session import hookspecs, markers, options
-    from pytest_torchprof.session import options as switches
-    from pytest_torchprof.verdict import metrics  # noqa: F401 - of which markers are made
+from pytest_torchprof.session import hookspecs, markers, options
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.fixture import Torchprof
@@ -53,25 +33,18 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, None, None]:
     """Register ``--accept`` last, because another plugin may own it."""
     early_config.stash[options.STARTED_NS] = time.time_ns()
-    with _imports_seeded(early_config):
-        yield
+    if options.enabled_early(early_config):
+        from pytest_torchprof.session.seeds import ImportSeeds
+
+        ImportSeeds.of(early_config)
+    yield
     options.add_accept(parser)
-
-
-def _imports_seeded(config: pytest.Config) -> AbstractContextManager[None]:
-    """With profiling on, the first ``conftest.py`` files draw the same in each process."""
-    if not switches.enabled_early(config):
-        return nullcontext()
-    with _quick_imports():
-        from pytest_torchprof.session.imports import early_imports
-
-    return early_imports(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers; import everything else only when profiling is on."""
     markers.add_markers(config)
-    if switches.enabled(config):
+    if options.enabled(config):
         session = _session(config)
         config.pluginmanager.register(session, "torchprof-session")
         if session.settings.history is not None and not session.is_worker:
@@ -79,23 +52,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(RunHistory(session), "torchprof-history")
     else:
-        switches.refuse_idle(config)
+        options.refuse_idle(config)
 
 
 def _session(config: pytest.Config) -> TorchprofSession:
     """The plugin object of a session, which may be one rank of a job."""
-    from pytest_torchprof.core.records import uncollected
-
-    with _quick_imports(), uncollected():
-        from pytest_torchprof.session.hooks import TorchprofSession
+    from pytest_torchprof.session.hooks import TorchprofSession
 
     if (room := sys.modules.get("pytest_torchprof.capture.children")) is not None:
         room.step_aside()  # a measured test has started this session, which measures itself
     settings = options.build_settings(config)
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or hasattr(config, "workerinput"):
         return TorchprofSession(config, settings)
-    with _quick_imports():
-        from pytest_torchprof.session.job import JobSession, settings_of, world_of
+    from pytest_torchprof.session.job import JobSession, settings_of, world_of
 
     world = world_of(os.environ)
     if world is None:

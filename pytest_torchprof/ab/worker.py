@@ -18,7 +18,6 @@ from pytest_torchprof.ab.controller import Collection, Profiled, Turn
 from pytest_torchprof.ab.sides import matches, neutralize, refuse
 from pytest_torchprof.capture.clock import GarbageControl, Meter, TurnLayout, collect, move_to
 from pytest_torchprof.capture.machine import Machine, imported_torch, probe_machine
-from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.core.errors import CaptureError, TorchprofError, error_line
@@ -26,13 +25,13 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
-from pytest_torchprof.session.imports import ImportingHooks, Outside, early_imports
 from pytest_torchprof.session.known import rules_of
 from pytest_torchprof.session.markers import overrides_of
-from pytest_torchprof.session.measurement import Gatherer, seeded_name
+from pytest_torchprof.session.measurement import Gatherer
 from pytest_torchprof.session.options import build_settings
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.runs import Runner, RunningHooks, functional_failure, hide_own_frames
+from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_name
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -166,8 +165,10 @@ class TurnRunner(Runner):
             warnings.showwarning = _nothing
             while command[0] == "turn":
                 turns = Turns(item, self._answer, command, late, lambda: self.subtest_failed)
-                error = self._renew(item, gatherer) or self._run_turns(item, turns)
-                command, late = turns.end(error)
+                self._state.renew()
+                gatherer.seeds.set(item)
+                error = self._run_turns(item, turns)
+                command, late = turns.end(self._teardown_run(item) or error)
 
     def _run_turns(self, item: pytest.Item, turns: Turns) -> BaseException | None:
         """One setup and call phase: a turn, and those that follow on the same fixtures."""
@@ -372,8 +373,8 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
     ) -> Generator[None, None, None]:
         """Some plugins read their options this early; both sides draw the same at imports."""
         neutralize(early_config.known_args_namespace)
-        with early_imports(early_config):
-            return (yield)
+        self.imports = ImportSeeds.of(early_config)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
@@ -393,7 +394,6 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         self.settings = dataclasses.replace(
             settings, accept=False, strict=False, json=None, traces=None, time="off"
         )
-        self.outside = Outside.of(config, self.settings)
 
     # ---------------------------------------------------------------- collection
 
@@ -401,7 +401,6 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         """See what test files may replace for good; without torch, the loop says so."""
         with suppress(CaptureError):
             imported_torch()
-        PATCH_GUARD.learn()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors."""
@@ -440,12 +439,10 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         """Run what the controller requests, until it ends."""
         self.reached = True
         if session.items:  # not before: a device is initialized once tests have chosen theirs
-            with PATCH_GUARD:
-                self._machine = probe_machine(self.settings.threads)
-                prime()
-                warm_up()
-                OTHERS.watch()
-                PATCH_GUARD.learn()
+            self._machine = probe_machine(self.settings.threads)
+            prime()
+            warm_up()
+            OTHERS.watch()
         self.runner.settle()
         items: dict[str, pytest.Item] = {}
         for item in session.items:

@@ -21,7 +21,7 @@ from pytest_torchprof.capture.dynamo import graph_facts
 from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet, real_torch
-from pytest_torchprof.capture.patches import PATCH_GUARD, REAL, muted
+from pytest_torchprof.capture.patches import REAL, muted
 from pytest_torchprof.capture.processes import described_groups, watch_forks
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.sessions import OTHERS, disable
@@ -349,7 +349,7 @@ class Child:
         HERE.remove(self)
         atexit.unregister(self.end)
         self._watchdog.stop()
-        with PATCH_GUARD, suppress(Exception):
+        with suppress(Exception):
             if self.folder.is_dir():
                 self._file("ending").touch(0o600)
                 write(self._file("done"), self._done())

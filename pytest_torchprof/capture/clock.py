@@ -23,7 +23,7 @@ from pytest_torchprof.capture.machine import (
     synchronize,
     uses_accelerator,
 )
-from pytest_torchprof.capture.patches import PATCH_GUARD, REAL, muted, no_collection
+from pytest_torchprof.capture.patches import REAL, muted, no_collection
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 
@@ -546,7 +546,7 @@ class CallableTurns:
         self._meter = Meter()
 
     def take(self, wanted: PairRequest) -> tuple[dict[Side, CallableTurn], None]:
-        """A turn of each side; call it within `PATCH_GUARD`, which they do not see.
+        """A turn of each side.
 
         Raises whatever they raise, or that one is overdue.
         """
@@ -556,7 +556,7 @@ class CallableTurns:
             # Old objects are not frozen here, and garbage of calls is young.
             self._layout.renew(wanted.processor, generation=1)
             call = self._callables.timed(side, self._meter)
-            with self._callables.limited(side), PATCH_GUARD.suspended:
+            with self._callables.limited(side):
                 self._meter.time(call, wanted.calls)
             turns[side] = CallableTurn(*self._meter.take())
         return turns, None

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.capture.compiling import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
-from pytest_torchprof.core.records import Frozen, uncollected
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 
 if TYPE_CHECKING:
@@ -311,8 +311,7 @@ def imported_torch() -> Any:
         CaptureError: it is not installed, cannot be imported, or is not torch.
     """
     try:
-        with nullcontext() if "torch" in sys.modules else uncollected():
-            import torch
+        import torch
     except ImportError as error:
         raise _no_torch(error) from error
     if not is_torch(torch):

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace as struct_replace
 
@@ -176,14 +176,46 @@ def no_room(path: Path, error: Exception | str) -> StorageError:
     return StorageError(f"cannot write a trace to {path.parent}", found, _NEXT_STEP)
 
 
-def hold(path: Path, text: bytes | None = None) -> IO[bytes]:
-    """The file, open; it may be unlinked. Its ``text`` is used instead if given."""
-    if text is not None:
-        return io.BytesIO(text)
+def hold(path: Path) -> IO[bytes]:
+    """The file, open; it may be unlinked."""
     if os.name == "nt":  # an open file cannot be unlinked
         return io.BytesIO(path.read_bytes())
     file: IO[bytes] = REAL.open(path, "rb")
     return file
+
+
+class Recording(NamedTuple):
+    """What torch has written: the file's path and text, and the tensors that are not in it.
+
+    Nothing is read of it while the test's fixtures are alive, so that no patch of theirs matters.
+    """
+
+    path: Path
+    text: bytes
+    results: Any = None
+
+    def hold(self) -> IO[bytes]:
+        """The text, open; it may be unlinked. That of a large one is only in its file."""
+        return io.BytesIO(self.text) if len(self.text) <= SMALL_BYTES else hold(self.path)
+
+    def events(self) -> Events:
+        """The trace of the region.
+
+        Raises:
+            CaptureError: it is empty.
+            StorageError: there was no space for the file.
+        """
+        try:
+            trace = parse_trace(self.text, source=str(self.path))
+        except TraceError as error:
+            raise no_room(self.path, error) from error
+        if trace.cut or not trace.is_live:
+            raise no_room(self.path, "part of it is missing")
+        if trace.region is None:
+            raise NotCapturedError(because(Why.NOTHING_RECORDED))
+        if self.results is not None:
+            trace = replace(trace, tensors=StorageNumbers(self.results, _base_ns(trace)))
+        return trace
 
 
 OWN_PROFILER = because(Why.OWN_PROFILER)
@@ -254,8 +286,6 @@ class Capture:
         self._anomaly = False
         #: The region's time, once it has ended.
         self._spent_ns: int | None = None
-        #: A small trace as torch has written it, after `stop`; a large one is only in its file.
-        self.text: bytes | None = None
         #: The groups of torch.distributed at different times, described; None without one.
         self.groups: set[str | None] = {described_groups()}
         self.packages = Packages()
@@ -434,8 +464,8 @@ class Capture:
         spent = self._spent_ns
         return spent is not None and spent < _SHORT_NS and accelerator() is None
 
-    def stop(self, place: Path, facts: Facts) -> tuple[Events, Path]:
-        """The trace of the region, and the file that holds it: ``place``, or one in this folder.
+    def stop(self, place: Path, facts: Facts) -> Recording:
+        """What torch has recorded, in a file that is ``place``, or one in this folder.
 
         ``facts`` go into the trace's metadata, so that the file is complete, together with the work
         of other processes, if there was any.
@@ -474,21 +504,11 @@ class Capture:
             results = profiler.profiler.kineto_results if self._tensors else None
             empty(profiler)
             with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
-                text = file.read()
-            trace = parse_trace(text, source=str(path))
-            if results is not None:
-                trace = replace(trace, tensors=StorageNumbers(results, _base_ns(trace)))
-            self.text = text if len(text) <= SMALL_BYTES else None
+                return Recording(path, file.read(), results)
         except FileNotFoundError:  # torch does not report a full disk
             raise no_room(path, "torch wrote no file, as happens when the disk is full") from None
-        except (OSError, TraceError) as error:
+        except OSError as error:
             raise no_room(path, error) from error
-        if trace.cut or not trace.is_live:
-            raise no_room(path, "part of it is missing")
-        if trace.region is None:
-            REAL.unlink(path)
-            raise NotCapturedError(because(Why.NOTHING_RECORDED))
-        return trace, path
 
     def _own_facts(self) -> Facts:
         """What the capture knows beyond its events."""

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from pytest_torchprof.capture.children import JOB, VARIABLE, Done, Job, write
-from pytest_torchprof.capture.patches import PATCH_GUARD, REAL
+from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.capture.processes import STARTED, descendants, fields_of, helps
 from pytest_torchprof.capture.profiler import hold
 from pytest_torchprof.core.errors import TraceError
@@ -114,15 +114,13 @@ class Handover:
 
     def fork(self) -> Callable[[], None]:
         """Number a process that is about to be forked; returns what it calls to capture itself."""
-        with PATCH_GUARD:
-            folder, number = self._folder_now(), self._next(None)
+        folder, number = self._folder_now(), self._next(None)
 
         def begin() -> None:
             self._prefix, self._last = f"{number}.", 0
-            with PATCH_GUARD:
-                from pytest_torchprof.capture.children import begin_capture
+            from pytest_torchprof.capture.children import begin_capture
 
-                begin_capture(folder, number, forked=True)
+            begin_capture(folder, number, forked=True)
 
         return begin
 
@@ -130,16 +128,15 @@ class Handover:
         """The arguments of `fork_exec` or `posix_spawn`, with our variables in the environment."""
         at = 5 if isinstance(arguments[0], list | tuple) and len(arguments) > 5 else 2
         given = arguments[at]
-        with PATCH_GUARD:
-            folder = self._folder_now()
-            variables: dict[bytes, bytes] = {}
-            if isinstance(given, list | tuple):  # of NAME=VALUE
-                pairs = (os.fsencode(one).partition(b"=") for one in given)
-                variables = {key: value for key, _, value in pairs}
-            else:
-                mapping = os.environ if given is None else given
-                variables = {os.fsencode(k): os.fsencode(v) for k, v in mapping.items()}
-            self._add(variables, folder, self._next(name))
+        folder = self._folder_now()
+        variables: dict[bytes, bytes] = {}
+        if isinstance(given, list | tuple):  # of NAME=VALUE
+            pairs = (os.fsencode(one).partition(b"=") for one in given)
+            variables = {key: value for key, _, value in pairs}
+        else:
+            mapping = os.environ if given is None else given
+            variables = {os.fsencode(k): os.fsencode(v) for k, v in mapping.items()}
+        self._add(variables, folder, self._next(name))
         as_list = [key + b"=" + value for key, value in variables.items()]
         told: Any = as_list if at == 5 else variables
         return (*arguments[:at], told, *arguments[at + 1 :])
@@ -157,7 +154,7 @@ class Handover:
             data = original(*args, **options)
             caller = REAL.frame(1)
             if caller.f_globals.get("__name__") == "multiprocessing.popen_forkserver":
-                with suppress(Exception), PATCH_GUARD:
+                with suppress(Exception):
                     target = getattr(caller.f_locals.get("process_obj"), "_target", None)
                     if getattr(target, "__module__", "") != "torch.utils.data._utils.worker":
                         handed = f"{self._next(_SERVER)}:{self._folder_now()}"

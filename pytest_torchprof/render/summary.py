@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.units import UNKNOWN, format_pair, format_quantity, format_spread, plural
@@ -358,31 +357,6 @@ def unstable_tests(found: Mapping[str, Unstable]) -> list[str]:
     drawn = {test: one for test, one in found.items() if one.drawn}
     same = {test: one for test, one in found.items() if not one.drawn}
     return [*_lines(drawn, *_DRAWN), *_lines(same, *_SAME)]
-
-
-def who_draws(drawn: Mapping[str, Sequence[str]], root: Path) -> list[str]:
-    """Lines for files that draw while they are imported, and for fixtures, with generators.
-
-    ``drawn`` has the generators by path, or by ``path::name`` of a fixture.
-    """
-    fixtures = [key for key in sorted(drawn) if "::" in key]
-    files = [key for key in sorted(drawn) if "::" not in key]
-    lines = []
-    for keys, what, when in (files, "file", " while imported"), (fixtures, "fixture", ""):
-        if not keys:
-            continue
-        shown = [f"{_relative(key, root)} ({', '.join(drawn[key])})" for key in keys]
-        draw, their = ("draws", "its") if len(shown) == 1 else ("draw", "their")
-        lines.append(
-            f"{plural(len(shown), what)} {draw} random numbers{when}, so {their} tests may differ "
-            f"in another process: {_listed(shown, _MOST_TESTS)}"
-        )
-    return [*lines, "  seed them there, or use --torchprof-seed-imports"]
-
-
-def _relative(file: str, root: Path) -> str:
-    path = Path(file)
-    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
 def _lines(found: Mapping[str, Unstable], how: str, remedy: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.render.summary import fault_lines
@@ -43,7 +42,7 @@ class SessionErrors:
         self._lines: list[str] = []
         #: Fault → the tests that it hit.
         self._hit: dict[str, list[str]] = {}
-        #: Context for the plugin's part of a hook: `PATCH_GUARD`, and errors are recorded here.
+        #: Context for the plugin's part of a hook: its errors are recorded here.
         self.careful = _Careful(self)
 
     @property
@@ -77,10 +76,9 @@ class _Careful:
         self._errors = errors
 
     def __enter__(self) -> None:
-        PATCH_GUARD.__enter__()
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        PATCH_GUARD.__exit__()
         if not isinstance(error, Exception):
             return False
         self._errors.add_error(error)

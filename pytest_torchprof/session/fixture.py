@@ -17,7 +17,6 @@ import pytest
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.moved_bytes import moved_by_operator
 from pytest_torchprof.capture.clock import Callables
-from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.core.units import parse_share
 from pytest_torchprof.core.unknown import Reason, Why, because
@@ -253,10 +252,9 @@ def compare(asked: Wanted, runner: Runner | None, gatherer: Gatherer | None) -> 
     if compares and asked_of is not None:
         asked_of.note_comparison()
     if runner is None or compares or (run is not None and run.first):
-        with PATCH_GUARD:
-            for side in asked.callables.sides:
-                with asked.callables.limited(side), PATCH_GUARD.suspended:
-                    asked.callables.call_once(side)
+        for side in asked.callables.sides:
+            with asked.callables.limited(side):
+                asked.callables.call_once(side)
     else:
         for side in asked.callables.sides:  # the run as a whole has a limit
             asked.callables.call_once(side)
@@ -265,14 +263,13 @@ def compare(asked: Wanted, runner: Runner | None, gatherer: Gatherer | None) -> 
     if not compares:
         asked_of.note_pairs(2 * MOST_FOR_FEW * MOST_SPENT * asked.min_time_s)
         return AbResult.not_made()
-    with PATCH_GUARD:
-        result = _compared(asked)
+    result = _compared(asked)
     asked_of.note_comparison(done=True, gap=result.gap)
     return result
 
 
 def _compared(asked: Wanted) -> AbResult:
-    """Measure in turn, and decide; called within `PATCH_GUARD`."""
+    """Measure in turn, and decide."""
     __tracebackhide__ = True
     from random import Random
 
@@ -529,10 +526,7 @@ class Records:
             known = self._known[made.name] = made
         number = value.why if isinstance(value, Unchecked) else number_of(value, known.name)
         if kept and self._gatherer is not None:
-            from pytest_torchprof.capture.patches import PATCH_GUARD
-
-            with PATCH_GUARD:
-                self._gatherer.recordings.note(run, region, known, number)
+            self._gatherer.recordings.note(run, region, known, number)
 
 
 def _contradiction(known: OwnMetric, made: OwnMetric) -> SettingsError:
@@ -637,10 +631,8 @@ class Numbers:
         gatherer = self._gatherer
         if gatherer is None:
             return ""
-        from pytest_torchprof.capture.patches import PATCH_GUARD
 
-        with PATCH_GUARD:
-            from pytest_torchprof.render.table import OPS_COLUMNS, ops_table
+        from pytest_torchprof.render.table import OPS_COLUMNS, ops_table
 
         if sort_by not in OPS_COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, OPS_COLUMNS)}")
@@ -648,8 +640,7 @@ class Numbers:
         gatherer.asked.note_table()
         if gatherer.trace is None:
             return ""
-        with PATCH_GUARD:
-            text = ops_table(part(gatherer.trace), sort_by, limit)
+        text = ops_table(part(gatherer.trace), sort_by, limit)
         gatherer.asked.note_table(text)
         return text
 
@@ -661,11 +652,9 @@ class Numbers:
         __tracebackhide__ = True
         if self._gatherer is None:
             return
-        from pytest_torchprof.capture.patches import PATCH_GUARD
 
         caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
-        with PATCH_GUARD:
-            self._compare_inline(expected, caller, self._gatherer, self._values)
+        self._compare_inline(expected, caller, self._gatherer, self._values)
 
     def compare_region_inline(
         self, name: str, lap: int | None, expected: str, caller: FrameType
@@ -676,7 +665,6 @@ class Numbers:
         gatherer = self._gatherer
         if gatherer is None:
             return
-        from pytest_torchprof.capture.patches import PATCH_GUARD
 
         def values() -> Mapping[str, Any] | None:
             gatherer.asked.note_stats()
@@ -685,8 +673,7 @@ class Numbers:
             self._note_early(f"{name}: inline expectation")
             return None
 
-        with PATCH_GUARD:
-            self._compare_inline(expected, caller, gatherer, values, f"{name}: ")
+        self._compare_inline(expected, caller, gatherer, values, f"{name}: ")
 
     def _compare_inline(
         self,
@@ -747,11 +734,8 @@ class Numbers:
         if values is None or self._gatherer is None:
             return Unchecked(because(Why.RUN_NOT_PROFILED))
         if name in self.own_names():
-            from pytest_torchprof.capture.patches import PATCH_GUARD
-
             missing = MissingValue(because(Why.WAS_NOT_MEASURED))
-            with PATCH_GUARD:
-                value = self._gatherer.values().get(name, missing)
+            value = self._gatherer.values().get(name, missing)
         elif name in values:
             value = values[name]
         else:
@@ -764,17 +748,14 @@ class Numbers:
 
     def _on_request(self, name: str) -> Any:
         """A metric that is measured only for tests that ask for it, as this one does now."""
-        from pytest_torchprof.capture.patches import PATCH_GUARD
+        from pytest_torchprof.core.unknown import Why, because
+        from pytest_torchprof.core.values import MissingValue
+        from pytest_torchprof.verdict.metrics import METRICS, measure
 
-        with PATCH_GUARD:
-            from pytest_torchprof.core.unknown import Why, because
-            from pytest_torchprof.core.values import MissingValue
-            from pytest_torchprof.verdict.metrics import METRICS, measure
-
-            trace = None if self._gatherer is None else self._gatherer.trace
-            if trace is None:
-                return MissingValue(because(Why.WAS_NOT_MEASURED))
-            return measure(METRICS[name], trace)
+        trace = None if self._gatherer is None else self._gatherer.trace
+        if trace is None:
+            return MissingValue(because(Why.WAS_NOT_MEASURED))
+        return measure(METRICS[name], trace)
 
     def region_metric(self, name: str, metric: str, lap: int | None) -> Any:
         """One metric of a named region, or an `Unchecked`; `RegionStats` reads it."""
@@ -789,23 +770,21 @@ class Numbers:
         if not self._has_numbers():
             self._note_early(label)
             return Unchecked(because(Why.RUN_NOT_PROFILED))
-        from pytest_torchprof.capture.patches import PATCH_GUARD
 
-        with PATCH_GUARD:
-            from pytest_torchprof.core.values import MissingValue, Source, region_number
-            from pytest_torchprof.verdict.metrics import METRICS
+        from pytest_torchprof.core.values import MissingValue, Source, region_number
+        from pytest_torchprof.verdict.metrics import METRICS
 
-            own = gatherer.own(metric) if metric not in METRICS else None
-            values = gatherer.region_values(name, lap)
-            missing = MissingValue(because(Why.NOT_RECORDED_IN, name=metric, region=name))
-            value = values.get(metric, missing)
-            if isinstance(value, MissingValue):
-                gatherer.asked.note_stats(read=True, unchecked=[label])
-                return Unchecked(value.reason)
-            gatherer.asked.note_stats(read=True)
-            source = Source(gatherer, name, metric, lap)
-            unit = METRICS[metric].unit if own is None else own.unit
-            return region_number(value, unit, str(source), source)
+        own = gatherer.own(metric) if metric not in METRICS else None
+        values = gatherer.region_values(name, lap)
+        missing = MissingValue(because(Why.NOT_RECORDED_IN, name=metric, region=name))
+        value = values.get(metric, missing)
+        if isinstance(value, MissingValue):
+            gatherer.asked.note_stats(read=True, unchecked=[label])
+            return Unchecked(value.reason)
+        gatherer.asked.note_stats(read=True)
+        source = Source(gatherer, name, metric, lap)
+        unit = METRICS[metric].unit if own is None else own.unit
+        return region_number(value, unit, str(source), source)
 
     def region_laps(self, name: str) -> int:
         """How often this run entered a named region, or the call that was measured."""
@@ -844,10 +823,7 @@ class Numbers:
         if gatherer.trace is None:
             return None
         if self._metrics is None:
-            from pytest_torchprof.capture.patches import PATCH_GUARD
-
-            with PATCH_GUARD:
-                self._metrics = gatherer.values()
+            self._metrics = gatherer.values()
         return self._metrics
 
     def _check_ended(self, purpose: str) -> None:
@@ -938,6 +914,7 @@ class Torchprof(Numbers):
         self._is_open = False
         if kind is None:
             run.end()
+            run.gatherer.settle()  # the test may ask for its numbers now
         else:
             self._left_with(kind, run)
 
@@ -1069,12 +1046,10 @@ class Torchprof(Numbers):
             and the test fails if one takes longer than ``timeout`` seconds.
         """
         __tracebackhide__ = True
-        from pytest_torchprof.capture.patches import PATCH_GUARD
 
         if self._regions is None and (self._runner is None or self._runner.run is None):
             self._refuse_outside()
-        with PATCH_GUARD:
-            made = wanted(a, b, args, kwargs, setup, min_time, threshold, timeout)
+        made = wanted(a, b, args, kwargs, setup, min_time, threshold, timeout)
         return compare(made, self._runner, self._gatherer)
 
     @property
@@ -1084,10 +1059,7 @@ class Torchprof(Numbers):
     def _measure(self, function: Callable[[], _Result], run: Run) -> _Result:
         __tracebackhide__ = True
         if run.kind == "round":
-            from pytest_torchprof.capture.patches import PATCH_GUARD
-
-            with PATCH_GUARD:
-                run.gatherer.rounds.before_round()
+            run.gatherer.rounds.before_round()
         run.begin()
         self._is_open, self._inner = True, run
         try:
@@ -1098,6 +1070,7 @@ class Torchprof(Numbers):
         finally:
             self._is_open, self._inner = False, None
         run.end()
+        run.gatherer.settle()
         return result
 
     def _again(self, function: Callable[[], Any], run: Run) -> None:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline.inline import Sources
 from pytest_torchprof.capture.machine import require_torch
-from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
@@ -22,10 +21,9 @@ from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session import reports as junit_properties
 from pytest_torchprof.session.faults import SessionErrors, message_of
 from pytest_torchprof.session.fixture import relation_lines
-from pytest_torchprof.session.imports import ImportingHooks, Outside
 from pytest_torchprof.session.known import KnownMachine, rules_of
 from pytest_torchprof.session.markers import is_ours
-from pytest_torchprof.session.measurement import Gatherer, RecentLaps, seeded_name
+from pytest_torchprof.session.measurement import Gatherer, RecentLaps
 from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
 from pytest_torchprof.session.reports import (
@@ -46,6 +44,7 @@ from pytest_torchprof.session.reports import (
     wanted,
 )
 from pytest_torchprof.session.runs import Runner, RunningHooks, hide_own_frames, is_strict_xfail
+from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_name
 from pytest_torchprof.session.verdicts import ItemVerdicts, OwnFailure
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -163,8 +162,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         self.config = config
         self.settings = settings
         self.runner = Runner()
-        self.outside = Outside.of(config, settings)
-        self.collected = Collected(drawn=self.outside.found)
+        self.imports = ImportSeeds.of(config)
+        self.collected = Collected()
         self.results = Results()
         self.attachments = Attachments()
         self.errors = SessionErrors()
@@ -199,7 +198,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
 
     def pytest_sessionstart(self) -> None:
         """Fail early if torch is missing."""
-        PATCH_GUARD.forget()
         self.runner.progress.open(self.config)
         try:
             rules_of(self.config)
@@ -207,7 +205,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 require_torch()
             else:
                 self.environment = self.first_look()
-                PATCH_GUARD.learn()
         except Exception as error:  # noqa: BLE001 - a conftest.py may have replaced anything
             raise pytest.UsageError(escape.line(message_of(error))) from None
         if self.settings.json is not None and not self.is_worker:
@@ -259,7 +256,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
                 measure_all(warm_up(), known={"findings": 0})  # the rules have run already
                 OTHERS.watch()
-                PATCH_GUARD.learn()
 
     # ---------------------------------------------------------------- one test
 
@@ -274,7 +270,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                     self._prepare(item, plan)
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
-        PATCH_GUARD.learn_more()
         wants_lines = self.verdicts.begin(item)
         item.stash.setdefault(GATHERER, None)
         item.stash[GATHERER] = Gatherer(
@@ -292,8 +287,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         """All runs of the test, then the verdict, inside its one call phase."""
         gatherer = item.stash.get(GATHERER, None)
         if not self.runner.rerunning:
-            with PATCH_GUARD:
-                late = plan_late(item, self.settings, self.machine, prepared=gatherer is not None)
+            late = plan_late(item, self.settings, self.machine, prepared=gatherer is not None)
             if late is not None and late.left_out:
                 gatherer = item.stash[GATHERER] = None
             elif late is not None and gatherer is not None:
@@ -302,37 +296,33 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             result = yield
             plan = item.stash.get(PLAN, None)
             if plan is not None and plan.left_out:
-                with PATCH_GUARD:
-                    message = self.verdicts.leave_out(item, plan)
+                message = self.verdicts.leave_out(item, plan)
                 if message is not None:
                     raise OwnFailure(escape.block(message))
             return result
         try:
             result = yield from self.runner.call(item, gatherer)
         except (AssertionError, pytest.fail.Exception) as error:
-            with PATCH_GUARD:
-                if gatherer.fails_by_numbers:
-                    self._judge(item, gatherer)
-                    self.verdicts.mark_failed(item, error)
+            if gatherer.fails_by_numbers:
+                self._judge(item, gatherer)
+                self.verdicts.mark_failed(item, error)
             raise
-        with PATCH_GUARD:
-            message = self._judge(item, gatherer)
+        message = self._judge(item, gatherer)
         # A strict xfail would take our failure for the expected one.
         if message is not None and not is_strict_xfail(item):
             raise OwnFailure(escape.block(message))
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tear down the last rerun, silently."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Release the test's trace, once it has been judged."""
         if not self.runner.rerunning:
             with self.errors.careful:
                 self.verdicts.forget()
-        return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         """Explain a failed comparison of regions."""
-        with self.errors.careful, PATCH_GUARD:
+        with self.errors.careful:
             if lines := relation_lines(op, left, right):
                 return list(map(escape.line, lines))
         return None
@@ -393,7 +383,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         """Take over what an xdist worker knows about collection and the machine."""
         if (output := WorkerOutput.of(node)) is not None:
             self.environment = output.environment
-            self.collected = Collected(output.names, output.partial, output.drawn)
+            self.collected = Collected(output.names, output.partial)
             self.errors.add(*output.errors)
 
     # ---------------------------------------------------------------- the end
@@ -411,20 +401,17 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         """Write baselines and the report, in one process only."""
         OTHERS.forget()
         self.runner.progress.close()
-        with PATCH_GUARD:
-            self._finish(session)
+        self._finish(session)
 
     def _finish(self, session: pytest.Session) -> None:
         if self.is_worker:
             known, lines = self.collected, self.errors.lines
-            own = known.names, sorted(known.partial), known.drawn
+            own = known.names, sorted(known.partial)
             WorkerOutput(self.environment, lines, *own).leave_with(self.config)
             return
         if self.settings.accept:
             self._accept()
         self.messages += self.results.unstable_lines
-        if self.settings.accept:
-            self.messages += self.collected.drawing_lines(self.config.rootpath)
         with suppress(TorchprofError):  # reported at collection
             self.messages += rules_of(self.config).errors
         for fault in self.results.rule_faults:
@@ -480,14 +467,13 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, what was accepted, what went wrong, and one line of totals."""
-        with PATCH_GUARD:
-            summarize(
-                terminalreporter,
-                self.results,
-                self.settings,
-                messages=self.messages,
-                errors=self.errors.lines,
-                verbosity=self.config.get_verbosity(),
-            )
-            for line in self.annotations:
-                terminalreporter.write_line(escape.line(line))
+        summarize(
+            terminalreporter,
+            self.results,
+            self.settings,
+            messages=self.messages,
+            errors=self.errors.lines,
+            verbosity=self.config.get_verbosity(),
+        )
+        for line in self.annotations:
+            terminalreporter.write_line(escape.line(line))

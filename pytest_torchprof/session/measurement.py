@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +18,11 @@ from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
 from pytest_torchprof.capture.lines import MOST_MARKS
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
-from pytest_torchprof.capture.patches import PATCH_GUARD, REAL
+from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.capture.profiler import facts_now
 from pytest_torchprof.capture.registry import could_run
 from pytest_torchprof.capture.sessions import sees_threads
-from pytest_torchprof.capture.state import Differing, RandomState, World, seed_for, seed_generators
+from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
@@ -31,6 +30,7 @@ from pytest_torchprof.core.values import MissingValue, Sample
 from pytest_torchprof.places.place import Located, lines_with_events
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
+from pytest_torchprof.session.seeds import Seeds
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Quantity, ReferenceNote, RegionTimes
 from pytest_torchprof.trace.names import Kind as EventKind
 from pytest_torchprof.trace.names import named_regions
@@ -48,12 +48,9 @@ from pytest_torchprof.verdict.profile import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.capture.children import Job
     from pytest_torchprof.capture.clock import LapTime, Round
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.capture.started import ChildTrace
     from pytest_torchprof.core.values import Number, OwnMetric, Value
@@ -379,117 +376,6 @@ class NoModules(Frozen, frozen=True):
 
 
 Brought = Timed | Captured | NoModules
-
-
-# ---- The seeds of one test's runs after the first, so that they draw the same in every process.
-
-#: So many seeds are tried before a test that fails with them is given up.
-MOST_TRIES = 4
-#: Comes after them all: the seed with which a test is profiled once more.
-_OTHER = MOST_TRIES
-
-_NOTHING = Differing(python=False, numpy=False, torch=False)
-
-
-def seeded_name(item: pytest.Item) -> str:
-    """A test's file and name, whatever folder pytest calls the root."""
-    return f"{item.path.name}::{item.nodeid.partition('::')[2] or item.name}"
-
-
-class Seeds:
-    """Chooses a seed for each run of a test, and sets it.
-
-    ``number`` is the user's, None to leave the generators in the state of the first run.
-    """
-
-    def __init__(self, number: int | None, name: str, start: World) -> None:
-        self._number = number
-        self._name = name
-        self._start = start
-        self._attempt = 0
-        #: The generators that the first run has used, or seeded itself; None if it is the only one.
-        self._used: Differing | None = None
-        #: The states at the end of the profiled run, and of the one with another seed.
-        self._ends: dict[bool, RandomState] = {}
-        #: Hypothesis draws the arguments.
-        self._has_arguments = False
-
-    @property
-    def number(self) -> int | None:
-        """The user's seed, None for none."""
-        return self._number
-
-    @property
-    def matter(self) -> bool:
-        """Whether the first run has used a generator at all, so that a seed may matter."""
-        return self._number is not None and (any(self._used or ()) or self._has_arguments)
-
-    @property
-    def decide(self) -> bool:
-        """Whether what the test draws depends on the seed: not if it sets its own.
-
-        Known from the states of the generators at the end of two runs, if there were two.
-        """
-        if not self.matter or self._has_arguments:
-            return self.matter
-        if len(self._ends) < 2:
-            return True
-        differing = self._ends[True].differs(self._ends[False])
-        used = self._used or _NOTHING
-        return any(u and differs for u, differs in zip(used, differing, strict=True))
-
-    def note_first(self, item: pytest.Item, left: RandomState) -> None:
-        """Note the generators that the first run has used, and has ``left`` in this state; once."""
-        if self._used is None:
-            self._has_arguments = _hypothesis_of(item) is not None
-            self._used = left.differs(self._start.random)
-
-    def set(self, item: pytest.Item, *, other: bool = False) -> None:
-        """Before a run, restore the process state, and seed; ``other``: another seed than usual."""
-        if self.number is None:
-            self._start.restore()
-            return
-        # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
-        chosen = (self._used or _NOTHING)._replace(torch=True)
-        self._start.restore(but=chosen)
-        number, attempt = self._number or 0, _OTHER if other else self._attempt
-        seed = seed_for(number, self._name, attempt)
-        seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
-        if hasattr(item.config.option, "randomly_seed"):
-            # The same for all tests: versions of pytest-randomly keep a state for each seed.
-            item.config.option.randomly_seed = seed_for(number, "", attempt) % 2**31
-        if (theirs := _hypothesis_of(item)) is not None:
-            theirs.global_force_seed = seed
-
-    def note_end(self, *, other: bool) -> None:
-        """After a run with the usual or the ``other`` seed, note the generators' states."""
-        if self.matter:
-            self._ends[other] = RandomState()
-
-    def next_try(self) -> bool:
-        """Whether another seed is left after a run that failed; the next run has it."""
-        if not self.matter or self._attempt + 1 >= MOST_TRIES:
-            return False
-        self._attempt += 1
-        return True
-
-
-def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:
-    """Restore what `Seeds.set` tells other plugins that seed generators."""
-    option: Any = item.config.option
-    if hasattr(option, "randomly_seed"):
-        undo.callback(setattr, option, "randomly_seed", option.randomly_seed)
-    if (theirs := _hypothesis_of(item)) is not None:
-        before = theirs.global_force_seed
-        undo.callback(setattr, theirs, "global_force_seed", before)
-
-
-def _hypothesis_of(item: pytest.Item) -> Any | None:
-    """Hypothesis' module, if it draws the test's arguments, and has a seed to set."""
-    if not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-        return None
-    core = sys.modules.get("hypothesis.core")
-    return core if hasattr(core, "global_force_seed") else None
 
 
 # ---- What a test records itself, run by run, and which of its runs counts for which metric.
@@ -1035,6 +921,7 @@ class Gatherer(OfProcesses):
         #: What the test records itself.
         self.recordings = RunRecordings()
         self._captures = Captures()
+        self._unread: Callable[[], Brought] | None = None
         self._checked: Checked | None = None
         self._rank: str | None = None
         self._values: tuple[Checked, dict[str, Value]] | None = None
@@ -1067,13 +954,26 @@ class Gatherer(OfProcesses):
         elif isinstance(brought, NoModules):
             self._captures.no_modules(brought.gap)
         else:
-            if brought.first:
-                self._compilation = self._compiled_so_far()
             refused = self._captures.take(brought)
             if brought.kind == "lines" and self.checked.wants_module_calls:
                 self._captures.tell_module_calls()
             if refused is not None:
                 self.refuse(refused)
+
+    def keep(self, read: Callable[[], Brought], *, first: bool) -> None:
+        """Keep what a run has recorded, to be read once its fixtures are torn down."""
+        self._unread = read
+        if first:
+            self._compilation = self._compiled_so_far()
+
+    def settle(self) -> None:
+        """Read what the last run has recorded, if that has not been done."""
+        read, self._unread = self._unread, None
+        if read is not None:
+            try:
+                self.take(read())
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+                self.give_up(error)
 
     def _take_time(self, brought: Timed) -> None:
         wall_ns = brought.round.wall_ns
@@ -1280,7 +1180,7 @@ class Gatherer(OfProcesses):
 
     def forget(self) -> None:
         """Release memory and files, once the test is fully reported."""
-        self._checked = self._values = None
+        self._checked = self._values = self._unread = None
         self._captures.forget()
         leave_device()
 
@@ -1300,8 +1200,7 @@ class Gatherer(OfProcesses):
             if kind == "profile":
                 while self.rounds.wants_more and self.reason is None:
                     yield "round"
-                with PATCH_GUARD:
-                    self.rounds.end()
+                self.rounds.end()
                 # Code may be slower once the profiler has run.
                 yield from self.pairs_runs
             yield kind
@@ -1351,8 +1250,7 @@ class Gatherer(OfProcesses):
 
     def _asks(self, question: Callable[[], bool]) -> bool:
         try:
-            with PATCH_GUARD:
-                return question()
+            return question()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self._captures.no_lines(self.broke(error))
             return False

@@ -14,7 +14,6 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pytest_torchprof.baseline import inline, store
-from pytest_torchprof.capture.patches import PATCH_GUARD
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.core.records import Sendable
@@ -341,12 +340,9 @@ class Collected:
         self,
         names: Mapping[str, list[str]] | None = None,
         partial: Iterable[str] = (),
-        drawn: dict[str, list[str]] | None = None,
     ) -> None:
         self.names = dict(names or {})
         self.partial = set(partial)
-        #: By file, or by fixture (``path::name``), the generators from which it drew.
-        self.drawn = {} if drawn is None else drawn
         #: File and name of each test, and those shared by several tests of a file.
         self._known: set[tuple[str, str]] = set()
         self._shared: set[tuple[str, str]] = set()
@@ -360,14 +356,6 @@ class Collected:
     def is_shared(self, item: pytest.Item) -> bool:
         """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
-
-    def drawing_lines(self, root: Path) -> list[str]:
-        """The files and fixtures that drew random numbers outside of tests, in lines."""
-        if not self.drawn:
-            return []
-        from pytest_torchprof.render.summary import who_draws
-
-        return who_draws(self.drawn, root)
 
     def leave_out(self, files: Iterable[str]) -> None:
         """Note that not all tests of these files run."""
@@ -702,8 +690,7 @@ class RunHistory:
 
     def pytest_sessionfinish(self) -> None:
         """Write the document; the session has gathered all results, and prints its messages."""
-        with PATCH_GUARD:
-            self._session.say(*self._write())
+        self._session.say(*self._write())
 
     def _write(self) -> list[str]:
         """Write the document, if a test was planned; return what to say about it."""

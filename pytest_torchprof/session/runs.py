@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,14 +22,13 @@ from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
 from pytest_torchprof.capture.limits import Growth, Limited, Undo
 from pytest_torchprof.capture.lines import LineTracer, ModuleTracer
 from pytest_torchprof.capture.machine import captures_graph
-from pytest_torchprof.capture.patches import PATCH_GUARD, REAL, muted
+from pytest_torchprof.capture.patches import REAL, muted
 from pytest_torchprof.capture.processes import ticks_now
-from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture, hold, passing_file
+from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture, passing_file
 from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.errors import CaptureError, error_line
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.render import unknown as reason_texts
 from pytest_torchprof.render.unknown import HOW_TO_LEAVE_OUT, in_words
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.isolation import (
@@ -44,8 +44,9 @@ from pytest_torchprof.session.isolation import (
     unnoticed,
     write_to,
 )
-from pytest_torchprof.session.measurement import Captured, NoModules, Timed, plugins_reseeded
+from pytest_torchprof.session.measurement import Captured, NoModules, Timed
 from pytest_torchprof.session.plan import EXTRA_KINDS, SEEDED_KINDS
+from pytest_torchprof.session.seeds import plugins_reseeded
 from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
@@ -82,27 +83,25 @@ class Run:
     def begin(self) -> None:
         """Start what this kind of run measures."""
         begun = False
-        with PATCH_GUARD:
-            try:
-                self._begin()
-                begun = True
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-                self.gatherer.give_up(error)
-            finally:
-                if not begun:  # also after a timeout or an interrupt
-                    self._forget()
+        try:
+            self._begin()
+            begun = True
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self.gatherer.give_up(error)
+        finally:
+            if not begun:  # also after a timeout or an interrupt
+                self._forget()
 
     def end(self, *last: Callable[[], None]) -> None:
         """Stop, pass the result to the gatherer, then call ``last``."""
         try:
             if self._watch is not None:
                 self._watch.stop()
-            with PATCH_GUARD:
-                try:
-                    self._end()
-                finally:
-                    self._forget(*last)
-                    last = ()
+            try:
+                self._end()
+            finally:
+                self._forget(*last)
+                last = ()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self.gatherer.give_up(error)
         finally:
@@ -111,8 +110,7 @@ class Run:
 
     def cancel(self, *last: Callable[[], None]) -> None:
         """Stop without a result: the block raised, or measures a region of its own."""
-        with PATCH_GUARD:
-            self._forget(*last)
+        self._forget(*last)
 
     @property
     def captures(self) -> bool:
@@ -182,14 +180,14 @@ class Run:
             recorded = CUDA_GRAPHS.captured_since(self._graphs)
             self.gatherer.take(Timed(self.kind, result, first=self.first, recorded=recorded))
         elif self._capture is not None:
-            self.gatherer.take(self._captured(self._capture))
+            self.gatherer.keep(self._captured(self._capture), first=self.first)
 
     def _end_growth(self) -> None:
         growth, self._growth = self._growth, None
         if growth is not None:
             self.gatherer.rounds.needed(growth.end())
 
-    def _captured(self, capture: Capture) -> Captured | NoModules:
+    def _captured(self, capture: Capture) -> Callable[[], Captured | NoModules]:
         capture.end_region()
         may_compile = self.kind in ("profile", "reseeded")
         compiled = may_compile and CompileCount.now().compiled_since(self._compiled)
@@ -198,17 +196,18 @@ class Run:
         facts |= Facts(packages=capture.packages.calls, no_memory=no_memory)
         try:
             with passing_file(self.gatherer.folder, small=capture.is_small) as place:
-                trace, path = capture.stop(place, facts)
-                file = hold(path, capture.text)
+                recording = capture.stop(place, facts)
+                file = recording.hold()
         except CaptureError as error:
             if self.kind != "modules":
                 raise
-            return NoModules(reason_for(error))
+            reason = reason_for(error)
+            return lambda: NoModules(reason)
         tracer = self._tracer
-        return Captured(
+        captured = partial(
+            Captured,
             self.kind,
-            trace,
-            file,
+            file=file,
             first=self.first,
             compiled=compiled,
             recorded=may_compile and not compiled and CUDA_GRAPHS.captured_since(self._graphs),
@@ -220,6 +219,7 @@ class Run:
             unseen=tracer.unseen if tracer is not None else frozenset(),
             children=capture.take_children(),
         )
+        return lambda: captured(trace=recording.events())
 
     @property
     def _tells_children(self) -> bool:
@@ -248,8 +248,7 @@ class Run:
         """End our profiler session, because the test is about to start one."""
         self.gatherer.refuse(OWN_PROFILER)
         if self._capture is not None:
-            with PATCH_GUARD:
-                self._capture.step_aside()
+            self._capture.step_aside()
 
 
 # ---- A time limit for each run after the first, so that a run that blocks cannot stop the
@@ -343,7 +342,7 @@ class Deadline:
         call = self._calls.get(what)
         if call is None:
             call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
-        with Limited(limit_s, lambda: Overdue(what, limit_s)), PATCH_GUARD.suspended:
+        with Limited(limit_s, lambda: Overdue(what, limit_s)):
             call(function)
 
 
@@ -648,13 +647,12 @@ class FirstTeardown:
         """Write the captured output again, while the teardown phase is captured."""
         if not self._sections:
             return
-        with PATCH_GUARD:
-            logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
-            for _, key, text in self._sections:
-                if key == "log" and logging_plugin is not None:
-                    logging_plugin.report_handler.stream.write(f"{text}\n")
-                elif key in ("stdout", "stderr"):
-                    getattr(sys, key).write(text)
+        logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
+        for _, key, text in self._sections:
+            if key == "log" and logging_plugin is not None:
+                logging_plugin.report_handler.stream.write(f"{text}\n")
+            elif key in ("stdout", "stderr"):
+                getattr(sys, key).write(text)
 
 
 # ---- Rerun a whole item, with fixtures set up again, unnoticed by other plugins.
@@ -685,6 +683,8 @@ class Runner:
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
         self._own_hook = OwnHook()
+        #: The last rerun's error is of its setup or call, not of its teardown.
+        self._failed_in_call = False
         #: Temporary folders that only reruns have created.
         self._folders: list[Path] = []
 
@@ -699,9 +699,8 @@ class Runner:
         """The outermost wrapper of the call phase: the first run, then all the others."""
         self._gatherer, self._first_teardown = gatherer, None
         self.subtest_failed = False
-        with PATCH_GUARD:
-            self.run = Run(gatherer.plan.kinds[0], gatherer, first=True)
-            self._state = ItemState(item)
+        self.run = Run(gatherer.plan.kinds[0], gatherer, first=True)
+        self._state = ItemState(item)
         pid = REAL.getpid()
         try:
             result = yield
@@ -709,11 +708,10 @@ class Runner:
             self.run = None
             gatherer.count_run()
         error = None
-        with PATCH_GUARD:
-            try:
-                error = self._after_first(item, gatherer, pid)
-            except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
-                gatherer.give_up(fault)
+        try:
+            error = self._after_first(item, gatherer, pid)
+        except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
+            gatherer.give_up(fault)
         if error is not None:
             raise error
         return result
@@ -743,13 +741,13 @@ class Runner:
             rest = [kind for kind in rest if kind != "round"]
         complete = gatherer.asked.complete
         rest = gatherer.pairs_runs if complete else rest
-        if gatherer.reason is None and rest:
-            self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
-            error = self._rerun_all(item, gatherer, rest if complete else gatherer.runs_of(rest))
-            if not complete:  # else the first run has printed them
-                print_for(item, "".join(gatherer.asked.tables))
-            return error
-        return None
+        if gatherer.reason is not None:
+            return None
+        self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
+        error = self._rerun_all(item, gatherer, rest if complete else gatherer.runs_of(rest))
+        if not complete:  # else the first run has printed them
+            print_for(item, "".join(gatherer.asked.tables))
+        return error
 
     def measured_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: exactly what is measured."""
@@ -757,10 +755,9 @@ class Runner:
         if run is None:
             return (yield)
         try:
-            with PATCH_GUARD:
-                OTHERS.tell(run.saw_profiler)
-                if not run.gatherer.asked.own_region:
-                    run.begin()
+            OTHERS.tell(run.saw_profiler)
+            if not run.gatherer.asked.own_region:
+                run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
             run.cancel(_stop_watching)
@@ -768,42 +765,22 @@ class Runner:
         run.end(_stop_watching)
         return result
 
-    def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """The outermost wrapper of the teardown phase: tears down the last rerun."""
-        gatherer = self._gatherer
-        if self._first_teardown is not None and gatherer is not None and not self.rerunning:
-            self.rerunning = True
-            try:
-                with PATCH_GUARD:
-                    if item in item.session._setupstate.stack:
-                        with self._apart(item, gatherer):
-                            self._teardown_run(item)
-                    while self._folders:
-                        shutil.rmtree(self._folders.pop(), ignore_errors=True)
-                    self._state.restore_stash()
-                    self._first_teardown.show()
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-                gatherer.give_up(error)
-            finally:
-                self.rerunning = False
-        try:
-            return (yield)
-        finally:
-            if not self.rerunning and gatherer is not None:
-                with _safely(gatherer):
-                    gatherer.forget()
-                self._gatherer = None
-
     def teardown(self) -> Generator[None, Any, Any]:
         """The innermost wrapper of the teardown phase: reports the first run's output and error."""
-        if self.rerunning or self._first_teardown is None:
+        first, gatherer = self._first_teardown, self._gatherer
+        if self.rerunning or gatherer is None:
             return (yield)
-        first, self._first_teardown = self._first_teardown, None
-        assert self._gatherer is not None  # noqa: S101 - set before the first run
-        with _safely(self._gatherer):
-            first.say()
-        result = yield
-        if first.error is not None:
+        self._first_teardown = self._gatherer = None
+        try:
+            if first is not None:
+                with _safely(gatherer):
+                    first.show()
+                    first.say()
+            result = yield
+        finally:
+            with _safely(gatherer):
+                gatherer.forget()
+        if first is not None and first.error is not None:
             raise first.error
         return result
 
@@ -833,26 +810,22 @@ class Runner:
             if late is not None:
                 gatherer.refuse(cannot_rerun(late))
                 return None
+            gatherer.settle()
             with self._apart(item, gatherer):
                 for number, kind in enumerate(kinds):
                     self.progress.show(number + 2, kind, gatherer.started_ns)
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
-                        failing = ""  # the teardown of the previous run
-                        error = self._teardown_run(item) if number else None
-                        if error is None:
-                            failing = kind
-                            self._state.renew()
-                            error = self._try_seeds(item, gatherer, kind)
-                        else:
-                            self._state.restore_stash()
-                        if failing == "pairs" and gatherer.asked.is_comparing:
+                        error = self._try_seeds(item, gatherer, kind)
+                        in_call = self._failed_in_call
+                        if kind == "pairs" and in_call and gatherer.asked.is_comparing:
                             return error  # of a callable, which other runs call too
-                        if failing == "pairs" and gatherer.asked.has_compared:
+                        if kind == "pairs" and in_call and gatherer.asked.has_compared:
                             of_pairs, error = error, None  # the numbers are still wanted
                         decides = kind in ("profile", "threads", "numbers")
                         if error is not None and decides and gatherer.asked.stats_read:
                             return of_pairs or error
                         if error is not None:
+                            failing = kind if in_call else ""
                             gatherer.refuse(cannot_rerun(error, failing, gatherer.plan.threads))
                         if gatherer.reason is not None:
                             return of_pairs
@@ -861,6 +834,9 @@ class Runner:
         finally:
             self.rerunning = False
             self.progress.clear()
+            self._state.restore_stash()  # for the teardown phase
+            while self._folders:
+                shutil.rmtree(self._folders.pop(), ignore_errors=True)
         return of_pairs
 
     @contextmanager
@@ -895,8 +871,7 @@ class Runner:
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
             if first or self._deadline is None:
-                with PATCH_GUARD.suspended:
-                    teardown(item=item, nextitem=Sibling(item))
+                teardown(item=item, nextitem=Sibling(item))
             else:
                 self._deadline.run("", lambda: teardown(item=item, nextitem=Sibling(item)))
         except KeyboardInterrupt:
@@ -910,47 +885,47 @@ class Runner:
         return None
 
     def _end_first(self, item: pytest.Item) -> BaseException | None:
-        """Tear the first run down, if there has been no rerun yet."""
+        """Tear the first run down, once."""
         if self._first_teardown is not None:
             return None
         self._state.add_stash()
         self._first_teardown = first = FirstTeardown(item)
         first.keep(lambda: self._teardown_run(item))
-        self._state.restore_stash()
         return first.error
-
-    def _renew(self, item: pytest.Item, gatherer: Gatherer) -> BaseException | None:
-        """Tear the previous run down and restore the item, ready for another setup."""
-        error = None
-        if item in item.session._setupstate.stack:
-            error = self._teardown_run(item)
-        self._state.renew()
-        gatherer.seeds.set(item)
-        return error
 
     def _try_seeds(
         self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
     ) -> BaseException | None:
         """Run it, with a few seeds until one suits the test; return the first one's error."""
         seeds, other = gatherer.seeds, kind == "reseeded"
-        seeds.set(item, other=other)
         failed = error = self._run_again(item, gatherer, kind)
         while (
             error is not None
             and kind in SEEDED_KINDS
+            and self._failed_in_call
             and not isinstance(error, Overdue)
             and not gatherer.asked.stats_read
             and gatherer.reason is None
             and seeds.next_try()
         ):
-            if self._renew(item, gatherer) is not None:
-                return failed
             error = self._run_again(item, gatherer, kind)
         if gatherer.plan.checks_stable and (other or kind == "profile"):
             seeds.note_end(other=other)
         return failed if error is not None else None
 
     def _run_again(
+        self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
+    ) -> BaseException | None:
+        """One more run with its fixtures, from setup to teardown, and then its numbers."""
+        self._state.renew()
+        gatherer.seeds.set(item, other=kind == "reseeded")
+        error = self._setup_and_call(item, gatherer, kind)
+        self._failed_in_call = error is not None
+        late = self._teardown_run(item)
+        gatherer.settle()
+        return error or late
+
+    def _setup_and_call(
         self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
     ) -> BaseException | None:
         self.subtest_failed = False
@@ -962,6 +937,7 @@ class Runner:
         elif kind == "pairs":
             gatherer.asked.note_pairs_run()
             more_s = gatherer.asked.pairs_s
+        assert self._deadline is not None  # noqa: S101 - set before the first rerun
         try:
             with recording(item, printed) if gatherer.asked.table_asked else nullcontext():
                 run = Run(kind, gatherer, first=False)
@@ -972,7 +948,6 @@ class Runner:
                     gatherer.count_run()
                     item.ihook.pytest_runtest_call(item=item)
 
-                assert self._deadline is not None  # noqa: S101 - set before the first rerun
                 self._deadline.run(kind, phases, more_s=more_s)
         except KeyboardInterrupt:
             raise
@@ -981,16 +956,11 @@ class Runner:
         finally:
             self.run = None
             gatherer.asked.keep_printed("".join(printed))
-        collected = getattr(item, "_excinfo", None)  # where unittest puts its failures
-        if collected:
+        if collected := getattr(item, "_excinfo", None):  # where unittest puts its failures
             self._deadline.note_failure()
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
-        return (
-            AssertionError(f"the rerun {reason_texts.in_words(failed)}")
-            if failed is not None
-            else None
-        )
+        return AssertionError(f"the rerun {in_words(failed)}") if failed is not None else None
 
     def _failure(self, item: pytest.Item) -> Reason | None:
         if self.subtest_failed:
@@ -1005,11 +975,10 @@ def _stop_watching() -> None:
 @contextmanager
 def _safely(gatherer: Gatherer) -> Iterator[None]:
     """Context for code that must not fail the test, which is already being reported."""
-    with PATCH_GUARD:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            gatherer.give_up(error)
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+        gatherer.give_up(error)
 
 
 # ---- The hooks through which a `Runner` sees a test, for every plugin class that runs tests.
@@ -1024,11 +993,6 @@ class RunningHooks:
     def pytest_measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Measure the innermost part of the call phase."""
         return (yield from self.runner.measured_call(item))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tear down the last rerun, silently."""
-        return (yield from self.runner.end_last_run(item))
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")
     def pytest_first_teardown(self) -> Generator[None, Any, Any]:

@@ -1,0 +1,211 @@
+"""Seeds: of each run of a test after its first, and of what is drawn outside of tests."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_torchprof.capture.state import Differing, RandomState, seed_for, seed_generators
+from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.session.options import OPTIONS, seed_imports
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.limits import Undo
+    from pytest_torchprof.capture.state import World
+
+#: torch seeds itself with 53 bits of the system's, and we with 63; people with numbers that they
+#: remember. Source: ``c10::detail::getNonDeterministicRandom``, c10/core/GeneratorImpl.cpp.
+_REMEMBERED: Final = 2**32
+
+#: Made before the first conftest.py files are imported.
+_IMPORTS = pytest.StashKey["ImportSeeds"]()
+
+
+class ImportSeeds:
+    """Seeds what test files draw while they are imported, and fixtures that serve several tests.
+
+    That runs once, so no further run of a test draws it anew. Only NumPy's and torch's generators
+    are seeded, and only where nobody has; ``whole``: in any case, and Python's too, with which
+    people choose names and ports. ``number`` is the user's seed, None for none.
+    """
+
+    def __init__(self, number: int | None, *, whole: bool) -> None:
+        self._number, self._whole = number, whole
+        #: The words of NumPy's generator as they were seeded here.
+        self._words: bytes | None = None
+        if number is not None:
+            import numpy.random  # noqa: F401 - before anybody seeds it
+        self.seed("")
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> ImportSeeds:
+        """Those of a session. Invalid values of options are told when all of them are read."""
+        if _IMPORTS not in config.stash:
+            given, number, whole = config.known_args_namespace, None, None
+            with suppress(TorchprofError, pytest.UsageError, ValueError):
+                row = next(option for option in OPTIONS if option.name == "seed")
+                text = getattr(given, row.dest, None) or config.getini(row.dest) or row.default
+                number, whole = row.parse(str(text)), seed_imports(config, given)
+            number = None if whole is False else number
+            config.stash[_IMPORTS] = cls(number, whole=whole is True)
+        return config.stash[_IMPORTS]
+
+    def seed(self, name: str) -> None:
+        """Seed the generators with the name of a file or a fixture that is about to draw."""
+        if self._number is None:
+            return
+        with suppress(Exception):  # a file may have replaced anything
+            torch = sys.modules.get("torch")
+            free = torch is not None and torch.default_generator.initial_seed() >= _REMEMBERED
+            words = _words_of_numpy()
+            seed_generators(
+                seed_for(self._number, name),
+                python=self._whole,
+                numpy=self._whole or self._words in (None, words),
+                torch=self._whole or free,
+            )
+            if self._words in (None, words):
+                self._words = _words_of_numpy()
+
+
+def _words_of_numpy() -> bytes | None:
+    """The words of NumPy's generator; None for one without."""
+    state = sys.modules["numpy.random"].get_state()
+    return state[1].tobytes() if isinstance(state, tuple) else None
+
+
+class ImportingHooks:
+    """Files and wider fixtures draw the same in each process, see `ImportSeeds`."""
+
+    imports: ImportSeeds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> None:
+        """Files are imported, and asked for the arguments of their tests, as classes are."""
+        if isinstance(collector, pytest.Module | pytest.Class):
+            self.imports.seed(f"{collector.path.name}::{collector.nodeid.partition('::')[2]}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> None:
+        """A fixture with a wider scope than the function is set up once, for all runs."""
+        if fixturedef.scope != "function":
+            file = getattr(getattr(fixturedef.func, "__code__", None), "co_filename", "")
+            number = getattr(request, "param_index", 0)
+            self.imports.seed(f"{Path(file).name}::{fixturedef.argname}[{number}]")
+
+
+# ---- The seeds of one test's runs after the first, so that they draw the same in every process.
+
+#: So many seeds are tried before a test that fails with them is given up.
+MOST_TRIES = 4
+#: Comes after them all: the seed with which a test is profiled once more.
+_OTHER = MOST_TRIES
+
+_NOTHING = Differing(python=False, numpy=False, torch=False)
+
+
+def seeded_name(item: pytest.Item) -> str:
+    """A test's file and name, whatever folder pytest calls the root."""
+    return f"{item.path.name}::{item.nodeid.partition('::')[2] or item.name}"
+
+
+class Seeds:
+    """Chooses a seed for each run of a test, and sets it.
+
+    ``number`` is the user's, None to leave the generators in the state of the first run.
+    """
+
+    def __init__(self, number: int | None, name: str, start: World) -> None:
+        self._number = number
+        self._name = name
+        self._start = start
+        self._attempt = 0
+        #: The generators that the first run has used, or seeded itself; None if it is the only one.
+        self._used: Differing | None = None
+        #: The states at the end of the profiled run, and of the one with another seed.
+        self._ends: dict[bool, RandomState] = {}
+        #: Hypothesis draws the arguments.
+        self._has_arguments = False
+
+    @property
+    def number(self) -> int | None:
+        """The user's seed, None for none."""
+        return self._number
+
+    @property
+    def matter(self) -> bool:
+        """Whether the first run has used a generator at all, so that a seed may matter."""
+        return self._number is not None and (any(self._used or ()) or self._has_arguments)
+
+    @property
+    def decide(self) -> bool:
+        """Whether what the test draws depends on the seed: not if it sets its own.
+
+        Known from the states of the generators at the end of two runs, if there were two.
+        """
+        if not self.matter or self._has_arguments:
+            return self.matter
+        if len(self._ends) < 2:
+            return True
+        differing = self._ends[True].differs(self._ends[False])
+        used = self._used or _NOTHING
+        return any(u and differs for u, differs in zip(used, differing, strict=True))
+
+    def note_first(self, item: pytest.Item, left: RandomState) -> None:
+        """Note the generators that the first run has used, and has ``left`` in this state; once."""
+        if self._used is None:
+            self._has_arguments = _hypothesis_of(item) is not None
+            self._used = left.differs(self._start.random)
+
+    def set(self, item: pytest.Item, *, other: bool = False) -> None:
+        """Before a run, restore the process state, and seed; ``other``: another seed than usual."""
+        if self.number is None:
+            self._start.restore()
+            return
+        # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
+        chosen = (self._used or _NOTHING)._replace(torch=True)
+        self._start.restore(but=chosen)
+        number, attempt = self._number or 0, _OTHER if other else self._attempt
+        seed = seed_for(number, self._name, attempt)
+        seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
+        if hasattr(item.config.option, "randomly_seed"):
+            # The same for all tests: versions of pytest-randomly keep a state for each seed.
+            item.config.option.randomly_seed = seed_for(number, "", attempt) % 2**31
+        if (theirs := _hypothesis_of(item)) is not None:
+            theirs.global_force_seed = seed
+
+    def note_end(self, *, other: bool) -> None:
+        """After a run with the usual or the ``other`` seed, note the generators' states."""
+        if self.matter:
+            self._ends[other] = RandomState()
+
+    def next_try(self) -> bool:
+        """Whether another seed is left after a run that failed; the next run has it."""
+        if not self.matter or self._attempt + 1 >= MOST_TRIES:
+            return False
+        self._attempt += 1
+        return True
+
+
+def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:
+    """Restore what `Seeds.set` tells other plugins that seed generators."""
+    option: Any = item.config.option
+    if hasattr(option, "randomly_seed"):
+        undo.callback(setattr, option, "randomly_seed", option.randomly_seed)
+    if (theirs := _hypothesis_of(item)) is not None:
+        before = theirs.global_force_seed
+        undo.callback(setattr, theirs, "global_force_seed", before)
+
+
+def _hypothesis_of(item: pytest.Item) -> Any | None:
+    """Hypothesis' module, if it draws the test's arguments, and has a seed to set."""
+    if not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        return None
+    core = sys.modules.get("hypothesis.core")
+    return core if hasattr(core, "global_force_seed") else None

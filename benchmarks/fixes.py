@@ -204,7 +204,7 @@ def _profiled(body: Body, rule: str, facts: Facts) -> _Profiled:
         capture.start()
         try:
             body()
-            trace, _ = capture.stop(Path(folder), facts)
+            trace = capture.stop(Path(folder), facts).events()
         finally:
             capture.abandon()
     found = check(trace, [RULES[rule]]).findings()

@@ -126,8 +126,9 @@ def ours(body: Body, folder: Path) -> float:
     capture = Capture(threads=1)
     capture.start()
     body()
-    trace, file = capture.stop(folder, gatherer.facts())
-    gatherer.take(Captured("profile", trace, file.open("rb")))
+    recording = capture.stop(folder, gatherer.facts())
+    file = recording.path
+    gatherer.take(Captured("profile", recording.events(), file.open("rb")))
     profile_of(gatherer.measured())
     elapsed = _since(start)
     file.unlink()
@@ -146,8 +147,9 @@ def _rules(body: Body, folder: Path) -> tuple[float, float]:
     capture = Capture(threads=1)
     capture.start()
     body()
-    trace, file = capture.stop(folder, _gatherer(folder).facts())
-    file.unlink()
+    recording = capture.stop(folder, _gatherer(folder).facts())
+    trace = recording.events()
+    recording.path.unlink()
     for name, metric in METRICS.items():
         if name != "findings":
             measure(metric, trace)

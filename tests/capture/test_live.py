@@ -168,7 +168,7 @@ def test_a_block_whose_session_somebody_ended_is_a_failed_capture(tmp_path: Path
     capture.start()
     capture._profiler.stop()
     with pytest.raises(CaptureError):
-        capture.stop(tmp_path, Facts())
+        capture.stop(tmp_path, Facts()).events()
     assert captured(lambda: torch.ones(1), tmp_path).region
 
 

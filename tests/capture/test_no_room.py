@@ -207,5 +207,7 @@ def test_of_a_large_trace_no_text_is_kept_in_memory(
     monkeypatch.setattr("pytest_torchprof.capture.profiler.SMALL_BYTES", limit)
     capture = Capture()
     capture.start()
-    _, path = capture.stop(tmp_path, Facts())
-    assert capture.text == (path.read_bytes() if kept else None)
+    recording = capture.stop(tmp_path, Facts())
+    recording.path.write_bytes(b"the file")
+    with recording.hold() as file:
+        assert file.read() == (recording.text if kept else b"the file")

@@ -199,7 +199,7 @@ def recorded(program: Iterable[str | Part], *, threads: bool = False) -> Events:
         try:
             perform(program, mark)
             facts = facts_now(probe_machine(1), CompileCount.now().since(before))
-            return capture.stop(Path(folder), facts)[0]
+            return capture.stop(Path(folder), facts).events()
         finally:
             capture.abandon()
 

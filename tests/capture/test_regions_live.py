@@ -56,7 +56,7 @@ def run(steps: list[tuple[str, list[str]]], *, inner: bool) -> Any:
                     with (capture.mark("inner") if inner else None) or nullcontext():
                         WORK[work]()
         facts = facts_now(probe_machine(1), CompileCount.now().since(before))
-        return capture.stop(Path(folder), facts)[0]
+        return capture.stop(Path(folder), facts).events()
 
 
 @settings(max_examples=25, deadline=None)

@@ -158,7 +158,8 @@ def _recorded(payload: Payload, device: str, folder: Path) -> Recorded:
                 run.block()
             allocator.end_block()
             facts = facts_now(probe_machine(1), CompileCount.now().since(before), first)
-            trace, path = capture.stop(folder, facts)
+            recording = capture.stop(folder, facts)
+            trace, path = recording.events(), recording.path
         finally:
             capture.abandon()
         allocator.end()

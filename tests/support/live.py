@@ -45,7 +45,8 @@ def captured_file(
         if facts is None:
             facts = facts_now(probe_machine(1), CompileCount.now().since(before))
             facts = replace(facts, **_ANYWHERE)
-        return capture.stop(folder, facts)
+        recording = capture.stop(folder, facts)
+        return recording.events(), recording.path
     finally:
         capture.abandon()
 
@@ -77,7 +78,8 @@ class Compiling:
         try:
             self._block()
             compiled = CompileCount.now().since(self._before)
-            return capture.stop(folder, facts_now(probe_machine(1), compiled, self._first))[0]
+            facts = facts_now(probe_machine(1), compiled, self._first)
+            return capture.stop(folder, facts).events()
         finally:
             capture.abandon()
 
@@ -92,7 +94,7 @@ def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Located:
     capture.start()
     try:
         block()
-        marked, _ = capture.stop(folder, Facts())
+        marked = capture.stop(folder, Facts()).events()
     finally:
         capture.abandon()
     assert tracer.gap is None, tracer.gap

@@ -51,6 +51,7 @@ check: .venv/.stamp  ## lint, format, types, layers, generated docs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
+	@$(BIN)/python tools/size.py
 	@$(BIN)/python -m pytest -q tests/project/test_architecture.py
 
 docs: .venv/.docs  ## build the documentation site in build/docs; a warning is an error

@@ -54,6 +54,7 @@ class Why(Enum):
     LEFT_OUT_BY_MARKER = "left_out_by_marker"
     SAME_NAME = "same_name"
     TRACE_OPTION = "trace_option"
+    TORCH_REPLACED = "torch_replaced"
     BENCHMARK_FIXTURE = "benchmark_fixture"
     OWN_PROFILE_HOOK = "own_profile_hook"
     DEBUGGER = "debugger"

@@ -180,6 +180,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.LEFT_OUT_BY_MARKER: "its marker has enabled=False",
     Why.SAME_NAME: "another test has the same name, so one baseline cannot serve both",
     Why.TRACE_OPTION: "--trace stops in every run of a test",
+    Why.TORCH_REPLACED: "a test file has put something else in the place of torch",
     Why.BENCHMARK_FIXTURE: "pytest-benchmark repeats it as often as time allows",
     Why.OWN_PROFILE_HOOK: "the test uses sys.setprofile itself, which times and stacks disturb",
     Why.DEBUGGER: "a debugger was entered",

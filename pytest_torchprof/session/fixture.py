@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import pytest
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.moved_bytes import moved_by_operator
-from pytest_torchprof.capture.clock import Callables
 from pytest_torchprof.core.errors import SettingsError, near
-from pytest_torchprof.core.units import parse_share
-from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.core.values import LargeRegionNumber, RegionNumber, in_unit_of
-from pytest_torchprof.render import escape
-from pytest_torchprof.render.failure import operator_block, share_block
-from pytest_torchprof.session.known import names_for
-from pytest_torchprof.session.verdicts import OwnFailure, command_for
+from pytest_torchprof.session.stats import Stats, Unchecked
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.paired import MOST_FOR_FEW, MOST_SPENT
-from pytest_torchprof.verdict.profile import operator_counts, view_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -36,305 +23,11 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.baseline.inline import Sources
     from pytest_torchprof.capture.clock import Regions
-    from pytest_torchprof.core.values import OwnMetric, Settings, Source, Tolerance
+    from pytest_torchprof.core.values import OwnMetric, Settings, Tolerance
+    from pytest_torchprof.session.comparing import AbResult
     from pytest_torchprof.session.measurement import Gatherer
     from pytest_torchprof.session.runs import Run, Runner
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.verdict.paired import Decision, PairedVerdict, Side
-
-
-# ---- Measured numbers as a test sees them: `Stats`, and `Unchecked` for a missing one.
-
-
-class Unchecked:
-    """Stands for a missing number; any comparison with it is true.
-
-    So a test that asserts on a device's numbers passes where there is no device, and the report
-    says *not measured*; under ``--torchprof-strict`` that fails.
-    """
-
-    def __init__(self, reason: Reason) -> None:
-        self.why = reason
-
-    @property
-    def reason(self) -> str:
-        """Why there is no number, in words."""
-        from pytest_torchprof.render.unknown import in_words
-
-        return in_words(self.why)
-
-    def __repr__(self) -> str:
-        return f"<not measured: {self.reason}>"
-
-    def __format__(self, spec: str) -> str:
-        return repr(self)
-
-    def __float__(self) -> float:
-        return math.nan
-
-    def __int__(self) -> int:
-        raise TypeError(f"a number that is {self.reason} has no int: compare it as it is")
-
-    def __bool__(self) -> bool:
-        return True
-
-    def _holds(self, other: object) -> bool:  # noqa: ARG002 - every comparison has one
-        return True
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _holds
-    __hash__ = object.__hash__
-
-    def _itself(self, *others: object) -> Unchecked:  # noqa: ARG002 - arithmetic with anything
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _itself
-    __truediv__ = __rtruediv__ = __neg__ = __abs__ = __round__ = _itself
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _itself
-
-
-class Stats:
-    """The measured metrics as attributes, in their units: ``torchprof.stats.flops``."""
-
-    def __init__(
-        self, metric: Callable[[str], Any], own: Callable[[], Collection[str]] = tuple
-    ) -> None:
-        self._metric = metric
-        self._own = own
-
-    def __getattr__(self, name: str) -> Any:
-        """The metric's value; an `Unchecked` if it was not measured."""
-        __tracebackhide__ = True
-        from pytest_torchprof.verdict.metrics import METRICS
-
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name not in METRICS and name not in self._own():
-            known = [*METRICS, *self._own()]
-            raise AttributeError(f"there is no metric {name!r}. {near(name, known)}")
-        return self._metric(name)
-
-    def __dir__(self) -> list[str]:
-        """The metric names, for completion."""
-        from pytest_torchprof.verdict.metrics import METRICS
-
-        return sorted([*METRICS, *self._own()])
-
-
-# ---- ``torchprof.ab``: two callables within a test, by the procedure of the command.
-
-#: Functions whose call only makes something that will do the work.
-_LAZY = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-
-
-@dataclass(frozen=True, repr=False)
-class AbResult:
-    """The result of `Torchprof.ab`.
-
-    ``ratio`` estimates the time of ``b`` over that of ``a``, with the interval ``low`` to ``high``
-    at 99 %; ``verdict`` is ``"slower"``, ``"faster"``, ``"same"``, or ``"unclear"``; ``pairs`` is
-    the number of pairs of turns; ``a`` and ``b`` are the median calls in ms. In a run that does not
-    compare, each is an `Unchecked`, so every comparison holds.
-    """
-
-    ratio: float | Unchecked
-    low: float | Unchecked
-    high: float | Unchecked
-    verdict: PairedVerdict | Unchecked
-    pairs: int | Unchecked
-    a: float | Unchecked
-    b: float | Unchecked
-    _decision: Decision | None = None
-    _names: tuple[str, str] = ("a", "b")
-
-    @classmethod
-    def not_made(cls) -> AbResult:
-        """The result where nothing is timed."""
-        return cls(*[Unchecked(because(Why.RUN_NOT_COMPARED))] * 7)  # type: ignore[arg-type]
-
-    @property
-    def gap(self) -> Reason | None:
-        """Why there is no answer: there were too few pairs of turns."""
-        why = None if self._decision is None else self._decision.reason
-        return None if why is None else because(Why.COMPARISON_UNANSWERED, why=why)
-
-    def assert_not_slower(self, by: float | str) -> None:
-        """Fail the test if ``b`` is certain to take longer than ``a`` by more than a share of it.
-
-        That is, if the whole interval is beyond ``by``, ``"5 %"`` or ``0.05``, after enough pairs.
-
-        Raises:
-            UnitError: ``by`` is no share.
-        """
-        __tracebackhide__ = True
-        share = parse_share(by, "by")
-        if self._decision is None or not self._decision.is_slower_by(share):
-            return
-        from pytest_torchprof.render.failure import slower_message
-
-        message = slower_message(self.a, self.b, self._decision, share, self._names)  # type: ignore[arg-type]
-        raise OwnFailure(message)
-
-    def __repr__(self) -> str:
-        if self._decision is None:
-            return repr(self.ratio)
-        from pytest_torchprof.render.failure import comparison_line
-
-        return f"<{comparison_line(self.a, self.b, self._decision)}>"  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a test asks to be compared."""
-
-    callables: Callables
-    min_time_s: float
-    threshold: float
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The names of the callables in the code."""
-        a, b = map(_name, self.callables.sides.values())
-        return a, b
-
-
-def wanted(
-    a: Callable[..., object],
-    b: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    setup: Callable[[], tuple[Any, ...]] | None,
-    min_time: float,
-    threshold: float | str,
-    timeout: float,
-) -> Wanted:
-    """Check the arguments of `Torchprof.ab`.
-
-    Raises:
-        SettingsError, UnitError: one of them is invalid.
-    """
-    __tracebackhide__ = True
-    named: dict[str, object] = {"a": a, "b": b, **({} if setup is None else {"setup": setup})}
-    for name, function in named.items():
-        if not callable(function):
-            raise _error(f"{name} must be callable", f"it is {_kind(function)}", "pass a function")
-        if getattr(getattr(function, "__code__", None), "co_flags", 0) & _LAZY:
-            found = "a call of it does nothing yet: it makes a coroutine or a generator"
-            raise _error(
-                f"{name} must do its work when called", found, "pass a function that runs it"
-            )
-    if not isinstance(args, tuple | list):
-        raise _error("args must be a tuple", f"it is {_kind(args)}", "write args=(x,)")
-    if not isinstance(kwargs, Mapping | None):
-        raise _error("kwargs must be a dict", f"it is {_kind(kwargs)}", 'write kwargs={"name": x}')
-    if setup is not None and args:
-        raise _error("there are args and setup", "setup makes the args of each call", "drop one")
-    for name, seconds in (("min_time", min_time), ("timeout", timeout)):
-        if not _is_duration(seconds):
-            raise _error(f"{name} must be a number of seconds above 0", f"it is {seconds!r}", "")
-    names: dict[Side, str] = {"A": f"a ({_name(a)})", "B": f"b ({_name(b)})"}
-
-    def overdue(side: Side) -> BaseException:
-        what = f"torchprof.ab: {names[side]} did not return within {timeout:g} s"
-        return pytest.fail.Exception(escape.line(f"{what}; timeout= allows it more"), pytrace=False)
-
-    made = Callables(
-        {"A": a, "B": b}, timeout, overdue, tuple(args), dict(kwargs or {}), _checked(setup)
-    )
-    return Wanted(made, min_time, parse_share(threshold, "threshold"))
-
-
-def compare(asked: Wanted, runner: Runner | None, gatherer: Gatherer | None) -> AbResult:
-    """Compare in the run that is for it; elsewhere, call each once."""
-    __tracebackhide__ = True
-    run = runner.run if runner is not None else None
-    compares = run is not None and run.kind == "pairs"
-    asked_of = gatherer.asked if gatherer is not None else None
-    if compares and asked_of is not None:
-        asked_of.note_comparison()
-    if runner is None or compares or (run is not None and run.first):
-        for side in asked.callables.sides:
-            with asked.callables.limited(side):
-                asked.callables.call_once(side)
-    else:
-        for side in asked.callables.sides:  # the run as a whole has a limit
-            asked.callables.call_once(side)
-    if run is None or asked_of is None:
-        return AbResult.not_made()
-    if not compares:
-        asked_of.note_pairs(2 * MOST_FOR_FEW * MOST_SPENT * asked.min_time_s)
-        return AbResult.not_made()
-    result = _compared(asked)
-    asked_of.note_comparison(done=True, gap=result.gap)
-    return result
-
-
-def _compared(asked: Wanted) -> AbResult:
-    """Measure in turn, and decide."""
-    __tracebackhide__ = True
-    from random import Random
-
-    from pytest_torchprof.capture.clock import CallableTurns
-    from pytest_torchprof.capture.patches import REAL
-    from pytest_torchprof.verdict import paired as paired_decision
-    from pytest_torchprof.verdict.paired import Pace, PairedTurns
-
-    answers = paired_decision.Comparison(threshold=asked.threshold, precise=True)
-    pace = Pace(2e9 * asked.min_time_s, least=answers.needed)
-    paired = PairedTurns(answers, pace, Random(0), REAL.clock)  # noqa: S311 - an order
-    paired.measure(CallableTurns(asked.callables).take)
-    found = answers.decide()
-    a, b = paired.wall_ms("A"), paired.wall_ms("B")
-    assert a is not None  # noqa: S101 - there is a pair
-    assert b is not None  # noqa: S101
-    return AbResult(
-        found.ratio,
-        found.low,
-        found.high,
-        found.verdict,
-        found.pairs,
-        a.median,
-        b.median,
-        found,
-        asked.names,
-    )
-
-
-def _checked(
-    setup: Callable[[], tuple[Any, ...]] | None,
-) -> Callable[[], tuple[Any, ...]] | None:
-    """The setup, with an error where it does not return a tuple."""
-    if setup is None:
-        return None
-
-    def fresh() -> tuple[Any, ...]:
-        __tracebackhide__ = True
-        made: object = setup()
-        if not isinstance(made, tuple):
-            found = f"it returned {_kind(made)}"
-            raise _error("setup must return a tuple of arguments", found, "write `return (x,)`")
-        return made
-
-    return fresh
-
-
-def _is_duration(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return 0 < value < math.inf
-
-
-def _error(what: str, found: str, next_step: str) -> SettingsError:
-    return SettingsError(f"torchprof.ab: {what}", found, next_step)
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
-
-
-def _name(function: object) -> str:
-    """``Model.forward``; for an object that has no name, that of its type."""
-    name = getattr(function, "__qualname__", None)
-    return str(name or type(function).__qualname__).rpartition("<locals>.")[2]
 
 
 # ---- Named regions of a test: ``with torchprof("decode"):``, and their numbers.
@@ -613,6 +306,8 @@ class Numbers:
     def region_table(self, name: str, lap: int | None, sort_by: str, limit: int) -> str:
         """The same for a named region; `RegionStats.table` calls it."""
         __tracebackhide__ = True
+        from pytest_torchprof.verdict.profile import view_of
+
         self._named.check_known(name)
         if self._gatherer is None:
             return ""
@@ -620,7 +315,6 @@ class Numbers:
             self._gatherer.asked.note_table()
             self._note_early(f"{name}: table", compared=False)
             return ""
-        from pytest_torchprof.verdict.profile import view_of
 
         return self._table(sort_by, limit, lambda trace: view_of(trace, name, lap))
 
@@ -694,6 +388,7 @@ class Numbers:
             unknown_now,
         )
         from pytest_torchprof.core.values import MissingValue
+        from pytest_torchprof.render import escape
 
         names = expected_metrics(expected)
         values = measured()
@@ -713,7 +408,6 @@ class Numbers:
         if self._sources is not None:
             gatherer.asked.note_edit(located(caller, actual, expected, self._sources))
             return
-        from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
         from pytest_torchprof.session.verdicts import OwnFailure
 
@@ -760,6 +454,7 @@ class Numbers:
     def region_metric(self, name: str, metric: str, lap: int | None) -> Any:
         """One metric of a named region, or an `Unchecked`; `RegionStats` reads it."""
         __tracebackhide__ = True
+
         from pytest_torchprof.core.unknown import Why, because
 
         self._named.check_known(name)
@@ -1046,6 +741,7 @@ class Torchprof(Numbers):
             and the test fails if one takes longer than ``timeout`` seconds.
         """
         __tracebackhide__ = True
+        from pytest_torchprof.session.comparing import compare, wanted
 
         if self._regions is None and (self._runner is None or self._runner.run is None):
             self._refuse_outside()
@@ -1103,9 +799,10 @@ class Torchprof(Numbers):
             SettingsError: its numbers were asked for, and there will be none.
         """
         __tracebackhide__ = True
+        from pytest_torchprof.core.unknown import Why, because
+
         if not self._entered or self._gatherer is None:
             return False
-        from pytest_torchprof.core.unknown import Why, because
 
         self._gatherer.refuse(because(Why.TWO_REGIONS), timed=False)
         self._several = True
@@ -1138,6 +835,9 @@ class ProfilingSession(Protocol):
 
 def handle_for(session: ProfilingSession, item: pytest.Item) -> Torchprof:
     """The handle for one run of one test; inert if the test is not profiled."""
+    from pytest_torchprof.session.known import names_for
+    from pytest_torchprof.session.verdicts import command_for
+
     gatherer = session.gatherer_of(item)
     return Torchprof(
         session.runner,
@@ -1148,45 +848,3 @@ def handle_for(session: ProfilingSession, item: pytest.Item) -> Torchprof:
         defined=names_for(item),
         mute=item.config.getoption("capture", "fd") != "fd",
     )
-
-
-# ---- What pytest shows when a comparison of two regions fails: both numbers, and what differs.
-
-MOVED = "moved_bytes"
-
-
-def relation_lines(sign: str, left: object, right: object) -> list[str] | None:
-    """The explanation of a failed comparison, if a number of a region is part of it.
-
-    Two regions are compared by operator, if both sides are about one metric; operators are those of
-    the first region on each side. If these differ by less than half of what the comparison lacks,
-    or one side is a plain number, the operators that have most of the metric are shown.
-    """
-    known = RegionNumber | LargeRegionNumber
-    numbers = [number for number in (left, right) if isinstance(number, known)]
-    if not numbers:
-        return None
-    lines = [f"{in_unit_of(right, left)} {sign} {in_unit_of(left, right)}"]
-    now, before = numbers[0].sources[0], numbers[-1].sources[0]
-    column = MOVED if now.metric == MOVED else COLUMN_OF.get(now.metric)
-    if column is None or now.metric != before.metric:
-        return lines
-    unit, operators = METRICS[now.metric].unit, _operators(now)
-    if now.part != before.part:
-        found = deltas(_operators(before), operators, column)
-        changed = sum(abs(delta.now - delta.before) for delta in found)
-        if found and changed >= abs(left - right) / 2:  # type: ignore[operator]
-            title = f"{now.metric} by operator, {before.part} → {now.part}"
-            return [*lines, *operator_block(title, found, unit)]
-    title = f"most {now.metric} by operator, {now.part}"
-    return [*lines, *share_block(title, operators, column, unit)]
-
-
-def _operators(source: Source) -> Mapping[str, Mapping[str, int]]:
-    trace = source.owner.trace
-    if trace is None:
-        return {}
-    part = view_of(trace, source.region, source.lap)
-    if source.metric == MOVED:
-        return {name: {MOVED: amount} for name, amount in moved_by_operator(part).items()}
-    return operator_counts(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.baseline.inline import Sources
-from pytest_torchprof.capture.machine import require_torch
+from pytest_torchprof.capture.machine import is_torch, require_torch
 from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
+from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session import reports as junit_properties
+from pytest_torchprof.session.comparing import relation_lines
 from pytest_torchprof.session.faults import SessionErrors, message_of
-from pytest_torchprof.session.fixture import relation_lines
 from pytest_torchprof.session.known import KnownMachine, rules_of
 from pytest_torchprof.session.markers import is_ours
 from pytest_torchprof.session.measurement import Gatherer, RecentLaps
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.capture.machine import Machine
+    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.core.values import Settings
 
 
@@ -171,6 +174,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         self.annotations: list[str] = []  #: for the runner of GitHub Actions
         self.interrupted = False  #: whether the session was cut short
         self.environment: dict[str, Any] = {}
+        #: Why no test is profiled: a file has put something in torch's place.
+        self.blind: Reason | None = None
         self._baselines = BaselineFiles(settings.baselines, config.rootpath)
         #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
@@ -251,6 +256,9 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
+            if not is_torch(sys.modules.get("torch")):
+                self.blind = because(Why.TORCH_REPLACED)
+                return
             with self.errors.careful:  # what test files have replaced for good is in its place
                 self.environment = self.closer_look()
                 prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
@@ -263,7 +271,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Create the gatherer before fixtures run."""
         plan = item.stash.get(PLAN, None)
-        if plan is not None and not self.runner.rerunning:
+        if plan is not None and self.blind is None and not self.runner.rerunning:
             with self.errors.careful:
                 item.stash[PLAN] = plan = plan.on(self.machine)
                 if not plan.left_out:
@@ -286,7 +294,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """All runs of the test, then the verdict, inside its one call phase."""
         gatherer = item.stash.get(GATHERER, None)
-        if not self.runner.rerunning:
+        if self.blind is None and not self.runner.rerunning:
             late = plan_late(item, self.settings, self.machine, prepared=gatherer is not None)
             if late is not None and late.left_out:
                 gatherer = item.stash[GATHERER] = None
@@ -346,7 +354,9 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             with self.errors.careful:
                 plan, attached = item.stash.get(PLAN, None), Attachment()
                 if has_news(report) and plan is not None:
-                    verdict, ours = self.verdicts.final(item, call, report, plan, gatherer)
+                    verdict, ours = self.verdicts.final(
+                        item, call, report, plan, gatherer, self.blind
+                    )
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
                     attached = Attachment(verdict.record, verdict.offer, ours, runs)
                     if self.settings.junit and verdict.record is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,11 +36,10 @@ class ImportSeeds:
 
     def __init__(self, number: int | None, *, whole: bool) -> None:
         self._number, self._whole = number, whole
-        #: The words of NumPy's generator as they were seeded here.
+        #: The words of NumPy's generator as nobody else has seeded it.
         self._words: bytes | None = None
         if number is not None:
-            import numpy.random  # noqa: F401 - before anybody seeds it
-        self.seed("")
+            self._words = _words_of_numpy()  # before anybody seeds it
 
     @classmethod
     def of(cls, config: pytest.Config) -> ImportSeeds:
@@ -54,27 +54,43 @@ class ImportSeeds:
             config.stash[_IMPORTS] = cls(number, whole=whole is True)
         return config.stash[_IMPORTS]
 
-    def seed(self, name: str) -> None:
-        """Seed the generators with the name of a file or a fixture that is about to draw."""
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        """While a file or a fixture draws: with a seed made of its name.
+
+        Afterwards the generators go on as if it had not drawn, but for those that it has seeded.
+        """
         if self._number is None:
+            yield
             return
+        before, seed = RandomState(), seed_for(self._number, name)
+        ours = Differing(python=False, numpy=False, torch=False)
         with suppress(Exception):  # a file may have replaced anything
-            torch = sys.modules.get("torch")
-            free = torch is not None and torch.default_generator.initial_seed() >= _REMEMBERED
-            words = _words_of_numpy()
-            seed_generators(
-                seed_for(self._number, name),
-                python=self._whole,
-                numpy=self._whole or self._words in (None, words),
-                torch=self._whole or free,
-            )
-            if self._words in (None, words):
-                self._words = _words_of_numpy()
+            free = self._whole or self._words in (None, _words_of_numpy())
+            ours = Differing(self._whole, free, self._whole or _seed_of_torch() >= _REMEMBERED)
+            seed_generators(seed, python=ours.python, numpy=ours.numpy, torch=ours.torch)
+            self._words = _words_of_numpy() if ours.numpy else self._words
+        try:
+            yield
+        finally:
+            with suppress(Exception):
+                numpy = ours.numpy and self._words == _words_of_numpy()
+                torch = ours.torch and _seed_of_torch() == seed
+                before.restore(but=Differing(not ours.python, not numpy, not torch))
+                self._words = _words_of_numpy() if numpy else self._words
+
+
+def _seed_of_torch() -> int:
+    """The seed of torch's generator; 0 without torch."""
+    torch = sys.modules.get("torch")
+    return int(torch.default_generator.initial_seed()) if torch is not None else 0
 
 
 def _words_of_numpy() -> bytes | None:
     """The words of NumPy's generator; None for one without."""
-    state = sys.modules["numpy.random"].get_state()
+    import numpy as np
+
+    state: Any = np.random.get_state()  # noqa: NPY002 - the generator that tests use
     return state[1].tobytes() if isinstance(state, tuple) else None
 
 
@@ -83,21 +99,27 @@ class ImportingHooks:
 
     imports: ImportSeeds
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_make_collect_report(self, collector: pytest.Collector) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Files are imported, and asked for the arguments of their tests, as classes are."""
-        if isinstance(collector, pytest.Module | pytest.Class):
-            self.imports.seed(f"{collector.path.name}::{collector.nodeid.partition('::')[2]}")
+        if not isinstance(collector, pytest.Module | pytest.Class):
+            return (yield)
+        with self.imports.block(f"{collector.path.name}::{collector.nodeid.partition('::')[2]}"):
+            return (yield)
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-    ) -> None:
+    ) -> Generator[None, object, object]:
         """A fixture with a wider scope than the function is set up once, for all runs."""
-        if fixturedef.scope != "function":
-            file = getattr(getattr(fixturedef.func, "__code__", None), "co_filename", "")
-            number = getattr(request, "param_index", 0)
-            self.imports.seed(f"{Path(file).name}::{fixturedef.argname}[{number}]")
+        if fixturedef.scope == "function":
+            return (yield)
+        file = getattr(getattr(fixturedef.func, "__code__", None), "co_filename", "")
+        number = getattr(request, "param_index", 0)
+        with self.imports.block(f"{Path(file).name}::{fixturedef.argname}[{number}]"):
+            return (yield)
 
 
 # ---- The seeds of one test's runs after the first, so that they draw the same in every process.

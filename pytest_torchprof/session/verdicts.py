@@ -547,8 +547,12 @@ class ItemVerdicts:
         report: pytest.TestReport,
         plan: Plan,
         gatherer: Gatherer | None,
+        blind: Reason | None,
     ) -> tuple[ItemVerdict, bool]:
-        """The result for the test at this report, and whether the plugin failed it."""
+        """The result for the test at this report, and whether the plugin failed it.
+
+        ``blind``: why no test of the session is profiled, if so.
+        """
         verdict = item.stash.get(_VERDICT, ItemVerdict())
         raised = call.excinfo.value if call.excinfo is not None else None
         own = raised is not None and (isinstance(raised, OwnFailure) or raised is verdict.error)
@@ -557,7 +561,7 @@ class ItemVerdicts:
             # Something else failed it: a strict xfail that passed, or another plugin's checks.
             item.stash[_VERDICT] = verdict = ItemVerdict(failed=verdict.failed)
         if verdict.record is None:
-            left_out = because(Why.LEFT_OUT) if plan.left_out else None
+            left_out = because(Why.LEFT_OUT) if plan.left_out else blind
             reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
                 item.nodeid,

@@ -11,7 +11,7 @@ import torch
 from support.sessions import accept, read_baseline, run
 
 from pytest_torchprof.capture.state import seed_for
-from pytest_torchprof.session.measurement import MOST_TRIES
+from pytest_torchprof.session.seeds import MOST_TRIES
 
 #: Writes what each run draws to a file.
 DRAWS = """

@@ -140,11 +140,6 @@ def test_a_small_file_is_kept_in_memory_if_there_is_room_and_no_folder_was_chose
         memory_works.cache_clear()
 
 
-def test_a_small_text_needs_no_open_file(tmp_path: Path) -> None:
-    with hold(tmp_path / "not there", b"text") as file:
-        assert b"text" == file.read()
-
-
 def test_torch_writes_to_what_was_reserved(tmp_path: Path) -> None:
     captured_file(lambda: None, tmp_path)
     (trace,) = tmp_path.glob("*.json")

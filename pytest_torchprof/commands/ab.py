@@ -94,9 +94,9 @@ def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
         args=args,
     )
     how = Options(options.min_time, options.rounds, options.threshold / 100)
-    with _bar() as progress, sides(request) as (a, b, cleanup):
+    with _bar() as progress, sides(request) as (a, b, folder):
         found.sides = a, b
-        found.notes += run(a, b, cleanup, how, progress, found.rows)
+        found.notes += run(a, b, folder, how, progress, found.rows)
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.ab.controller import Options, run
+from pytest_torchprof.ab.controller import Options, Worker, run
 from pytest_torchprof.ab.sides import Request, sides
-from pytest_torchprof.ab.worktree import Cleanup
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.render.unknown import in_words
@@ -220,11 +218,11 @@ def compare(
     """Rows of two folders."""
     request = Request(None, a, b, None, None, b, args)
     rows = [] if rows is None else rows
-    with sides(request) as (side_a, side_b, cleanup):
+    with sides(request) as (side_a, side_b, temporary):
         shown = run(
             side_a,
             side_b,
-            cleanup,
+            temporary,
             options or Options(min_time_s=0.05),
             lambda _, number, total: (
                 remaining.append(total - number) if remaining is not None else None
@@ -233,7 +231,6 @@ def compare(
         )
         if notes is not None:
             notes += shown
-        assert not cleanup._watched
     return rows
 
 
@@ -460,14 +457,14 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
 def test_an_interrupt_ends_the_workers_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids: list[int] = []
-    watch = Cleanup.watch
+    processes: list[Any] = []
+    start = Worker.start
 
-    def noted(cleanup: Cleanup, pid: int) -> None:
-        pids.append(pid)
-        watch(cleanup, pid)
+    def noted(worker: Worker) -> None:
+        start(worker)
+        processes.append(worker._process)
 
-    monkeypatch.setattr(Cleanup, "watch", noted)
+    monkeypatch.setattr(Worker, "start", noted)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -475,10 +472,7 @@ def test_an_interrupt_ends_the_workers_at_once(
     request = Request(None, folder / "a", folder / "b", None, None, folder / "b", ())
     with (
         pytest.raises(KeyboardInterrupt),
-        sides(request) as (side_a, side_b, cleanup),
+        sides(request) as (side_a, side_b, temporary),
     ):
-        run(side_a, side_b, cleanup, Options(), interrupt, [])
-    assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+        run(side_a, side_b, temporary, Options(), interrupt, [])
+    assert [-9, -9] == [process.returncode for process in processes]

@@ -152,6 +152,8 @@ def _copies(trees: Trees) -> Iterator[tuple[str, str]]:
     about = Path(trees.root, "pyproject.toml")
     named = _PROJECT.search(about.read_text("utf-8", "replace")) if about.is_file() else None
     for distribution in importlib.metadata.distributions():
+        if trees.owner(str(distribution.locate_file(""))) is not None:
+            continue  # an egg-info that a build left beside the code
         text = distribution.read_text("direct_url.json")  # PEP 610: only without an index
         record = json.loads(text) if text else {}
         url = urlsplit(record.get("url", ""))

@@ -155,9 +155,13 @@ def by_a_copy_flat(world: World) -> None:
 
 
 def by_a_copy_from_an_index(world: World) -> None:
+    """And a build has left its notes beside the code."""
     world.both("foo")
     world.copy("foo-project")
     for tree in (world.a, world.b):
+        (tree / "foo_project.egg-info").mkdir()
+        (tree / "foo_project.egg-info" / "PKG-INFO").write_text("Name: foo-project\n", "utf-8")
+        (tree / "foo_project.egg-info" / "SOURCES.txt").write_text("foo/__init__.py\n", "utf-8")
         (tree / "pyproject.toml").write_text('[project]\nname = "Foo.Project"\n', "utf-8")
 
 
@@ -405,7 +409,7 @@ def test_a_path_belongs_to_the_deepest_tree(tmp_path: Path, path: str, owner: st
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["src/foo", "foo"])
-def test_a_real_editable_install_is_redirected(tmp_path: Path, layout: str) -> None:
+def test_a_real_editable_install_is_not_what_a_imports(tmp_path: Path, layout: str) -> None:
     if not {"pip", "setuptools"} <= {d.name for d in importlib.metadata.distributions()}:
         pytest.skip("setuptools and pip are needed for an editable install")
     world = World(tmp_path)

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pytest_torchprof.ab.imports import proven
 from pytest_torchprof.ab.sides import same_addresses, same_environment, unbuilt
@@ -122,6 +122,9 @@ serve(commands, answers, side)
 _POLL_S, _GOODBYE_S = 1.0, 10.0
 
 
+_Answer = TypeVar("_Answer")
+
+
 class WorkerDied(Exception):  # noqa: N818 - it is an event
     """The process is gone, or its pytest session is; the reason says how."""
 
@@ -212,27 +215,21 @@ class Worker:
 
     def collect(self) -> Collection:
         """Wait until it has collected its tests."""
-        found: Collection = self._expect("collected")[1]
+        found = self._expect(Collection)
         errors = {place: self._explained(why) for place, why in found.errors.items()}
         return replace(found, errors=errors)
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
-        self._tell(("test", nodeid, following))
-        profiled: Profiled = self._expect("profiled", "finished")[1]
-        return profiled
+        return self._ask(("test", nodeid, following), Profiled)
 
     def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
         """Call the test this many times, on new fixtures or on the existing ones."""
-        self._tell(("turn", calls, fresh, processor))
-        turn: Turn = self._expect("turn")[1]
-        return turn
+        return self._ask(("turn", calls, fresh, processor), Turn)
 
     def finish(self) -> Profiled:
         """Tear the test down; return its final outcome."""
-        self._tell(("done",))
-        finished: Profiled = self._expect("finished")[1]
-        return finished
+        return self._ask(("done",), Profiled)
 
     def complaint(self) -> Reason | None:
         """The line of its output that says why it could not continue."""
@@ -260,11 +257,14 @@ class Worker:
         except OSError:
             raise WorkerDied(self._how()) from None
 
-    def _expect(self, *kinds: str) -> Any:
-        while True:
-            message = self._receive()
-            if message[0] in kinds:
-                return message
+    def _ask(self, command: tuple[Any, ...], kind: type[_Answer]) -> _Answer:
+        self._tell(command)
+        return self._expect(kind)
+
+    def _expect(self, kind: type[_Answer]) -> _Answer:
+        while not isinstance(message := self._receive(), kind):
+            pass
+        return message
 
     def _receive(self, timeout: float = float("inf")) -> Any:
         """The next message. A child of the worker may hold the pipe open, so check the process."""
@@ -278,8 +278,8 @@ class Worker:
                 if waited >= timeout or self._code() is not None:
                     message = None
                     break
-        if message is not None and message[0] == "ended":
-            self.ended = message[1]
+        if isinstance(message, End):
+            self.ended = message
         if message is None or self.ended is not None:
             raise WorkerDied(self._how())
         return message
@@ -426,28 +426,24 @@ class PairedRun:
         return None
 
     def _unprofiled(self) -> Reason | None:
-        """Why one side, or both, has no exact metrics to compare."""
+        """Why exact metrics, or those of a chip, cannot be compared."""
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
-        if len(set(notes.values())) == 1 and len(notes) == len(SIDES):
+        if len(notes) == len(SIDES) and notes["A"] == notes["B"]:
             return notes["B"]
         whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
-        if whys:
-            return because(Why.ON_EACH_SIDE, whys=whys)
-        return self._other_chips
+        return because(Why.ON_EACH_SIDE, whys=whys) if whys else self._other_chips
 
     @property
     def _other_chips(self) -> Reason | None:
         """Why bounds are not compared: each tree's ini file may name a chip of its own."""
-        chips = [self._profiles[name].chip for name in SIDES if name in self._profiles]
-        a, b = chips if len(chips) == len(SIDES) else (None, None)
+        a, b = (self._profiles[name].chip if name in self._profiles else None for name in SIDES)
         return because(Why.CHIPS_DIFFER, a=a, b=b) if a and b and a != b else None
 
     def _differences(self) -> tuple[Difference, ...]:
         a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
         found = differences(a, b) if a and b else ()
-        if self._other_chips is not None:
-            found = tuple(one for one in found if not METRICS[one.metric].of_chip)
-        return found
+        same_chip = self._other_chips is None
+        return tuple(one for one in found if same_chip or not METRICS[one.metric].of_chip)
 
     # ---------------------------------------------------------------- measuring
 
@@ -481,8 +477,7 @@ def _on_sides(
         return reason
     if reason is None:
         return because(Why.ONLY_ON, side=on[0])
-    member = Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON
-    return because(member, side=on[0], why=reason)
+    return because(Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON, side=on[0], why=reason)
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:

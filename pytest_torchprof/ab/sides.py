@@ -258,7 +258,7 @@ def _has_built(tree: Path, name: str) -> bool:
 _ASKING_S = 60.0
 _QUESTION = """
 import json, sys
-sys.path[:] = [entry for entry in sys.path if entry]
+sys.path[:] = filter(None, sys.path)
 answer = {"python": "%d.%d.%d" % sys.version_info[:3]}
 import importlib.metadata as m
 for name in ("pytest", "torch"):
@@ -268,7 +268,7 @@ for name in ("pytest", "torch"):
         pass
 try:
     import pytest_torchprof as t
-    answer["own"], answer["file"] = t.__version__, t.__file__
+    answer["pytest-torchprof"], answer["file"] = t.__version__, t.__file__
 except (ImportError, AttributeError):
     pass
 print("\\n" + json.dumps(answer))
@@ -284,17 +284,15 @@ class Interpreter:
     tool: Path
 
 
-def ours() -> Interpreter:
-    """The Python running this process; it needs no check."""
-    return Interpreter(sys.executable, "", Path(__file__).parents[2])
-
-
-def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
+def _interpreter(given: str | None, option: str, cwd: Path) -> Interpreter:
     """The interpreter that a user named: a file, a virtual environment's folder, or a command.
 
     Raises `AbError` if it does not run, or lacks what a worker needs.
     """
-    path = _path(given, option, cwd)
+    if given is None:  # this process's own, which needs no check
+        return Interpreter(sys.executable, "", Path(__file__).parents[2])
+    path, what = _path(given, option, cwd), f"{option} {given}"
+    output = [b"no answer"]
     try:
         done = subprocess.run(  # noqa: S603 - the user's own interpreter
             [path, "-c", _QUESTION],
@@ -304,23 +302,21 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
             check=False,
             timeout=_ASKING_S,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise AbError(f"{option} {given}: does not run as Python", str(error)) from None
-    try:
+        output = done.stderr.splitlines() or output
         answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AbError(f"{what}: does not run as Python", str(error)) from None
     except (IndexError, ValueError):
-        output = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
-        raise AbError(f"{option} {given}: does not run as Python", output[-1]) from None
-    version = __version__
-    install = f"install pytest-torchprof {version} there, with {path} -m pip"
-    needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
-    lacks = [package for key, package in needs.items() if key not in answer]
+        why = output[-1].decode("utf-8", "replace")
+        raise AbError(f"{what}: does not run as Python", why) from None
+    install = f"install pytest-torchprof {__version__} there, with {path} -m pip"
+    lacks = [name for name in ("pytest", "torch", "pytest-torchprof") if name not in answer]
     if lacks:
-        raise AbError(f"{option} {given}: lacks {' and '.join(lacks)}", next_step=install)
-    if answer["own"] != version:
+        raise AbError(f"{what}: lacks {' and '.join(lacks)}", next_step=install)
+    if (found := answer["pytest-torchprof"]) != __version__:
         raise AbError(
-            f"{option} {given}: has pytest-torchprof {answer['own']}",
-            f"both sides need {version}, the version running this command",
+            f"{what}: has pytest-torchprof {found}",
+            f"both sides need {__version__}, the version running this command",
             install,
         )
     label = f"Python {answer['python']}, torch {answer['torch']}"
@@ -396,8 +392,8 @@ def sides(request: Request) -> Iterator[tuple[Side, Side, Path]]:
     if all(one is None for one in given):
         raise AbError("nothing to compare with", next_step="give a git revision, --a or --python-a")
     pythons = [
-        ours() if given is None else interpreter(given, option, request.cwd)
-        for given, option in ((request.python_a, "--python-a"), (request.python_b, "--python-b"))
+        _interpreter(python, option, request.cwd)
+        for python, option in ((request.python_a, "--python-a"), (request.python_b, "--python-b"))
     ]
     try:
         top = _repository(request.cwd)

@@ -42,9 +42,10 @@ from pytest_torchprof.verdict.metrics import METRICS
 if TYPE_CHECKING:
     from pytest_torchprof.core.values import Settings
 
-#: From and to the controller. A command: ("test", id, id of the next one or None), ("turn", calls,
-#: fresh, processor), ("done",), ("end",).
-Message = tuple[Any, ...]
+#: From the controller: ("test", id, id of the next one or None), ("turn", calls, fresh, processor),
+#: ("done",), ("end",).
+Command = tuple[Any, ...]
+Answer = Collection | Profiled | Turn | End
 
 
 # ---- The process: its pipes, and its pytest session.
@@ -55,7 +56,7 @@ class Line:
 
     def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
         self._answers = answers
-        self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._pid = os.getpid()
         # The functions themselves, as a test may replace them.
         end: Callable[[], object] = partial(os._exit, 1)
@@ -64,21 +65,21 @@ class Line:
         read = partial(pickle.load, commands)
         threading.Thread(target=self._read, args=(read, end), daemon=True).start()
 
-    def _read(self, read: Callable[[], Message], end: Callable[[], object]) -> None:
+    def _read(self, read: Callable[[], Command], end: Callable[[], object]) -> None:
         try:
             while True:
                 self._commands.put(read())
         except (EOFError, OSError):
             end()
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Answer) -> None:
         """Send a message. A child forked by a test must not."""
         if os.getpid() != self._pid:
             os._exit(0)
         self._answers.write(pickle.dumps(message))
         self._answers.flush()
 
-    def exchange(self, message: Message) -> Message:
+    def exchange(self, message: Answer) -> Command:
         """Send a message, and wait for the next command."""
         self.tell(message)
         return self._commands.get()
@@ -87,7 +88,7 @@ class Line:
 def serve(commands: IO[bytes], answers: IO[bytes], side: Mapping[str, Any]) -> None:
     """Run pytest until the controller sends no more requests.
 
-    ``side``: see `Worker.start`. The last message reports the end: ``("ended", `End`)``.
+    ``side``: see `Worker.start`. The last answer is an `End`.
     """
     line = Line(commands, answers)
     imports.prefer_own(side["root"], side["others"])
@@ -106,7 +107,7 @@ def serve(commands: IO[bytes], answers: IO[bytes], side: Mapping[str, Any]) -> N
         error = because(Why.ERROR, message=str(refused))
     sys.stdout.flush()
     sys.stderr.flush()
-    line.tell(("ended", End(code, error, imports.origins(side["root"], side["others"]))))
+    line.tell(End(code, error, imports.origins(side["root"], side["others"])))
 
 
 # ---- The tests that the user asked for, in a tree that may lack some of them.
@@ -162,70 +163,37 @@ def matches(nodeid: str, wanted: Sequence[tuple[str, str]], rootdir: Path) -> bo
 #: early, step through tests, distribute or repeat them, or write files that both workers would
 #: write.
 NEUTRAL: dict[str, Any] = {
-    # pytest
     "continue_on_collection_errors": True,
     "maxfail": 0,
-    "collectonly": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "cacheclear": False,
-    "cacheshow": None,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "usepdb": False,
-    "trace": False,
-    "setuponly": False,
-    "setupplan": False,
-    "setupshow": False,
-    "xmlpath": None,
-    "pastebin": None,
-    "log_file": None,
-    "log_cli_level": None,
+    "verbose": 0,
     "color": "no",
     "tbstyle": "short",
-    "verbose": 0,
-    # ours
-    "torchprof": False,
-    "torchprof_json": None,
-    "torchprof_html": None,
-    "torchprof_markdown": None,
     "torchprof_ci": "off",
-    "torchprof_traces": None,
-    "torchprof_history": None,
-    # pytest-xdist
-    "numprocesses": None,
-    "distload": False,
-    "dist": "no",
+    "dist": "no",  # pytest-xdist
     "tx": [],
-    "looponfail": False,
-    # pytest-forked
-    "forked": False,
-    # pytest-rerunfailures
-    "reruns": None,
-    # pytest-cov
-    "no_cov": True,
+    "no_cov": True,  # pytest-cov
     "cov_source": [],
-    # pytest-benchmark: each benchmark calls its function once
-    "benchmark_disable": True,
-    "benchmark_enable": False,
-    "benchmark_only": False,
-    "benchmark_json": None,
-    "benchmark_save": None,
-    "benchmark_autosave": None,
-    "benchmark_compare": None,
-    "benchmark_compare_fail": None,
-    "benchmark_histogram": None,
-    "benchmark_cprofile": None,
-    # pytest-html, pytest-json-report, pytest-reportlog
-    "htmlpath": None,
-    "json_report": False,
-    "json_report_file": None,
-    "report_log": None,
-    # pytest-randomly, pytest-random-order: both sides see the same
-    "randomly_seed": 1,
-    "randomly_reorganize": False,
-    "random_order_bucket": None,
+    "benchmark_disable": True,  # pytest-benchmark: each benchmark calls its function once
+    "randomly_seed": 1,  # pytest-randomly: both sides see the same
+    **dict.fromkeys(
+        (
+            *("collectonly", "lf", "failedfirst", "newfirst", "cacheclear", "stepwise"),
+            *("stepwise_skip", "usepdb", "trace", "setuponly", "setupplan", "setupshow"),
+            *("torchprof", "distload", "looponfail", "forked", "benchmark_enable"),
+            *("benchmark_only", "json_report", "randomly_reorganize"),
+        ),
+        False,
+    ),
+    **dict.fromkeys(
+        (
+            *("cacheshow", "xmlpath", "pastebin", "log_file", "log_cli_level", "torchprof_json"),
+            *("torchprof_html", "torchprof_markdown", "torchprof_traces", "torchprof_history"),
+            *("numprocesses", "reruns", "benchmark_json", "benchmark_save", "benchmark_autosave"),
+            *("benchmark_compare", "benchmark_compare_fail", "benchmark_histogram"),
+            *("benchmark_cprofile", "htmlpath", "json_report_file", "report_log"),
+            "random_order_bucket",
+        ),
+    ),
 }
 
 
@@ -268,8 +236,8 @@ class TurnRunner(Runner):
 
     def __init__(
         self,
-        ask: Callable[[pytest.Item, Gatherer], Message],
-        answer: Callable[[Message], Message],
+        ask: Callable[[pytest.Item, Gatherer], Command],
+        answer: Callable[[Answer], Command],
     ) -> None:
         super().__init__()
         #: Reports that the test has been profiled, and returns the first command.
@@ -342,8 +310,8 @@ class Turns:
     def __init__(
         self,
         item: pytest.Item,
-        answer: Callable[[Message], Message],
-        command: Message,
+        answer: Callable[[Answer], Command],
+        command: Command,
         late: BaseException | None,
         failed_subtest: Callable[[], bool],
     ) -> None:
@@ -357,7 +325,7 @@ class Turns:
         self._number = 0
         self._layout = TurnLayout()
         #: The next command, once one needs other fixtures.
-        self._next: Message | None = None
+        self._next: Command | None = None
         self._first = True
         self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
         self._properties = len(item.user_properties)
@@ -376,7 +344,7 @@ class Turns:
             self._go_on(self._item.runtest)
         return result
 
-    def end(self, error: BaseException | None) -> tuple[Message, BaseException | None]:
+    def end(self, error: BaseException | None) -> tuple[Command, BaseException | None]:
         """The next command, and a failure that is still to be reported."""
         if self._next is None:
             return self._tell(error), None
@@ -437,7 +405,7 @@ class Turns:
             error = raised
         self._next = self._tell(error)
 
-    def _tell(self, error: BaseException | None) -> Message:
+    def _tell(self, error: BaseException | None) -> Command:
         failed = functional_failure(self._item)
         if self._failed_subtest():
             failed = because(Why.SUBTESTS_FAILED)
@@ -447,7 +415,7 @@ class Turns:
             why = because(Why.ERROR, message=error_line(error))
         elif failed is not None:
             why = because(Why.UNRAISED_FAILURE, why=failed)
-        return self._answer(("turn", Turn(*self._meter.take(), why)))
+        return self._answer(Turn(*self._meter.take(), why))
 
     def _drop(self) -> None:
         """Drop what would grow from turn to turn."""
@@ -490,7 +458,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
     #: Nothing is accepted here, so no sources are kept.
     sources = None
 
-    def __init__(self, exchange: Callable[[Message], Message], side: Mapping[str, Any]) -> None:
+    def __init__(self, exchange: Callable[[Answer], Command], side: Mapping[str, Any]) -> None:
         """``exchange`` sends a message to the controller, and returns the next command."""
         #: The name that pytest registers and that our fixture looks for.
         self.__name__ = "torchprof-session"
@@ -590,10 +558,10 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         for item in session.items:
             items.setdefault(item.nodeid, item)
         origins = imports.origins(self._side["root"], self._side["others"])
-        command = self._exchange(("collected", Collection(list(items), self._errors, origins)))
+        command = self._exchange(Collection(list(items), self._errors, origins))
         while command[0] == "test":
             finished = self._run(items, command[1], command[2])
-            command = self._exchange(("finished", finished))
+            command = self._exchange(finished)
         return True
 
     def _run(self, items: dict[str, pytest.Item], nodeid: str, following: str | None) -> Profiled:
@@ -658,7 +626,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         self.runner.reported(report)
         self._reports.append(report)
 
-    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Message:
+    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Command:
         """Report the profiled run to the controller."""
         metrics = exact_metrics(gatherer)
         profiled = Profiled(
@@ -668,7 +636,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
             note=gatherer.reason,
             chip=gatherer.plan.chip,
         )
-        return self._exchange(("profiled", profiled))
+        return self._exchange(profiled)
 
 
 def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:

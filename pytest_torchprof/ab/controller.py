@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pytest_torchprof.ab.imports import proven
@@ -37,8 +38,6 @@ from pytest_torchprof.verdict.paired import (
 from pytest_torchprof.verdict.paired import Side as PairedSide
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pytest_torchprof.ab.sides import Side as TreeSide
     from pytest_torchprof.core.values import Number
     from pytest_torchprof.verdict.paired import Broken, RowVerdict
@@ -106,17 +105,17 @@ class End:
 _START = """
 import sys
 sys.path[:] = filter(None, sys.path)
-import os, pickle
+import os
 commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.dup2(2, 1)
-side = pickle.load(commands)
-os.chdir(side["cwd"])
-given, sys.path[:] = sys.path[:], [side["tool"], *sys.path]
+tool, cwd = sys.argv[1:]
+os.chdir(cwd)
+given, sys.path[:] = sys.path[:], [tool, *sys.path]
 import pytest_torchprof
 sys.path[:] = given
 from pytest_torchprof.ab.worker import serve
-serve(commands, answers, side)
+serve(commands, answers)
 """
 
 _POLL_S, _GOODBYE_S = 1.0, 10.0
@@ -159,7 +158,7 @@ class Worker:
         try:
             with same_addresses():
                 self._process = subprocess.Popen(  # noqa: S603 - the user's own interpreter
-                    [side.python, "-c", _START],
+                    [side.python, "-c", _START, str(side.tool), str(side.cwd)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
@@ -174,18 +173,9 @@ class Worker:
             target=self._read, args=(cast("IO[bytes]", self._process.stdout),), daemon=True
         )
         self._reader.start()
-        self._tell(
-            {
-                "root": str(side.root),
-                "others": [str(other) for other in side.others],
-                "tool": str(side.tool),
-                "cwd": str(side.cwd),
-                "folder": str(side.folder),
-                "there": str(side.there),
-                "args": list(side.args),
-                "temporary": tempfile.mkdtemp(prefix=side.name, dir=self._folder),
-            }
-        )
+        temporary = Path(tempfile.mkdtemp(prefix=side.name, dir=self._folder))
+        with suppress(WorkerDied):  # as `collect` says
+            self._tell((side, temporary))
 
     def close(self) -> None:
         """Let pytest end its session, and make sure that the process is gone."""

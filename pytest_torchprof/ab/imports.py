@@ -29,13 +29,14 @@ from pytest_torchprof.core.errors import AbError
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 #: Both sides are measured by the same tool, even if it is the code under test.
 _TOOL = "pytest_torchprof"
+StrPath = str | os.PathLike[str]
 _PROJECT = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)""", re.MULTILINE)
 
 
 class Trees:
     """This side's tree and those whose code it must not import, by their tops."""
 
-    def __init__(self, root: str, others: Sequence[str]) -> None:
+    def __init__(self, root: StrPath, others: Sequence[StrPath]) -> None:
         self.root = os.path.realpath(root)
         self.others = [other for other in map(os.path.realpath, others) if other != self.root]
         prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
@@ -79,7 +80,7 @@ def _within(path: str, top: str) -> bool:
     return path == top or path.startswith(top.rstrip(os.sep) + os.sep)
 
 
-def prefer_own(root: str, others: Sequence[str]) -> None:
+def prefer_own(root: StrPath, others: Sequence[StrPath]) -> None:
     """Make imports find the code below ``root``, in this process and in those it starts.
 
     Call it with the working folder set, before tests are collected. Whatever on ``sys.path`` is in
@@ -171,7 +172,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
+def origins(root: StrPath, others: Sequence[StrPath]) -> dict[str, Any]:
     """Where modules were loaded from that are not this side's code, by name.
 
     ``foreign``: a file in another tree, or a folder there in which a package searches.

@@ -147,9 +147,9 @@ def _forget_old(top: Path) -> None:
     for line in git(top, "worktree", "list", "--porcelain").splitlines():
         place = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and place.parent.name.startswith(_PREFIX):
-            with suppress(OSError):
-                if time.time() - place.parent.stat().st_mtime > _LEFT_S:
-                    _forget(top, place)
+            is_there = place.parent.exists()
+            if not is_there or time.time() - place.parent.stat().st_mtime > _LEFT_S:
+                _forget(top, place)
 
 
 def _remove(folder: Path) -> None:

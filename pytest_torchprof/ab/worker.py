@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from pytest_torchprof.session.runs import Runner, RunningHooks, functional_failu
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.ab.sides import Side
     from pytest_torchprof.core.values import Settings
 
 #: From the controller: ("test", id, id of the next one or None), ("turn", calls, fresh, processor),
@@ -66,11 +67,10 @@ class Line:
         threading.Thread(target=self._read, args=(read, end), daemon=True).start()
 
     def _read(self, read: Callable[[], Command], end: Callable[[], object]) -> None:
-        try:
+        with suppress(Exception):  # the end of the pipe, or half a command
             while True:
                 self._commands.put(read())
-        except (EOFError, OSError):
-            end()
+        end()
 
     def tell(self, message: Answer) -> None:
         """Send a message. A child forked by a test must not."""
@@ -85,20 +85,21 @@ class Line:
         return self._commands.get()
 
 
-def serve(commands: IO[bytes], answers: IO[bytes], side: Mapping[str, Any]) -> None:
-    """Run pytest until the controller sends no more requests.
+def serve(commands: IO[bytes], answers: IO[bytes]) -> None:
+    """Run pytest until the controller sends no more requests; the last answer is an `End`.
 
-    ``side``: see `Worker.start`. The last answer is an `End`.
+    What comes first is the side, and a folder for temporary files.
     """
+    side, folder = pickle.load(commands)  # noqa: S301 - of our own controller
     line = Line(commands, answers)
-    imports.prefer_own(side["root"], side["others"])
+    imports.prefer_own(side.root, side.others)
     # pytest warns of plugins that are imported before it, and a warning may be an error. This word
     # prevents that, see pytest's "Assertion Rewriting".
     package = sys.modules["pytest_torchprof"]
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
-    plugin = WorkerPlugin(line.exchange, side)
-    args = ["-o", f"cache_dir={plugin.folder / 'cache'}", *side["args"]]
-    sys.argv = ["pytest", *side["args"]]
+    plugin = WorkerPlugin(line.exchange, side, folder)
+    args = ["-o", f"cache_dir={folder / 'cache'}", *side.args]
+    sys.argv = ["pytest", *side.args]
     error = None
     try:
         code = int(pytest.main(args, plugins=[plugin]))
@@ -107,31 +108,30 @@ def serve(commands: IO[bytes], answers: IO[bytes], side: Mapping[str, Any]) -> N
         error = because(Why.ERROR, message=str(refused))
     sys.stdout.flush()
     sys.stderr.flush()
-    line.tell(End(code, error, imports.origins(side["root"], side["others"])))
+    line.tell(End(code, error, imports.origins(side.root, side.others)))
 
 
 # ---- The tests that the user asked for, in a tree that may lack some of them.
 
 
-def select(config: pytest.Config, side: Mapping[str, Any]) -> list[tuple[str, str]]:
+def select(config: pytest.Config, side: Side) -> list[tuple[str, str]]:
     """Have pytest collect what the user named and this tree has; return that, see `matches`.
 
     What is only in the other tree is dropped; what is in neither stays, and pytest reports it. A
     test in a file becomes the file: a missing test is no usage error on this side.
     """
-    here, there = Path(side["folder"]), Path(side["there"])
     given = config.option.file_or_dir
     if not given:
-        if not here.is_dir():
+        if not side.folder.is_dir():
             config.args = []
         return []
-    trees = imports.Trees(side["root"], side["others"])
+    trees = imports.Trees(side.root, side.others)
     wanted, places = [], []
     for word in given:
         path, _, name = word.partition("::")
-        place = os.path.normpath(here / path)
+        place = os.path.normpath(side.folder / path)
         if not Path(place).exists():
-            if not (there / path).exists():
+            if not (side.there / path).exists():
                 places.append(word)
         elif trees.owner(place) not in trees.others:
             places.append(place)
@@ -458,13 +458,13 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
     #: Nothing is accepted here, so no sources are kept.
     sources = None
 
-    def __init__(self, exchange: Callable[[Answer], Command], side: Mapping[str, Any]) -> None:
-        """``exchange`` sends a message to the controller, and returns the next command."""
+    def __init__(self, exchange: Callable[[Answer], Command], side: Side, folder: Path) -> None:
+        """``exchange`` sends an answer to the controller, and returns the next command."""
         #: The name that pytest registers and that our fixture looks for.
         self.__name__ = "torchprof-session"
         self._exchange = exchange
         self._side = side
-        self.folder = Path(side["temporary"])
+        self.folder = folder
         self._wanted: list[tuple[str, str]] = []
         self._machine: Machine | None = None
         self._errors: dict[str, Reason] = {}
@@ -557,7 +557,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)
-        origins = imports.origins(self._side["root"], self._side["others"])
+        origins = imports.origins(self._side.root, self._side.others)
         command = self._exchange(Collection(list(items), self._errors, origins))
         while command[0] == "test":
             finished = self._run(items, command[1], command[2])

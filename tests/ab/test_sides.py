@@ -498,9 +498,8 @@ def test_what_one_tree_lacks_is_not_collected_there(
     words = [word.replace("{B}", str(repo)) for word in given.split()]
     with sides(request(repo, "v1")) as (a, b, _):
         for side, expected in ((a, in_a), (b, in_b)):
-            about = {name: str(getattr(side, name)) for name in ("root", "folder", "there")}
             config: Any = SimpleNamespace(option=SimpleNamespace(file_or_dir=words), args=words)
-            select(config, about | {"others": [str(other) for other in side.others]})
+            select(config, side)
             assert [str(side.root / word) for word in expected.split()] == config.args
 
 

@@ -96,7 +96,9 @@ def prefer_own(root: StrPath, others: Sequence[StrPath]) -> None:
         _point_finders_here(trees)
         copied = [file for _, file in _copies(trees) if file.endswith(".py")]
         first = [here for entry in sys.path if entry and (here := _own(trees, entry))]
-        first += [top for top in last[:2] if any(map(os.path.exists, _below(top, copied)))]
+        for top in last[:2]:
+            if any(os.path.exists(os.path.join(top, file)) for file in copied):
+                first.append(top)
     path = [here for entry in sys.path if entry and (here := trees.here(entry))]
     places = (at for at, entry in enumerate(path) if not _INSTALLED.isdisjoint(Path(entry).parts))
     at = next(places, len(path))
@@ -114,10 +116,6 @@ def prefer_own(root: StrPath, others: Sequence[StrPath]) -> None:
 def _own(trees: Trees, entry: str) -> str | None:
     here = trees.here(entry)
     return here if here and os.path.isdir(here) and trees.owner(here) == trees.root else None
-
-
-def _below(top: str, files: Sequence[str]) -> Iterator[str]:
-    return (os.path.join(top, file) for file in files)
 
 
 def _shadows(folder: str) -> bool:
@@ -159,7 +157,7 @@ def _copies(trees: Trees) -> Iterator[tuple[str, str]]:
         record = json.loads(text) if text else {}
         url = urlsplit(record.get("url", ""))
         is_here = url.scheme == "file" and trees.owner(url2pathname(url.path)) is not None
-        if not is_here and not (named and _normal(distribution.name) == _normal(named[1])):
+        if not is_here and not (named and _normal(distribution.name or "") == _normal(named[1])):
             continue
         editable = record.get("dir_info", {}).get("editable")
         for file in distribution.files or ():
@@ -211,10 +209,10 @@ def proven(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
 
     A side that had nothing to run, and so reports nothing, has run nobody else's.
     """
-    for name, side, other in (("A", a, b), ("B", b, a)):
+    for name, side, their, other in (("A", a, "B", b), ("B", b, "A", a)):
         for module, file in side.get("foreign", {}).items():
-            of_other = other and Trees(other["root"], ()).owner(file)
-            whose = f"the tree of {'AB'.replace(name, '')}" if of_other else "your checkout"
+            is_theirs = other and Trees(other["root"], ()).owner(file)
+            whose = f"the tree of {their}" if is_theirs else "your checkout"
             raise AbError(
                 f"side {name} ran code from outside its tree",
                 f"{module} is imported from {file}, in {whose}, not from {side['root']}",

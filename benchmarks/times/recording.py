@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -32,16 +32,18 @@ class Worker:
         #: Time spent on setting up works again, so far.
         self.making_ns = 0
         how = "shaken" if as_ab else "plain"
-        with ExitStack() as around:
-            if as_ab:
-                around.enter_context(same_addresses())
-                around.enter_context(same_environment())
+        environment = same_environment() if as_ab else os.environ
+        with same_addresses() if as_ab else nullcontext():
             path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.times.worker", how],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
+                env={
+                    **environment,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join(path),
+                },
                 text=True,
             )
 

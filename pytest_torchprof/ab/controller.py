@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import os
+import pickle
+import queue
 import random
-import re
-import shlex
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
-
-from msgspec import field as struct_field
-from msgspec.structs import replace as struct_replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pytest_torchprof.ab.imports import proven
-from pytest_torchprof.ab.sides import same_addresses, same_environment
-from pytest_torchprof.ab.worktree import unbuilt
+from pytest_torchprof.ab.sides import same_addresses, same_environment, unbuilt
 from pytest_torchprof.core.errors import AbError, AbStoppedError
-from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import alike
-from pytest_torchprof.core.unknown import (
-    Reason,
-    Why,
-    because,
-)
-from pytest_torchprof.core.values import Number  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import (
@@ -46,7 +39,7 @@ from pytest_torchprof.verdict.paired import Side as PairedSide
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.sides import Side as TreeSide
-    from pytest_torchprof.ab.worktree import Cleanup
+    from pytest_torchprof.core.values import Number
     from pytest_torchprof.verdict.paired import Broken, RowVerdict
 
 
@@ -56,7 +49,8 @@ if TYPE_CHECKING:
 Outcome = Literal["passed", "failed", "skipped", "error"]
 
 
-class Collection(Sendable, frozen=True):
+@dataclass(frozen=True)
+class Collection:
     """What a worker collected: tests in order, and what could not be collected, with the reason.
 
     ``origins``: see `imports.origins`.
@@ -67,7 +61,8 @@ class Collection(Sendable, frozen=True):
     origins: dict[str, Any]
 
 
-class Profiled(Sendable, frozen=True):
+@dataclass(frozen=True)
+class Profiled:
     """The outcome of a test's first run: all but ``passed`` have a reason.
 
     ``metrics`` are all but times. ``note`` says why there are none. ``chip`` is the one that bounds
@@ -77,63 +72,56 @@ class Profiled(Sendable, frozen=True):
     outcome: Outcome
     reason: Reason | None = None
     repeatable: bool = True
-    metrics: Mapping[str, Number] = struct_field(default_factory=dict)
+    metrics: Mapping[str, Number] = field(default_factory=dict)
     note: Reason | None = None
     chip: str | None = None
 
 
-class Turn(Sendable, frozen=True):
+@dataclass(frozen=True)
+class Turn:
     """Durations of a turn's calls, or of their marked regions; ``spent_ns`` covers the whole calls.
 
-    ``wall`` and ``cpu`` hold signed 64-bit integers in ns, of this machine's byte order. ``error``
-    is what one of the calls raised.
+    ``error`` is what one of the calls raised.
     """
 
-    wall: bytes
-    cpu: bytes
+    wall_ns: array[int]
+    cpu_ns: array[int]
     spent_ns: int
     error: Reason | None = None
 
-    @property
-    def wall_ns(self) -> array[int]:
-        """Wall time of each call."""
-        return array("q", self.wall)
 
-    @property
-    def cpu_ns(self) -> array[int]:
-        """CPU time of each call."""
-        return array("q", self.cpu)
-
-
-class End(Sendable, frozen=True):
-    """How a worker's pytest ended: exit code, an error of ours, and whether tests were run."""
+@dataclass(frozen=True)
+class End:
+    """How a worker's pytest ended: exit code, and an error of ours."""
 
     code: int
     error: Reason | None
-    reached: bool
     origins: dict[str, Any]
 
 
-# ---- The controller's end of a worker: its process and the requests to it.
+# ---- The controller's end of a worker: its process, and pickled requests and answers in pipes.
 
 #: Runs in the worker. Paths first: neither the working folder nor ours may hide a module.
 _START = """
-import os, sys
-if hasattr(os, "setsid"):
-    os.setsid()
+import sys
+sys.path[:] = filter(None, sys.path)
+import os
+commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.dup2(2, 1)
-side = channel.receive()
-os.chdir(side["cwd"])
-sys.path[:] = [entry for entry in sys.path if entry]
-given, sys.path[:] = sys.path[:], [side["tool"], *sys.path]
+tool, cwd = sys.argv[1:]
+os.chdir(cwd)
+given, sys.path[:] = sys.path[:], [tool, *sys.path]
 import pytest_torchprof
 sys.path[:] = given
 from pytest_torchprof.ab.worker import serve
-serve(channel, side)
+serve(commands, answers)
 """
 
-_POLL_S = 1.0
-_GOODBYE_S = 10.0
+_POLL_S, _GOODBYE_S = 1.0, 10.0
+
+
+_Answer = TypeVar("_Answer")
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an event
@@ -147,14 +135,14 @@ class WorkerDied(Exception):  # noqa: N818 - it is an event
 class Worker:
     """One side's process. Methods raise `WorkerDied` if the process is gone."""
 
-    def __init__(self, side: TreeSide, cleanup: Cleanup, number: int = 0) -> None:
+    def __init__(self, side: TreeSide, folder: Path) -> None:
+        """``folder``: of the run, for temporary files."""
         self.side = side
-        self._cleanup = cleanup
-        self._number = number
+        self._folder = folder
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - as long as the worker
-        self._gateway: Any = None
-        self._channel: Any = None
-        self.pid = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        #: What it has sent; None once that is all.
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: How it ended, once it has by itself.
         self.ended: End | None = None
 
@@ -164,84 +152,74 @@ class Worker:
         """Start the process; it collects tests in the background.
 
         Raises:
-            AbError: there is no such interpreter, or it cannot start.
+            AbError: it cannot start.
         """
-        import execnet
-
-        python = shlex.quote(re.sub("/{2,}", "/", self.side.python))
-        group = execnet.Group(execmodel="main_thread_only")
+        side = self.side
         try:
-            with _stderr_to(self._log.fileno()), same_addresses(), same_environment():
-                spec = f"popen//python={python}//execmodel=main_thread_only"
-                self._gateway = group.makegateway(spec)
-        except (OSError, EOFError, AssertionError) as error:
-            raise AbError(
-                f"{self.side.name}: {self.side.python} does not start",
-                str(error) if (why := self.complaint()) is None else in_words(why),
-                "give the path of a Python that has pytest-torchprof",
-            ) from None
-        self._group = group
-        self.pid = int(self._gateway._io.popen.pid)  # noqa: SLF001 - execnet hands it out nowhere
-        self._cleanup.watch(self.pid)
-        self._channel = self._gateway.remote_exec(_START)
-        folder = self._cleanup.folder / f"{self.side.name}{self._number}"
-        self._tell(
-            {
-                "name": self.side.name,
-                "root": str(self.side.root),
-                "cwd": str(self.side.cwd),
-                "others": [str(other) for other in self.side.others],
-                "args": list(self.side.args),
-                "wanted": list(self.side.wanted),
-                "tool": str(self.side.tool),
-                "folder": str(folder),
-            }
+            with same_addresses():
+                self._process = subprocess.Popen(  # noqa: S603 - the user's own interpreter
+                    [side.python, "-c", _START, str(side.tool), str(side.cwd)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._log,
+                    cwd=side.root.anchor,  # the worker goes to its own, see above
+                    env=same_environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise AbError(f"{side.name}: {side.python} does not start", str(error)) from None
+        self._commands = cast("IO[bytes]", self._process.stdin)
+        self._reader = threading.Thread(
+            target=self._read, args=(cast("IO[bytes]", self._process.stdout),), daemon=True
         )
+        self._reader.start()
+        temporary = Path(tempfile.mkdtemp(prefix=side.name, dir=self._folder))
+        with suppress(WorkerDied):  # as `collect` says
+            self._tell((side, temporary))
 
     def close(self) -> None:
         """Let pytest end its session, and make sure that the process is gone."""
-        if self._channel is not None and self.ended is None:
-            with suppress(WorkerDied):
-                self._tell(("end",))
-                while self.ended is None:
-                    self._receive(_GOODBYE_S)
-        self.kill(gently=self.ended is not None)
+        with suppress(WorkerDied):
+            self._tell(("end",))
+            while self.ended is None:
+                self._receive(_GOODBYE_S)
+        if self.ended is not None and self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GOODBYE_S)
+        self.kill()
 
-    def kill(self, *, gently: bool = False) -> None:
+    def kill(self) -> None:
         """End the process at once, with those that it has started."""
-        if self._gateway is None:
-            self._log.close()
-            return
-        if not gently:
-            _end_group(self.pid)
-        self._group.terminate(timeout=3.0)
-        _end_group(self.pid)  # what tests have left behind
-        self._cleanup.forget(self.pid)
-        self._gateway = self._channel = None
+        if self._process is not None:
+            if sys.platform != "win32":
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+            with suppress(OSError):  # half a command may be left in it
+                self._commands.close()
+            self._reader.join(_POLL_S)
         self._log.close()
 
     # ---------------------------------------------------------------- questions
 
     def collect(self) -> Collection:
         """Wait until it has collected its tests."""
-        found = Collection.read(self._expect("collected")[1])
+        found = self._expect(Collection)
         errors = {place: self._explained(why) for place, why in found.errors.items()}
-        return struct_replace(found, errors=errors)
+        return replace(found, errors=errors)
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
-        self._tell(("test", nodeid, following))
-        return Profiled.read(self._expect("profiled", "finished")[1])
+        return self._ask(("test", nodeid, following), Profiled)
 
     def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
         """Call the test this many times, on new fixtures or on the existing ones."""
-        self._tell(("turn", calls, fresh, processor))
-        return Turn.read(self._expect("turn")[1])
+        return self._ask(("turn", calls, fresh, processor), Turn)
 
     def finish(self) -> Profiled:
         """Tear the test down; return its final outcome."""
-        self._tell(("done",))
-        return Profiled.read(self._expect("finished")[1])
+        return self._ask(("done",), Profiled)
 
     def complaint(self) -> Reason | None:
         """The line of its output that says why it could not continue."""
@@ -254,53 +232,58 @@ class Worker:
         error = str(dict(why.data).get("message", ""))
         return unbuilt(error, self.side.root, self.side.others) or why
 
-    # ---------------------------------------------------------------- the channel
+    # ---------------------------------------------------------------- the pipes
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe, suppress(Exception):  # its end, or half an answer
+            while True:
+                self._answers.put(pickle.load(pipe))  # noqa: S301 - of our own process
+        self._answers.put(None)
 
     def _tell(self, message: Any) -> None:
         try:
-            self._channel.send(message)
+            pickle.dump(message, self._commands)
+            self._commands.flush()
         except OSError:
             raise WorkerDied(self._how()) from None
 
-    def _expect(self, *kinds: str) -> Any:
-        while True:
-            message = self._receive()
-            if message[0] in kinds:
-                return message
+    def _ask(self, command: tuple[Any, ...], kind: type[_Answer]) -> _Answer:
+        self._tell(command)
+        return self._expect(kind)
 
-    def _receive(self, timeout: float | None = None) -> Any:
-        """The next message. A child of the worker may hold the channel open, so check its pid."""
-        import execnet
+    def _expect(self, kind: type[_Answer]) -> _Answer:
+        while not isinstance(message := self._receive(), kind):
+            pass
+        return message
 
+    def _receive(self, timeout: float = float("inf")) -> Any:
+        """The next message. A child of the worker may hold the pipe open, so check the process."""
         waited = 0.0
         while True:
             try:
-                message = self._channel.receive(_POLL_S)
-            except execnet.TimeoutError:
-                waited += _POLL_S
-                if self._code() is not None or (timeout is not None and waited >= timeout):
-                    raise WorkerDied(self._how()) from None
-            except execnet.RemoteError as error:
-                raise WorkerDied(because(Why.ERROR, message=_last(str(error)))) from None
-            except (EOFError, OSError):
-                raise WorkerDied(self._how()) from None
-            else:
+                message = self._answers.get(timeout=_POLL_S)
                 break
-        if message[0] == "ended":
-            self.ended = End.read(message[1])
+            except queue.Empty:
+                waited += _POLL_S
+                if waited >= timeout or self._code() is not None:
+                    message = None
+                    break
+        if isinstance(message, End):
+            self.ended = message
+        if message is None or self.ended is not None:
             raise WorkerDied(self._how())
         return message
 
     def _code(self) -> int | None:
-        code: int | None = self._gateway._io.popen.poll()  # noqa: SLF001 - as above
-        return code
+        return None if self._process is None else self._process.poll()
 
     def _how(self) -> Reason:
         """How it ended."""
         if self.ended is not None:
             return self.ended.error or because(Why.PYTEST_EXITED, code=self.ended.code)
-        with suppress(Exception):
-            self._gateway._io.popen.wait(2.0)  # noqa: SLF001 - the end of a pipe comes first
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)  # the end of a pipe comes first
         code = self._code()
         if code is None:
             return because(Why.WORKER_SILENT)
@@ -308,12 +291,6 @@ class Worker:
             with suppress(ValueError):
                 return because(Why.WORKER_KILLED, signal=signal.Signals(-code).name)
         return because(Why.WORKER_EXITED, code=code)
-
-
-def _last(text: str) -> str:
-    """The exception of a traceback."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "an error without a message"
 
 
 def complaint(output: str) -> str | None:
@@ -328,27 +305,6 @@ def complaint(output: str) -> str | None:
             return marked[0].removeprefix("E").strip()
     errors = [line for line in lines if line.startswith(("ERROR", "INTERNALERROR>"))]
     return errors[-1] if errors else lines[-1] if lines else None
-
-
-def _end_group(pid: int) -> None:
-    if sys.platform == "win32":
-        return
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-@contextmanager
-def _stderr_to(target: int) -> Iterator[None]:
-    """Redirect the stderr of a process started within, for which execnet has no option."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    os.dup2(target, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 # ---- Compare one test on both sides: profile it, measure it in turns, and decide.
@@ -460,28 +416,24 @@ class PairedRun:
         return None
 
     def _unprofiled(self) -> Reason | None:
-        """Why one side, or both, has no exact metrics to compare."""
+        """Why exact metrics, or those of a chip, cannot be compared."""
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
-        if len(set(notes.values())) == 1 and len(notes) == len(SIDES):
+        if len(notes) == len(SIDES) and notes["A"] == notes["B"]:
             return notes["B"]
         whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
-        if whys:
-            return because(Why.ON_EACH_SIDE, whys=whys)
-        return self._other_chips
+        return because(Why.ON_EACH_SIDE, whys=whys) if whys else self._other_chips
 
     @property
     def _other_chips(self) -> Reason | None:
         """Why bounds are not compared: each tree's ini file may name a chip of its own."""
-        chips = [self._profiles[name].chip for name in SIDES if name in self._profiles]
-        a, b = chips if len(chips) == len(SIDES) else (None, None)
+        a, b = (self._profiles[name].chip if name in self._profiles else None for name in SIDES)
         return because(Why.CHIPS_DIFFER, a=a, b=b) if a and b and a != b else None
 
     def _differences(self) -> tuple[Difference, ...]:
         a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
         found = differences(a, b) if a and b else ()
-        if self._other_chips is not None:
-            found = tuple(one for one in found if not METRICS[one.metric].of_chip)
-        return found
+        same_chip = self._other_chips is None
+        return tuple(one for one in found if same_chip or not METRICS[one.metric].of_chip)
 
     # ---------------------------------------------------------------- measuring
 
@@ -515,8 +467,7 @@ def _on_sides(
         return reason
     if reason is None:
         return because(Why.ONLY_ON, side=on[0])
-    member = Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON
-    return because(member, side=on[0], why=reason)
+    return because(Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON, side=on[0], why=reason)
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
@@ -540,7 +491,8 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
     return tuple(found)
 
 
-_NO_TESTS = 5
+# ---- All tests of two sides.
+
 _MOST_DEATHS = 3
 
 __all__ = ["Options", "run"]
@@ -551,150 +503,117 @@ TestProgress = Callable[[str, int, int], None]
 def run(
     a: TreeSide,
     b: TreeSide,
-    cleanup: Cleanup,
+    folder: Path,
     options: Options,
     progress: TestProgress,
     rows: list[PairedRow],
 ) -> list[str]:
     """Compare all tests of two sides; return notes on the run for the reader.
 
-    ``rows`` gets a row for each test as soon as it is done, in B's collection order, so they are
-    kept even if an error or Ctrl-C ends the run. Before a test runs, ``progress`` gets its id, its
-    number from 1, and the number of tests.
+    ``folder`` is for temporary files. ``rows`` gets a row for each test as soon as it is done, in
+    B's collection order, so they are kept even if an error or Ctrl-C ends the run. Before a test
+    runs, ``progress`` gets its id, its number from 1, and the number of tests.
 
     Raises:
         AbError: there is nothing to compare, one side would run the other's code, or several tests
             in a row ended their worker.
     """
-    with _pair(a, b, cleanup) as pair:
-        for row in _Run(pair, options, progress).rows():
+    all_tests = _Run((a, b), folder, options, progress)
+    try:
+        all_tests.start()
+        for row in all_tests.rows():
             rows.append(row)  # noqa: PERF402 - each at once, whatever comes next
-    return pair.notes
+        all_tests.finish()
+    finally:
+        all_tests.kill()
+    return all_tests.notes
 
 
-@dataclass
-class _Pair:
+class _Run:
     """Both workers, and what they have collected."""
 
-    a: Worker
-    b: Worker
-    cleanup: Cleanup
-    found: tuple[Collection, Collection] = field(init=False)
-    number: int = 1
-    #: Sides of which a process died before it reported its imports.
-    _unproven: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        sides: tuple[TreeSide, TreeSide],
+        folder: Path,
+        options: Options,
+        progress: TestProgress,
+    ) -> None:
+        self._folder = folder
+        self._workers = [Worker(side, folder) for side in sides]
+        self._found: list[Collection] = []
+        self._options = options
+        self._progress = progress
+        self._deaths = 0
+        #: For the reader.
+        self.notes: list[str] = []
 
-    def __iter__(self) -> Iterator[Worker]:
-        return iter((self.a, self.b))
+    # ---------------------------------------------------------------- the workers
 
     def start(self) -> None:
         """Both collect at the same time."""
-        for worker in self:
-            if not worker.side.empty:
-                worker.start()
-        found_a, why_a = _collect(self.a)
-        found_b, why_b = _collect(self.b)
+        for worker in self._workers:
+            worker.start()
+        (found_a, why_a), (found_b, why_b) = map(_collect, self._workers)
         if why_b is not None:
+            side = self._workers[1].side
             raise AbError(
-                f"B ({self.b.side.label}) cannot be tested",
+                f"B ({side.label}) cannot be tested",
                 in_words(why_b),
-                f"see what pytest says in {self.b.side.cwd}",
+                f"see what pytest says in {side.cwd}",
             )
         if why_a is not None:
-            # Every test gets a row with the reason.
-            found_a = Collection([], {"": why_a}, found_b.origins)
-        else:
-            proven(found_a.origins, found_b.origins)
-        self.found = found_a, found_b
+            found_a = Collection([], {"": why_a}, {})  # every test gets a row with the reason
+        self._found = [found_a, found_b]
+        proven(found_a.origins, found_b.origins)
 
-    def renew(self, worker: Worker) -> None:
+    def _renew(self, dead: Worker) -> None:
         """Start another process in place of one that died.
 
         Raises:
             AbError: it does not start, or would run the other's code.
         """
-        worker.kill()
-        self._lost(worker)
-        self.number += 1
-        new = Worker(worker.side, self.cleanup, self.number)
-        if worker is self.a:
-            self.a = new
-        else:
-            self.b = new
+        dead.kill()
+        self._lost(dead)
+        at = self._workers.index(dead)
+        self._workers[at] = new = Worker(dead.side, self._folder)
         new.start()
-        again, why = _collect(new)
+        self._found[at], why = _collect(new)
         if why is not None:
             raise AbStoppedError(
                 f"the worker of {new.side.name} cannot be restarted", in_words(why)
             )
-        a, b = self.found
-        self.found = (again, b) if new is self.a else (a, again)
-        proven(self.found[0].origins, self.found[1].origins)
+        proven(self._found[0].origins, self._found[1].origins)
 
     def finish(self) -> None:
         """End both, and check once more where their code came from."""
         ends = []
-        for worker, found in zip(self, self.found, strict=True):
-            if not worker.side.empty:
-                worker.close()
-            if worker.ended is not None:
-                ends.append(worker.ended.origins)
-            else:
-                ends.append(found.origins)
+        for worker, found in zip(self._workers, self._found, strict=True):
+            worker.close()
+            if worker.ended is None:
                 self._lost(worker)
+            ends.append(found.origins if worker.ended is None else worker.ended.origins)
         proven(ends[0], ends[1])
+
+    def kill(self) -> None:
+        """End both at once."""
+        for worker in self._workers:
+            worker.kill()
 
     def _lost(self, worker: Worker) -> None:
         """A process died before it reported its imports."""
-        if not worker.side.empty and worker.side.name not in self._unproven:
-            self._unproven.append(worker.side.name)
+        note = (
+            f"it is not known where {worker.side.name} imported modules from while tests ran:"
+            " its worker died"
+        )
+        if note not in self.notes:
+            self.notes.append(note)
 
-    @property
-    def notes(self) -> list[str]:
-        """For the reader."""
-        return [
-            f"it is not known where {name} imported modules from while tests ran: its worker died"
-            for name in self._unproven
-        ]
-
-
-@contextmanager
-def _pair(a: TreeSide, b: TreeSide, cleanup: Cleanup) -> Iterator[_Pair]:
-    pair = _Pair(Worker(a, cleanup), Worker(b, cleanup), cleanup)
-    try:
-        pair.start()
-        yield pair
-        pair.finish()
-    finally:
-        for worker in pair:
-            worker.kill()
-
-
-def _collect(worker: Worker) -> tuple[Collection, Reason | None]:
-    """What it collected, or why it could not collect anything."""
-    if worker.side.empty:
-        return Collection([], {}, {}), None
-    try:
-        return worker.collect(), None
-    except WorkerDied as death:
-        end = worker.ended
-        if end is not None and end.code == _NO_TESTS and end.error is None:
-            return Collection([], {}, end.origins), None
-        why = worker.complaint() if end is None or end.error is None else None
-        return Collection([], {}, {}), why or death.reason
-
-
-class _Run:
-    """One comparison of all tests."""
-
-    def __init__(self, pair: _Pair, options: Options, progress: TestProgress) -> None:
-        self._pair = pair
-        self._options = options
-        self._progress = progress
-        self._deaths = 0
+    # ---------------------------------------------------------------- the tests
 
     def rows(self) -> Iterator[PairedRow]:
-        found_a, found_b = self._pair.found
+        """A row for each test."""
+        found_a, found_b = self._found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
         if not found_a.tests and not found_b.tests and not found_a.errors and not found_b.errors:
@@ -703,7 +622,7 @@ class _Run:
             )
         for nodeid, why in found_b.errors.items():
             reason = because(Why.NOT_COLLECTED_ON, side="B", why=why)
-            yield PairedRow(nodeid or self._pair.b.side.label, "failed", reason, broken="B")
+            yield PairedRow(nodeid or self._workers[1].side.label, "failed", reason, broken="B")
         number = 0
         for nodeid in found_b.tests:
             if nodeid not in in_a:
@@ -714,15 +633,14 @@ class _Run:
             following = common[number] if number < len(common) else None
             yield self._test(nodeid, following, len(common))
         for nodeid in found_a.tests:
-            if nodeid in in_b:
-                continue
-            if not _error_of(nodeid, found_b.errors):  # those have a row already
+            if nodeid not in in_b and not _error_of(nodeid, found_b.errors):  # those have a row
                 yield PairedRow(nodeid, "gone", because(Why.ONLY_ON, side="A"))
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> PairedRow:
         """Run one test, even if a worker dies during it."""
         begun = time.perf_counter()
-        compared = PairedRun(nodeid, (self._pair.a, self._pair.b), self._options, tests)
+        a, b = self._workers
+        compared = PairedRun(nodeid, (a, b), self._options, tests)
         try:
             row = compared.row(following)
             self._deaths = 0
@@ -753,8 +671,17 @@ class _Run:
         except WorkerDied:
             dead.append(compared.at)
         for worker in dead:
-            self._pair.renew(worker)
+            self._renew(worker)
         return row
+
+
+def _collect(worker: Worker) -> tuple[Collection, Reason | None]:
+    """What it collected, or why it could not collect anything."""
+    try:
+        return worker.collect(), None
+    except WorkerDied as death:
+        said = None if worker.ended and worker.ended.error else worker.complaint()
+        return Collection([], {}, {}), said or death.reason
 
 
 def _only_in_b(nodeid: str, errors: Mapping[str, Reason]) -> PairedRow:

@@ -1,168 +1,256 @@
-"""The two sides: each a tree, an interpreter, and the user's arguments adapted to it."""
+"""The two sides: each a tree, from git or a folder, and a Python; and processes started alike."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pytest_torchprof.ab.worktree import (
-    Cleanup,
-    Repository,
-    bring,
-    check_out,
-    fill,
-    repository,
-    resolve,
-    state,
-)
-from pytest_torchprof.core.errors import AbError
+from pytest_torchprof.core.errors import AbError, near
+from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.version import __version__
 
-# ---- Select the tests that the user asked for, in a tree that may lack some of them.
+# ---- A git revision as a folder. Nothing is fetched, no hook runs.
+
+#: The temporary folder of a run; a killed run leaves it, and a later one removes it after a day.
+_PREFIX, _LEFT_S = "torchprof-ab-", 86_400.0
+_QUIETLY = ("core.hooksPath=" + os.devnull, "core.fsmonitor=false", "submodule.recurse=false")
+_SUBMODULE = "160000"  # the mode of its entry in git's trees
+_BROUGHT_BYTES, _NAMED = 2**20, 3
+
+
+class GitError(AbError):
+    """Git failed; the text is git's own."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One side's folders, for its arguments: its top, and the user's folder in it."""
+    """A side's code before it is a side."""
 
-    root: Path
-    cwd: Path  # may not exist
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Arguments of one side.
-
-    ``args`` are for pytest, with files in place of tests inside them (see `matches`). ``wanted``
-    are the positional ones as given, absolute, () for all. ``empty`` is true if there were some,
-    but none of them is in this tree.
-    """
-
-    args: tuple[str, ...]
-    wanted: tuple[str, ...]
-    empty: bool
+    label: str  # "main (3f2a91c)", "working tree, uncommitted changes", a path
+    root: Path  # its top
+    notes: tuple[str, ...] = ()
 
 
-def fitted(args: Sequence[str], here: Tree, other: Tree) -> Fitted:
-    """The user's pytest arguments for one side.
-
-    Arguments that are only in the other tree are dropped; those in neither stay, and pytest reports
-    them. Absolute paths in the other tree become this one's, if they exist there. Other words stay.
-    """
-    words: list[str] = []
-    wanted: list[str] = []
-    dropped = False
-    for word, positional in _told_apart(args, (here, other)):
-        if not positional:
-            words.append(_moved(word, here, other))
-            continue
-        path, colons, name = word.partition("::")
-        place = _place(path, here, other)
-        if not place.exists() and _place(path, other, here).exists():
-            dropped = True
-            continue
-        wanted.append(f"{place}{colons}{name}")
-        inside = Path(path).is_absolute() or not here.cwd.is_dir()
-        if (file := str(place) if inside else path) not in words:
-            words.append(file)
-    lost = not here.cwd.is_dir() and not wanted  # everything is below a folder that does not exist
-    return Fitted(tuple(words), tuple(wanted), empty=lost or (dropped and not wanted))
-
-
-def matches(nodeid: str, wanted: Sequence[str], rootdir: Path) -> bool:
-    """Whether a collected test is one that the user asked for; always true if ``wanted`` is empty.
-
-    >>> matches("t/test_a.py::test_x[1]", ["/r/t/test_a.py::test_x"], Path("/r"))
-    True
-    >>> matches("t/test_a.py::test_xy", ["/r/t/test_a.py::test_x"], Path("/r"))
-    False
-    """
-    path, _, name = nodeid.partition("::")
-    file = Path(os.path.normpath(rootdir / path))
-    for word in wanted:
-        place, _, asked = word.partition("::")
-        if file != Path(place) and Path(place) not in file.parents:
-            continue
-        if not asked or name == asked or name.startswith((f"{asked}::", f"{asked}[")):
-            return True
-    return not wanted
-
-
-def _place(path: str, tree: Tree, other: Tree) -> Path:
-    """The location of a user's path in a tree; paths outside both trees stay as they are."""
-    given = Path(path)
-    if not given.is_absolute():
-        return Path(os.path.normpath(tree.cwd / given))
-    if given.is_relative_to(other.root) and not given.is_relative_to(tree.root):
-        return tree.root / given.relative_to(other.root)
-    return given
-
-
-def _moved(word: str, here: Tree, other: Tree) -> str:
-    """An option or its value; a path in the other tree becomes this one's, if it exists there."""
-    option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
-    if not Path(value).is_absolute():
-        return word
-    place = _place(value, here, other)
-    return f"{option}{sign}{place}" if place.exists() else word
-
-
-def _told_apart(args: Sequence[str], trees: tuple[Tree, Tree]) -> Iterator[tuple[str, bool]]:
-    """Each word, and whether it names tests rather than an option or an option's value."""
-    takes: dict[str, bool] | None = None
-    before = ""
-    for position, word in enumerate(args):
-        if word.startswith("-") or before == "--":
-            yield word, False
-        elif not any(_place(word.partition("::")[0], t, t).exists() for t in trees):
-            yield word, False  # in neither tree: it stays
-        elif not before.startswith("-") or "=" in before:
-            yield word, True
-        else:
-            takes = options(args[:position]) if takes is None else takes
-            yield word, not takes.get(before, not _looks_like_tests(word, trees))
-        before = word
-
-
-def _looks_like_tests(word: str, trees: tuple[Tree, Tree]) -> bool:
-    path, colons, _ = word.partition("::")
-    return bool(colons) or path.endswith(".py") or any((tree.cwd / path).is_dir() for tree in trees)
-
-
-def options(args: Sequence[str]) -> dict[str, bool]:
-    """Options of pytest and of installed plugins → whether the next word is their value.
-
-    Options of a ``conftest.py`` are not included: that would need importing it.
-    """
-    from _pytest.config import get_config
-
-    config = get_config(list(args))
+def git(folder: Path, *words: str, **variables: str) -> str:
+    """Git's output in a folder; names in it may hold any bytes. Raises `GitError`."""
+    # In a hook, git's variables name a repository, which may not be the one we ask about. Those of
+    # its configuration stay: CI sets safe.directory in them.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
+    }
+    options = [word for setting in _QUIETLY for word in ("-c", setting)]
     try:
-        manager = config.pluginmanager
-        if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
-            manager.load_setuptools_entrypoints("pytest11")
-        manager.consider_preparse(list(args), exclude_only=False)
-        parser = config._parser  # noqa: SLF001 - long-stable, and nothing public tells
-        known = getattr(parser, "optparser", None)  # from pytest 9 on
-        known = known or getattr(parser, "_getparser")()  # noqa: B009
-        return {
-            name: action.nargs != 0
-            for action in known._actions  # noqa: SLF001 - as above, of argparse
-            for name in action.option_strings
-        }
-    except Exception:  # noqa: BLE001 - a plugin that does not load is the worker's to report
-        return {}
-    finally:
-        config._ensure_unconfigure()  # noqa: SLF001 - as above
+        done = subprocess.run(  # noqa: S603 - git, with the user's revision as one word
+            ["git", "-C", str(folder), *options, *words],  # noqa: S607 - the git that the user has
+            env={**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise GitError(
+            "git was not found", next_step="install it, or pass folders with --a and --b"
+        ) from None
+    if done.returncode:
+        output = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        fatal = [line for line in output if line.startswith(("fatal:", "error:"))] or output
+        raise GitError(
+            f"git {words[0]} failed", fatal[0] if fatal else f"exit code {done.returncode}"
+        )
+    return os.fsdecode(done.stdout)
+
+
+def _repository(folder: Path) -> Path:
+    """The top of the working tree that a folder is in. Raises `AbError` if there is none."""
+    folders = "pass the two folders with --a and --b"
+    try:
+        return Path(git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")).resolve()
+    except GitError as error:
+        if "not a git repository" in error.found:
+            raise AbError(
+                f"{folder}: not in a git repository", next_step=f"change into one, or {folders}"
+            ) from None
+        if "work tree" in error.found:  # a bare repository, or its .git
+            raise AbError(
+                f"{folder}: there is no working tree to compare with",
+                next_step=f"use one, or {folders}",
+            ) from None
+        raise
+
+
+def _resolved(top: Path, ref: str) -> tuple[str, str]:
+    """The commit that a revision names, and its label. Raises `AbError` with the likely one."""
+    try:
+        if not ref or ref.startswith("-"):
+            raise GitError("not a revision")  # noqa: TRY301 - reported like any other unknown one
+        sha = git(top, "rev-parse", "--quiet", "--verify", f"{ref}^{{commit}}").strip()
+    except GitError:
+        raise _unknown(top, ref) from None
+    short = git(top, "rev-parse", "--short", sha).strip()
+    return sha, short if sha.startswith(ref) else f"{ref} ({short})"
+
+
+def _unknown(top: Path, ref: str) -> AbError:
+    what = f"{ref!r}: no such revision in {top}"
+    try:
+        git(top, "rev-parse", "--quiet", "--verify", "HEAD")
+    except GitError:
+        return AbError(what, "there is no commit yet", "commit first")
+    if ref and Path(ref.partition("::")[0]).exists():
+        return AbError(what, "it is a path", f"arguments for pytest go after --: REF -- {ref}")
+    if "true" in git(top, "rev-parse", "--is-shallow-repository"):
+        return AbError(
+            what,
+            "the clone is shallow and holds only the latest commits",
+            "fetch it (`git fetch --unshallow`; in GitHub Actions `fetch-depth: 0`)",
+        )
+    places = ("refs/heads", "refs/tags", "refs/remotes")
+    names = git(top, "for-each-ref", "--format=%(refname:short)", *places).split()
+    return AbError(what, near(ref, names, listed=True), "git fetch may bring it")
+
+
+def _checked_out(top: Path, ref: str, folder: Path, around: ExitStack) -> Tree:
+    """A revision as a worktree below ``folder``; git forgets it when ``around`` ends.
+
+    It has the name of the user's own top folder, because that may itself be a package.
+    """
+    sha, label = _resolved(top, ref)
+    _forget_old(top)
+    place = folder / (top.name or "tree")
+    around.callback(_forget, top, place)
+    git(top, "worktree", "add", "--detach", "--", str(place), sha)
+    return Tree(label, place, (*_filled(top, place, sha), *_brought(top, place)))
+
+
+def _forget(top: Path, place: Path) -> None:
+    _remove(place.parent)
+    with suppress(GitError):
+        git(top, "worktree", "remove", "--force", "--force", str(place))
+
+
+def _forget_old(top: Path) -> None:
+    """Remove what runs left that were killed."""
+    for line in git(top, "worktree", "list", "--porcelain").splitlines():
+        place = Path(line.removeprefix("worktree "))
+        if line.startswith("worktree ") and place.parent.name.startswith(_PREFIX):
+            is_there = place.parent.exists()
+            if not is_there or time.time() - place.parent.stat().st_mtime > _LEFT_S:
+                _forget(top, place)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also where tests have made folders in it read-only."""
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            if not os.path.islink(inner := os.path.join(parent, name)):  # noqa: PTH114, PTH118
+                os.chmod(inner, 0o700)  # noqa: PTH101 - as above, thousands of strings
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _filled(top: Path, place: Path, sha: str) -> Iterator[str]:
+    """Write a commit's submodules from the user's checkouts, as git leaves their folders empty.
+
+    Nothing comes from the network: a note on each that is not here.
+    """
+    for entry in git(top, "ls-tree", "-r", "-z", "--full-tree", sha).split("\0"):
+        about, _, path = entry.partition("\t")
+        if not about.startswith(_SUBMODULE):
+            continue
+        commit, module = about.split()[2], top / path
+        try:
+            words = (f"--work-tree={place / path}", "checkout", "--force", commit, "--", ".")
+            git(module, *words, GIT_INDEX_FILE=str(place.parent / f"index-{commit}"))
+        except GitError:
+            yield (
+                f"submodule {path} is empty in A: its commit {commit[:9]} is not"
+                " here (`git submodule update --init`, or `git fetch` in it)"
+            )
+        else:
+            notes = _filled(module, place / path, commit)
+            yield from (note.replace("submodule ", f"submodule {path}/", 1) for note in notes)
+
+
+def _brought(top: Path, place: Path) -> Iterator[str]:
+    """Copy Python files that git ignores, next to tracked ones, into a worktree; a note on them.
+
+    One example is the ``_version.py`` that a build writes, without which a package does not import.
+    Compiled modules are not copied: they are code under test, of one revision. Neither are folders
+    that git ignores as a whole, such as environments and builds.
+    """
+    ignored = ("--others", "--ignored", "--exclude-standard", "--directory")
+    brought = []
+    for name in sorted(git(top, "ls-files", "-z", *ignored).split("\0")):
+        source, copy = top / name, place / name
+        if not name.endswith(".py") or source.is_symlink() or not source.is_file():
+            continue
+        if copy.parent.is_dir() and not copy.exists() and source.stat().st_size <= _BROUGHT_BYTES:
+            shutil.copy2(source, copy)
+            brought.append(name)
+    if brought:
+        more = f" and {len(brought) - _NAMED} more" if len(brought) > _NAMED else ""
+        names = ", ".join(brought[:_NAMED])
+        yield f"A uses {names}{more} from the working tree, because git ignores these files"
+
+
+def _working_tree(top: Path | None, cwd: Path) -> Tree:
+    """The working tree as it is, with notes on its submodules."""
+    if top is None:
+        return Tree("working tree", cwd.resolve())
+    text = git(top, "status", "--porcelain=v2", "-z", "--untracked-files=normal")
+    changes = [entry for entry in text.split("\0") if entry[:2] in {"1 ", "2 ", "u ", "? "}]
+    notes = []
+    for entry in changes:
+        fields = entry.split(" ", 8)
+        if entry[0] == "1" and fields[2].startswith("S"):
+            commit, modified, untracked = (letter != "." for letter in fields[2][1:])
+            if modified or untracked:
+                notes.append(f"submodule {fields[8]} has uncommitted changes; they are part of B")
+            elif commit:
+                notes.append(
+                    f"submodule {fields[8]} is not at the recorded commit; B has it as it is"
+                )
+    label = "working tree, uncommitted changes" if changes else "working tree"
+    return Tree(label, top, tuple(notes))
+
+
+_MISSING = re.compile(
+    r"No module named '(?P<module>[\w.]+)'"
+    r"|cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<of>[\w.]+)'"
+)
+_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where a tree keeps packages
+
+
+def unbuilt(text: str, root: Path, others: Sequence[Path]) -> Reason | None:
+    """Why an import failed in this side's tree, if only the other tree has built the module.
+
+    ``text`` is Python's error. None if it has another cause.
+    """
+    for found in _MISSING.finditer(text):
+        name = found["module"] or f"{found['of']}.{found['name']}"
+        for other in others:
+            if _has_built(other, name) and not _has_built(root, name):
+                return because(Why.BUILT_ELSEWHERE, module=name, tree=str(other))
+    return None
+
+
+def _has_built(tree: Path, name: str) -> bool:
+    path = name.replace(".", "/")
+    patterns = (f"{layout}{path}{end}" for layout in _LAYOUTS for end in (".*so", ".*pyd"))
+    return any(True for pattern in patterns for _ in tree.glob(pattern))
 
 
 # ---- Find the Python of a side, and check that a worker can run in it.
@@ -170,7 +258,7 @@ def options(args: Sequence[str]) -> dict[str, bool]:
 _ASKING_S = 60.0
 _QUESTION = """
 import json, sys
-sys.path[:] = [entry for entry in sys.path if entry]
+sys.path[:] = filter(None, sys.path)
 answer = {"python": "%d.%d.%d" % sys.version_info[:3]}
 import importlib.metadata as m
 for name in ("pytest", "torch"):
@@ -180,7 +268,7 @@ for name in ("pytest", "torch"):
         pass
 try:
     import pytest_torchprof as t
-    answer["own"], answer["file"] = t.__version__, t.__file__
+    answer["pytest-torchprof"], answer["file"] = t.__version__, t.__file__
 except (ImportError, AttributeError):
     pass
 print("\\n" + json.dumps(answer))
@@ -196,17 +284,15 @@ class Interpreter:
     tool: Path
 
 
-def ours() -> Interpreter:
-    """The Python running this process; it needs no check."""
-    return Interpreter(sys.executable, "", Path(__file__).parents[2])
-
-
-def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
+def _interpreter(given: str | None, option: str, cwd: Path) -> Interpreter:
     """The interpreter that a user named: a file, a virtual environment's folder, or a command.
 
     Raises `AbError` if it does not run, or lacks what a worker needs.
     """
-    path = _path(given, option, cwd)
+    if given is None:  # this process's own, which needs no check
+        return Interpreter(sys.executable, "", Path(__file__).parents[2])
+    path, what = _path(given, option, cwd), f"{option} {given}"
+    output = [b"no answer"]
     try:
         done = subprocess.run(  # noqa: S603 - the user's own interpreter
             [path, "-c", _QUESTION],
@@ -216,23 +302,21 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
             check=False,
             timeout=_ASKING_S,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise AbError(f"{option} {given}: does not run as Python", str(error)) from None
-    try:
+        output = done.stderr.splitlines() or output
         answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AbError(f"{what}: does not run as Python", str(error)) from None
     except (IndexError, ValueError):
-        output = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
-        raise AbError(f"{option} {given}: does not run as Python", output[-1]) from None
-    version = __version__
-    install = f"install pytest-torchprof {version} there, with {path} -m pip"
-    needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
-    lacks = [package for key, package in needs.items() if key not in answer]
+        why = output[-1].decode("utf-8", "replace")
+        raise AbError(f"{what}: does not run as Python", why) from None
+    install = f"install pytest-torchprof {__version__} there, with {path} -m pip"
+    lacks = [name for name in ("pytest", "torch", "pytest-torchprof") if name not in answer]
     if lacks:
-        raise AbError(f"{option} {given}: lacks {' and '.join(lacks)}", next_step=install)
-    if answer["own"] != version:
+        raise AbError(f"{what}: lacks {' and '.join(lacks)}", next_step=install)
+    if (found := answer["pytest-torchprof"]) != __version__:
         raise AbError(
-            f"{option} {given}: has pytest-torchprof {answer['own']}",
-            f"both sides need {version}, the version running this command",
+            f"{what}: has pytest-torchprof {found}",
+            f"both sides need {__version__}, the version running this command",
             install,
         )
     label = f"Python {answer['python']}, torch {answer['torch']}"
@@ -257,7 +341,7 @@ def _path(given: str, option: str, cwd: Path) -> str:
     return os.path.abspath(command)  # noqa: PTH100 - as above
 
 
-__all__ = ["Request", "Side", "sides"]
+# ---- The two sides.
 
 
 @dataclass(frozen=True)
@@ -278,251 +362,118 @@ class Side:
     """One of the two, ready for a worker; paths are real paths.
 
     A worker starts in ``cwd``, imports our package from ``tool`` (and only from there: ``cwd`` may
-    hold another version of it), then calls `imports.redirect`, then runs pytest.
+    hold another version of it), then calls `imports.prefer_own`, then runs pytest.
     """
 
     name: Literal["A", "B"]
-    label: str  # "main (3f2a91c)", "working tree, uncommitted changes", a path; and its Python
+    label: str  # of its tree and its Python
     root: Path  # the top of the tree with its code
-    cwd: Path  # the user's folder, in this tree
+    folder: Path  # the user's folder, in this tree; it may not exist
+    cwd: Path  # that, or the closest one above it
+    there: Path  # the user's folder, in the other tree
     python: str  # of the worker
     args: tuple[str, ...]  # for pytest
     others: tuple[Path, ...]  # trees whose code it must not import
     notes: tuple[str, ...]  # for readers of the results, one sentence each
     tool: Path  # this interpreter's folder with `pytest_torchprof`
-    #: Positional arguments as given. ``args`` has ``test_a.py`` for ``test_a.py::test_x``, so that
-    #: a missing test is no usage error on this side; `matches` selects the requested tests.
-    wanted: tuple[str, ...]
-    #: No requested test is in this tree: start no worker, as its ``args`` would select all tests.
-    empty: bool
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A tree before it is a side."""
-
-    label: str
-    root: Path
-    notes: tuple[str, ...] = ()
 
 
 @contextmanager
-def sides(request: Request) -> Iterator[tuple[Side, Side, Cleanup]]:
-    """Make A and B, with the worktree, and their cleanup; undo everything on exit.
+def sides(request: Request) -> Iterator[tuple[Side, Side, Path]]:
+    """Make A and B, with the worktree, and a temporary folder; undo everything on exit.
 
     Raises `AbError` if there is nothing to compare, or something asked for does not exist.
     """
-    _check(request)
-    python_a, python_b = (
-        ours() if given is None else interpreter(given, option, request.cwd)
-        for given, option in ((request.python_a, "--python-a"), (request.python_b, "--python-b"))
-    )
-    cleanup = Cleanup()
-    try:
-        a, b, checkout = _trees(request, cleanup)
-        yield (
-            _side("A", request, (a, b), checkout, python_a),
-            _side("B", request, (b, a), checkout, python_b),
-            cleanup,
-        )
-    finally:
-        cleanup.close()
-
-
-def _check(request: Request) -> None:
+    given = (request.ref, request.a, request.b, request.python_a, request.python_b)
     if request.ref is not None and request.a is not None:
         raise AbError(
             "side A is given twice", f"revision {request.ref!r} and --a {request.a}", "give one"
         )
-    given = (request.ref, request.a, request.b, request.python_a, request.python_b)
     if all(one is None for one in given):
         raise AbError("nothing to compare with", next_step="give a git revision, --a or --python-a")
-
-
-def _trees(request: Request, cleanup: Cleanup) -> tuple[_Tree, _Tree, Path | None]:
-    """The trees of A and B, and the user's checkout."""
+    pythons = [
+        _interpreter(python, option, request.cwd)
+        for python, option in ((request.python_a, "--python-a"), (request.python_b, "--python-b"))
+    ]
     try:
-        repo = repository(request.cwd)
+        top = _repository(request.cwd)
     except AbError:
         if request.ref is not None:
             raise
-        repo = None
-    b = _given(request.b, "--b", request) or _working_tree(repo, request.cwd)
-    if request.ref is not None and repo is not None:
-        commit = resolve(repo, request.ref)
-        place = check_out(repo, commit, cleanup)
-        notes = fill(repo, commit.sha, place, cleanup) + bring(repo, place)
-        a = _Tree(commit.label, place, notes)
-    else:
-        a = _given(request.a, "--a", request) or _working_tree(repo, request.cwd)
-    return a, b, repo.top if repo else None
+        top = None
+    with ExitStack() as around:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        except OSError as error:
+            raise AbError("no temporary folder", str(error), "set TMPDIR to one") from None
+        around.callback(_remove, folder)
+        b = _given(request.b, "--b", request) or _working_tree(top, request.cwd)
+        if request.ref is not None and top is not None:
+            a = _checked_out(top, request.ref, folder, around)
+        else:
+            a = _given(request.a, "--a", request) or _working_tree(top, request.cwd)
+        yield (
+            _side("A", request, (a, b), top, pythons[0]),
+            _side("B", request, (b, a), top, pythons[1]),
+            folder,
+        )
 
 
-def _given(path: Path | None, option: str, request: Request) -> _Tree | None:
+def _given(path: Path | None, option: str, request: Request) -> Tree | None:
     if path is None:
         return None
     place = (request.cwd / path.expanduser()).resolve()
     if not place.is_dir():
         raise AbError(f"{option} {path}: no such folder")
-    return _Tree(str(path), place)
-
-
-def _working_tree(repo: Repository | None, cwd: Path) -> _Tree:
-    if repo is None:
-        return _Tree("working tree", cwd.resolve())
-    label, notes = state(repo)
-    return _Tree(label, repo.top, notes)
+    return Tree(str(path), place)
 
 
 def _side(
     name: Literal["A", "B"],
     request: Request,
-    trees: tuple[_Tree, _Tree],
+    trees: tuple[Tree, Tree],
     checkout: Path | None,
     python: Interpreter,
 ) -> Side:
-    own, other = trees
-    below = _below(request.cwd.resolve(), trees, checkout)
-    here, there = (Tree(tree.root, _folder(tree, trees, below)) for tree in trees)
-    arguments = fitted(request.args, here, there)
-    if own.root == other.root:  # nothing can be missing: as the user gave them
-        arguments = Fitted(request.args, (), empty=False)
+    """``checkout``: the top of the user's own working tree."""
+    own, other = (tree.root for tree in trees)
+    cwd = request.cwd.resolve()
+    holding = [top for top in (own, other, checkout) if top and cwd.is_relative_to(top)]
+    below = cwd.relative_to(max(holding, key=lambda top: len(top.parts))) if holding else Path()
+    if not any((root / below).is_dir() for root in (own, other)):
+        below = Path()
+    others = {} if other == own else {other: None}
+    if checkout and not (own.is_relative_to(checkout) or checkout.is_relative_to(own)):
+        others[checkout] = None
+    folder = own / below
+    notes = trees[0].notes
+    if name == "B" and (own / "pytest_torchprof" / "__init__.py").exists():
+        notes += ("one pytest_torchprof measures both sides: changes to it are not compared",)
     return Side(
         name=name,
-        label=", ".join(filter(None, (own.label, python.label))),
-        root=own.root,
-        cwd=next(folder for folder in (here.cwd, *here.cwd.parents) if folder.is_dir()),
+        label=", ".join(filter(None, (trees[0].label, python.label))),
+        root=own,
+        folder=folder,
+        cwd=next(place for place in (folder, *folder.parents) if place.is_dir()),
+        there=other / below,
         python=python.path,
-        args=arguments.args,
-        others=_others(own.root, other.root, checkout),
-        notes=own.notes + _about_tool(name, own.root),
+        args=tuple(_moved(word, own, other) for word in request.args),
+        others=tuple(others),
+        notes=notes,
         tool=python.tool,
-        wanted=arguments.wanted,
-        empty=arguments.empty,
     )
 
 
-def _below(cwd: Path, trees: tuple[_Tree, _Tree], checkout: Path | None) -> Path:
-    """The user's folder, relative to the deepest tree that contains it, or to the checkout."""
-    tops = [tree.root for tree in trees] + ([checkout] if checkout else [])
-    holding = [top for top in tops if cwd.is_relative_to(top)]
-    return cwd.relative_to(max(holding, key=lambda top: len(top.parts))) if holding else Path()
-
-
-def _folder(tree: _Tree, trees: tuple[_Tree, _Tree], below: Path) -> Path:
-    """The user's folder in a tree; the top if neither tree has it."""
-    known = any((one.root / below).is_dir() for one in trees)
-    return Path(os.path.normpath(tree.root / below)) if known else tree.root
-
-
-def _others(root: Path, other: Path, checkout: Path | None) -> tuple[Path, ...]:
-    """The other side's tree, and the user's checkout unless this side is in it or around it."""
-    found = [] if other == root else [other]
-    if checkout and not (root.is_relative_to(checkout) or checkout.is_relative_to(root)):
-        found.append(checkout)
-    return tuple(dict.fromkeys(found))
-
-
-def _about_tool(name: str, root: Path) -> tuple[str, ...]:
-    if name == "B" and (root / "pytest_torchprof" / "__init__.py").exists():
-        return ("one pytest_torchprof measures both sides: changes to it are not compared",)
-    return ()
-
-
-# ---- Options of a user's own pytest runs that must not affect two workers.
-
-#: The value for each such option, if a plugin has it. They select tests by what failed last, stop
-#: early, step through tests, distribute or repeat them, or write files that both workers would
-#: write.
-NEUTRAL: dict[str, Any] = {
-    # pytest
-    "continue_on_collection_errors": True,
-    "maxfail": 0,
-    "collectonly": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "cacheclear": False,
-    "cacheshow": None,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "usepdb": False,
-    "trace": False,
-    "setuponly": False,
-    "setupplan": False,
-    "setupshow": False,
-    "xmlpath": None,
-    "pastebin": None,
-    "log_file": None,
-    "log_cli_level": None,
-    "color": "no",
-    "tbstyle": "short",
-    "verbose": 0,
-    # ours
-    "torchprof": False,
-    "torchprof_json": None,
-    "torchprof_html": None,
-    "torchprof_markdown": None,
-    "torchprof_ci": "off",
-    "torchprof_traces": None,
-    "torchprof_history": None,
-    # pytest-xdist
-    "numprocesses": None,
-    "distload": False,
-    "dist": "no",
-    "tx": [],
-    "looponfail": False,
-    # pytest-forked
-    "forked": False,
-    # pytest-rerunfailures
-    "reruns": None,
-    # pytest-cov
-    "no_cov": True,
-    "cov_source": [],
-    # pytest-benchmark: each benchmark calls its function once
-    "benchmark_disable": True,
-    "benchmark_enable": False,
-    "benchmark_only": False,
-    "benchmark_json": None,
-    "benchmark_save": None,
-    "benchmark_autosave": None,
-    "benchmark_compare": None,
-    "benchmark_compare_fail": None,
-    "benchmark_histogram": None,
-    "benchmark_cprofile": None,
-    # pytest-html, pytest-json-report, pytest-reportlog
-    "htmlpath": None,
-    "json_report": False,
-    "json_report_file": None,
-    "report_log": None,
-    # pytest-randomly, pytest-random-order: both sides see the same
-    "randomly_seed": 1,
-    "randomly_reorganize": False,
-    "random_order_bucket": None,
-}
-
-
-def neutralize(options: Any) -> None:
-    """Set these where they differ."""
-    for name, value in NEUTRAL.items():
-        if hasattr(options, name):
-            setattr(options, name, value)
-
-
-def refuse(args: list[str], *, accepts: bool, has_us: bool) -> None:
-    """Reject options that make no sense here.
-
-    Raises:
-        AbError: ``--accept``, or our plugin is blocked.
-    """
-    if accepts or "--accept" in args:
-        raise AbError("--accept writes baselines, which `torchprof ab` does not use")
-    if not has_us:
-        raise AbError(
-            "pytest did not load the torchprof plugin",
-            "`torchprof ab` needs its markers and its fixture",
-            "drop -p no:torchprof and PYTEST_DISABLE_PLUGIN_AUTOLOAD",
-        )
+def _moved(word: str, own: Path, other: Path) -> str:
+    """A word for pytest: an absolute path in the other tree becomes this one's, if it is there."""
+    option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path, colons, name = value.partition("::")
+    place = Path(path)
+    if place.is_absolute() and place.is_relative_to(other) and not place.is_relative_to(own):
+        place = own / place.relative_to(other)
+        if place.exists():
+            return f"{option}{sign}{place}{colons}{name}"
+    return word
 
 
 # ---- Start the processes of both sides alike, and keep one's threads out of the other's turns.
@@ -563,21 +514,11 @@ def same_addresses() -> Iterator[None]:
         _personality(before)
 
 
-@contextmanager
-def same_environment() -> Iterator[None]:
-    """Start processes with the variables of `ENVIRONMENT` that the user has not set."""
+def same_environment() -> dict[str, str]:
+    """The environment of such processes: with the variables of `ENVIRONMENT` that are not set."""
     policy = "OMP_WAIT_POLICY" in os.environ
-    ours = {
-        name: value
-        for name, value in ENVIRONMENT.items()
-        if name not in os.environ and not (policy and name in _WAITING)
-    }
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
+    ours = {n: value for n, value in ENVIRONMENT.items() if not (policy and n in _WAITING)}
+    return {**ours, **os.environ}
 
 
 def _personality(wanted: int) -> int | None:

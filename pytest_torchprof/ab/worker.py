@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
+import queue
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from pytest_torchprof.ab import imports
-from pytest_torchprof.ab.controller import Collection, Profiled, Turn
-from pytest_torchprof.ab.sides import matches, neutralize, refuse
+from pytest_torchprof.ab.controller import Collection, End, Profiled, Turn
 from pytest_torchprof.capture.clock import GarbageControl, Meter, TurnLayout, collect, move_to
 from pytest_torchprof.capture.machine import Machine, imported_torch, probe_machine
 from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
-from pytest_torchprof.core.errors import CaptureError, TorchprofError, error_line
+from pytest_torchprof.core.errors import AbError, CaptureError, TorchprofError, error_line
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.rules.registry import warm_up
@@ -35,56 +39,66 @@ from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_n
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.ab.sides import Side
     from pytest_torchprof.core.values import Settings
 
-Message = tuple[Any, ...]
+#: From the controller: ("test", id, id of the next one or None), ("turn", calls, fresh, processor),
+#: ("done",), ("end",).
+Command = tuple[Any, ...]
+Answer = Collection | Profiled | Turn | End
 
 
-class Channel:
-    """The worker's end of the channel. A child forked by a test must not use it."""
+# ---- The process: its pipes, and its pytest session.
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self._getpid, self._exit = os.getpid, os._exit
+
+class Line:
+    """The worker's end of the pipes. The process ends with the controller, whatever it is doing."""
+
+    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+        self._answers = answers
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._pid = os.getpid()
+        # The functions themselves, as a test may replace them.
+        end: Callable[[], object] = partial(os._exit, 1)
+        if sys.platform != "win32":
+            end = partial(os.killpg, 0, signal.SIGKILL)
+        read = partial(pickle.load, commands)
+        threading.Thread(target=self._read, args=(read, end), daemon=True).start()
 
-    def tell(self, message: Message) -> None:
-        """Send a message of builtin types."""
-        if self._getpid() != self._pid:
-            self._exit(0)
-        self._channel.send(message)
+    def _read(self, read: Callable[[], Command], end: Callable[[], object]) -> None:
+        with suppress(Exception):  # the end of the pipe, or half a command
+            while True:
+                self._commands.put(read())
+        end()
 
-    def exchange(self, message: Message) -> Message:
+    def tell(self, message: Answer) -> None:
+        """Send a message. A child forked by a test must not."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._answers.write(pickle.dumps(message))
+        self._answers.flush()
+
+    def exchange(self, message: Answer) -> Command:
         """Send a message, and wait for the next command."""
         self.tell(message)
-        answer: Message = self._channel.receive()
-        return answer
+        return self._commands.get()
 
 
-def serve(channel: Any, side: Mapping[str, Any]) -> None:
-    """Run pytest until the controller sends no more requests.
+def serve(commands: IO[bytes], answers: IO[bytes]) -> None:
+    """Run pytest until the controller sends no more requests; the last answer is an `End`.
 
-    ``side``: name, root, others, args, and a folder for temporary files. The last message reports
-    the end: ``("ended", `End`)``.
+    What comes first is the side, and a folder for temporary files.
     """
-    line = Channel(channel)
-    root, others = side["root"], side["others"]
-    imports.redirect(root, others)
+    side, folder = pickle.load(commands)  # noqa: S301 - of our own controller
+    line = Line(commands, answers)
+    imports.prefer_own(side.root, side.others)
     # pytest warns of plugins that are imported before it, and a warning may be an error. This word
     # prevents that, see pytest's "Assertion Rewriting".
     package = sys.modules["pytest_torchprof"]
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
-    import pytest
-
-    from pytest_torchprof.ab.controller import End
-    from pytest_torchprof.core.unknown import Why, because
-
-    folder = Path(side["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    found: Callable[[], dict[str, Any]] = lambda: imports.origins(root, others)  # noqa: E731
-    plugin = WorkerPlugin(line.exchange, folder, found, side["wanted"])
-    args = ["-o", f"cache_dir={folder / 'cache'}", *side["args"]]
-    sys.argv = ["pytest", *side["args"]]
+    plugin = WorkerPlugin(line.exchange, side, folder)
+    args = ["-o", f"cache_dir={folder / 'cache'}", *side.args]
+    sys.argv = ["pytest", *side.args]
     error = None
     try:
         code = int(pytest.main(args, plugins=[plugin]))
@@ -93,8 +107,116 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
         error = because(Why.ERROR, message=str(refused))
     sys.stdout.flush()
     sys.stderr.flush()
-    end = End(code, error, plugin.reached, imports.origins(root, others))
-    line.tell(("ended", end.sent()))
+    line.tell(End(code, error, imports.origins(side.root, side.others)))
+
+
+# ---- The tests that the user asked for, in a tree that may lack some of them.
+
+
+def select(config: pytest.Config, side: Side) -> list[tuple[str, str]]:
+    """Have pytest collect what the user named and this tree has; return that, see `matches`.
+
+    What is only in the other tree is dropped; what is in neither stays, and pytest reports it. A
+    test in a file becomes the file: a missing test is no usage error on this side.
+    """
+    given = config.option.file_or_dir
+    if not given:
+        if not side.folder.is_dir():
+            config.args = []
+        return []
+    trees = imports.Trees(side.root, side.others)
+    wanted, places = [], []
+    for word in given:
+        path, _, name = word.partition("::")
+        place = os.path.normpath(side.folder / path)
+        if not Path(place).exists():
+            if not (side.there / path).exists():
+                places.append(word)
+        elif trees.owner(place) not in trees.others:
+            places.append(place)
+            wanted.append((place, name))
+    config.args = list(dict.fromkeys(places))
+    return wanted
+
+
+def matches(nodeid: str, wanted: Sequence[tuple[str, str]], rootdir: Path) -> bool:
+    """Whether a collected test was asked for: files may hold others.
+
+    >>> matches("t/test_a.py::test_x[1]", [("/r/t/test_a.py", "test_x")], Path("/r"))
+    True
+    >>> matches("t/test_a.py::test_xy", [("/r/t/test_a.py", "test_x")], Path("/r"))
+    False
+    """
+    path, _, name = nodeid.partition("::")
+    file = Path(os.path.normpath(rootdir / path))
+    names = [asked for place, asked in wanted if file.is_relative_to(place)]
+    return not names or any(
+        not asked or name == asked or name.startswith((f"{asked}::", f"{asked}["))
+        for asked in names
+    )
+
+
+# ---- Options of a user's own pytest runs that must not affect two workers.
+
+#: The value for each such option, if a plugin has it. They select tests by what failed last, stop
+#: early, step through tests, distribute or repeat them, or write files that both workers would
+#: write.
+NEUTRAL: dict[str, Any] = {
+    "continue_on_collection_errors": True,
+    "maxfail": 0,
+    "verbose": 0,
+    "color": "no",
+    "tbstyle": "short",
+    "torchprof_ci": "off",
+    "dist": "no",  # pytest-xdist
+    "tx": [],
+    "no_cov": True,  # pytest-cov
+    "cov_source": [],
+    "benchmark_disable": True,  # pytest-benchmark: each benchmark calls its function once
+    "randomly_seed": 1,  # pytest-randomly: both sides see the same
+    **dict.fromkeys(
+        (
+            *("collectonly", "lf", "failedfirst", "newfirst", "cacheclear", "stepwise"),
+            *("stepwise_skip", "usepdb", "trace", "setuponly", "setupplan", "setupshow"),
+            *("torchprof", "distload", "looponfail", "forked", "benchmark_enable"),
+            *("benchmark_only", "json_report", "randomly_reorganize"),
+        ),
+        False,
+    ),
+    **dict.fromkeys(
+        (
+            *("cacheshow", "xmlpath", "pastebin", "log_file", "log_cli_level", "torchprof_json"),
+            *("torchprof_html", "torchprof_markdown", "torchprof_traces", "torchprof_history"),
+            *("numprocesses", "reruns", "benchmark_json", "benchmark_save", "benchmark_autosave"),
+            *("benchmark_compare", "benchmark_compare_fail", "benchmark_histogram"),
+            *("benchmark_cprofile", "htmlpath", "json_report_file", "report_log"),
+            "random_order_bucket",
+        ),
+    ),
+}
+
+
+def neutralize(options: Any) -> None:
+    """Set these where they differ."""
+    for name, value in NEUTRAL.items():
+        if hasattr(options, name):
+            setattr(options, name, value)
+
+
+def refuse(args: list[str], *, accepts: bool, has_us: bool) -> None:
+    """Reject options that make no sense here.
+
+    Raises:
+        AbError: ``--accept``, or our plugin is blocked.
+    """
+    if accepts or "--accept" in args:
+        raise AbError("--accept writes baselines, which `torchprof ab` does not use")
+    if not has_us:
+        raise AbError(
+            "pytest did not load the torchprof plugin",
+            "`torchprof ab` needs its markers and its fixture",
+            "drop -p no:torchprof and PYTEST_DISABLE_PLUGIN_AUTOLOAD",
+        )
 
 
 # ---- The turns of one test, in a worker: time its calls, and set up its fixtures on request.
@@ -107,17 +229,14 @@ _Result = TypeVar("_Result")
 #: After this many turns, the output that the test printed is dropped.
 _DROP_OUTPUT = 64
 
-#: ("turn", calls, fresh, processor) or ("done",).
-WorkerCommand = tuple[Any, ...]
-
 
 class TurnRunner(Runner):
     """Runs a test like `Runner`, then serves its turns until told to stop."""
 
     def __init__(
         self,
-        ask: Callable[[pytest.Item, Gatherer], WorkerCommand],
-        answer: Callable[[WorkerCommand], WorkerCommand],
+        ask: Callable[[pytest.Item, Gatherer], Command],
+        answer: Callable[[Answer], Command],
     ) -> None:
         super().__init__()
         #: Reports that the test has been profiled, and returns the first command.
@@ -192,8 +311,8 @@ class Turns:
     def __init__(
         self,
         item: pytest.Item,
-        answer: Callable[[WorkerCommand], WorkerCommand],
-        command: WorkerCommand,
+        answer: Callable[[Answer], Command],
+        command: Command,
         late: BaseException | None,
         failed_subtest: Callable[[], bool],
     ) -> None:
@@ -207,7 +326,7 @@ class Turns:
         self._number = 0
         self._layout = TurnLayout()
         #: The next command, once one needs other fixtures.
-        self._next: WorkerCommand | None = None
+        self._next: Command | None = None
         self._first = True
         self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
         self._properties = len(item.user_properties)
@@ -226,7 +345,7 @@ class Turns:
             self._go_on(self._item.runtest)
         return result
 
-    def end(self, error: BaseException | None) -> tuple[WorkerCommand, BaseException | None]:
+    def end(self, error: BaseException | None) -> tuple[Command, BaseException | None]:
         """The next command, and a failure that is still to be reported."""
         if self._next is None:
             return self._tell(error), None
@@ -287,7 +406,7 @@ class Turns:
             error = raised
         self._next = self._tell(error)
 
-    def _tell(self, error: BaseException | None) -> WorkerCommand:
+    def _tell(self, error: BaseException | None) -> Command:
         failed = functional_failure(self._item)
         if self._failed_subtest():
             failed = because(Why.SUBTESTS_FAILED)
@@ -297,8 +416,7 @@ class Turns:
             why = because(Why.ERROR, message=error_line(error))
         elif failed is not None:
             why = because(Why.UNRAISED_FAILURE, why=failed)
-        wall, cpu, spent = self._meter.take()
-        return self._answer(("turn", Turn(wall.tobytes(), cpu.tobytes(), spent, why).sent()))
+        return self._answer(Turn(*self._meter.take(), why))
 
     def _drop(self) -> None:
         """Drop what would grow from turn to turn."""
@@ -341,29 +459,18 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
     #: Nothing is accepted here, so no sources are kept.
     sources = None
 
-    def __init__(
-        self,
-        exchange: Callable[[WorkerCommand], WorkerCommand],
-        folder: Path,
-        found: Callable[[], dict[str, Any]],
-        wanted: Sequence[str],
-    ) -> None:
-        """``exchange`` sends a message to the controller, and returns the next command.
-
-        ``found`` is called once tests are collected. ``wanted``: see `matches`.
-        """
+    def __init__(self, exchange: Callable[[Answer], Command], side: Side, folder: Path) -> None:
+        """``exchange`` sends an answer to the controller, and returns the next command."""
         #: The name that pytest registers and that our fixture looks for.
         self.__name__ = "torchprof-session"
         self._exchange = exchange
+        self._side = side
         self.folder = folder
-        self._found = found
-        self._wanted = wanted
+        self._wanted: list[tuple[str, str]] = []
         self._machine: Machine | None = None
         self._errors: dict[str, Reason] = {}
         self._reports: list[pytest.TestReport] = []
         self.runner: TurnRunner = TurnRunner(self._profiled, exchange)
-        #: The loop was reached, so pytest itself reported no error.
-        self.reached = False
 
     # ---------------------------------------------------------------- options
 
@@ -384,6 +491,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         args = [str(arg) for arg in config.invocation_params.args]
         refuse(args, accepts=bool(accepts), has_us=has_us)
         neutralize(config.option)
+        self._wanted = select(config, self._side)
         config.option.basetemp = str(self.folder / "tmp")
         return (yield)
 
@@ -437,7 +545,6 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run what the controller requests, until it ends."""
-        self.reached = True
         if session.items:  # not before: a device is initialized once tests have chosen theirs
             self._machine = probe_machine(self.settings.threads)
             prime()
@@ -447,11 +554,11 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)
-        collected = Collection(list(items), self._errors, self._found())
-        command = self._exchange(("collected", collected.sent()))
+        origins = imports.origins(self._side.root, self._side.others)
+        command = self._exchange(Collection(list(items), self._errors, origins))
         while command[0] == "test":
             finished = self._run(items, command[1], command[2])
-            command = self._exchange(("finished", finished.sent()))
+            command = self._exchange(finished)
         return True
 
     def _run(self, items: dict[str, pytest.Item], nodeid: str, following: str | None) -> Profiled:
@@ -516,7 +623,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         self.runner.reported(report)
         self._reports.append(report)
 
-    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> WorkerCommand:
+    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Command:
         """Report the profiled run to the controller."""
         metrics = exact_metrics(gatherer)
         profiled = Profiled(
@@ -526,7 +633,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
             note=gatherer.reason,
             chip=gatherer.plan.chip,
         )
-        return self._exchange(("profiled", profiled.sent()))
+        return self._exchange(profiled)
 
 
 def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:

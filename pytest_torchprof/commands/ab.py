@@ -39,7 +39,7 @@ _NAME = 40
 class Found:
     """Results so far; complete unless ``interrupted``."""
 
-    sides: tuple[Side, Side] | None = None
+    sides: Sequence[Side] = ()
     rows: list[PairedRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -66,12 +66,12 @@ def run_ab(options: Namespace) -> int:
     found.seconds = time.perf_counter() - start
     found.rows = ab.by_urgency(found.rows)
     try:
-        if report is not None and found.sides is not None:
+        if report is not None and found.sides:
             write_document(report, _report(found))
-        if page is not None and found.sides is not None:
+        if page is not None and found.sides:
             _write_page(page, found)
     finally:
-        if found.sides is not None and (found.rows or options.format == "json"):
+        if found.sides and (found.rows or options.format == "json"):
             _show(options, found)
     if failure is not None:
         streams.say(str(failure))
@@ -94,9 +94,9 @@ def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
         args=args,
     )
     how = Options(options.min_time, options.rounds, options.threshold / 100)
-    with _bar() as progress, sides(request) as (a, b, cleanup):
+    with _bar() as progress, sides(request) as (a, b, folder):
         found.sides = a, b
-        found.notes += run(a, b, cleanup, how, progress, found.rows)
+        found.notes += run(a, b, folder, how, progress, found.rows)
 
 
 @contextmanager
@@ -187,8 +187,8 @@ def _write_page(path: Path, found: Found) -> None:
     from pytest_torchprof.render.html.report_page import report_page
     from pytest_torchprof.render.report import of_document
 
-    root = Path.cwd() if found.sides is None else Path(found.sides[1].root)
-    write_text(path, report_page(of_document(_report(found), "this run"), Sources(root)))
+    document = of_document(_report(found), "this run")
+    write_text(path, report_page(document, Sources(Path(found.sides[1].root))))
 
 
 def _report(found: Found) -> dict[str, Any]:
@@ -208,12 +208,12 @@ def _described(found: Found) -> dict[str, Any]:
             "python": side.python,
             "args": list(side.args),
         }
-        for side in found.sides or ()
+        for side in found.sides
     }
 
 
 def _notes(found: Found) -> list[str]:
-    return [note for side in found.sides or () for note in side.notes] + found.notes
+    return [note for side in found.sides for note in side.notes] + found.notes
 
 
 # -------------------------------------------------------------------- what is printed
@@ -228,7 +228,7 @@ def _show(options: Namespace, found: Found) -> None:
         write(table.to_csv([ab.row_cells(row) for row in shown], ab.FIELDS))
     else:
         page = ab.Page(
-            heading=[f"{side.name}: {side.label}" for side in found.sides or ()],
+            heading=[f"{side.name}: {side.label}" for side in found.sides],
             rows=shown,
             left=left,
             notes=_notes(found),
@@ -283,22 +283,19 @@ def _status(found: Found) -> int:
 
 
 def _regressed(found: Found) -> bool:
-    return any(row.verdict == "slower" or _at_fault(row) for row in found.rows)
-
-
-def _at_fault(row: PairedRow) -> bool:
-    """Whether B broke the test, so that its speed is unknown."""
-    if row.verdict == "failed":
-        return row.broken != "A"
-    return row.verdict == "error" and row.broken not in ("A", "AB")  # B did not make these worse
+    """Whether a test is slower in B, or broken by it, so that its speed is unknown."""
+    fine = {"failed": ("A",), "error": ("A", "AB")}  # B did not make these worse
+    return any(
+        row.verdict == "slower" or row.broken not in fine.get(row.verdict, (row.broken,))
+        for row in found.rows
+    )
 
 
 def _why_blind(found: Found) -> str:
-    kinds = {row.verdict for row in found.rows}
     why = {
-        frozenset[str](): "no tests were collected",
-        frozenset({"new"}): "every test is only in B",
-        frozenset({"gone"}): "every test is only in A",
-        frozenset({"skipped"}): "every test was skipped",
-    }.get(frozenset(kinds))
+        "": "no tests were collected",
+        "new": "every test is only in B",
+        "gone": "every test is only in A",
+        "skipped": "every test was skipped",
+    }.get(" ".join({row.verdict for row in found.rows}))
     return f"nothing was compared: {why or ab.verdict_counts(found.rows)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,12 @@ from pytest_torchprof.render.report import noise_of, test_of
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import status_of
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.paired import CONFIDENCE
+from pytest_torchprof.verdict.paired import CONFIDENCE, PairedRow
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.core.values import Sample
-    from pytest_torchprof.verdict.paired import Decision, Difference, PairedRow, RowVerdict
+    from pytest_torchprof.verdict.paired import Decision, Difference, RowVerdict
 
 
 # ---- Rows of `torchprof ab` as fields, table cells, and notes.
@@ -55,12 +55,6 @@ ORDER: tuple[RowVerdict, ...] = (
     "skipped",
 )
 
-#: Fields of a row in JSON and CSV; ``change``, ``low`` and ``high`` are fractions of A.
-FIELDS = (
-    *("name", "verdict", "reason", "wall_ms_a", "wall_ms_b", "spread_a", "spread_b"),
-    *("ratio", "change", "low", "high", "confidence", "p_value", "pairs", "calls_a", "calls_b"),
-    *("cpu_ms_a", "cpu_ms_b", "differences", "unprofiled", "measured_s", "spent_s"),
-)
 #: Columns of the table for people.
 AB_COLUMNS = ("test", "a", "b", "change", "verdict")
 
@@ -75,58 +69,44 @@ _Line = tuple[str, str]
 
 def by_urgency(rows: Sequence[PairedRow]) -> list[PairedRow]:
     """Sort by need for attention, then by largest change."""
-    return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -abs(_change(row) or 0)))
 
+    def change(row: PairedRow) -> float:
+        return abs(row.decision.ratio - 1) if row.decision else 0.0
 
-def _change(row: PairedRow) -> float | None:
-    return None if row.decision is None else row.decision.ratio - 1
+    return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -change(row)))
 
 
 def row_cells(row: PairedRow) -> Cells:
-    """A row for JSON and CSV, with null for missing values."""
-    decision = row.decision
-    decided: Cells = dict.fromkeys(("ratio", "change", "low", "high"))
-    decided |= dict.fromkeys(("confidence", "p_value", "pairs"))
-    if decision is not None:
-        decided = {
-            "ratio": decision.ratio,
-            "change": decision.ratio - 1,
-            "low": decision.low - 1,
-            "high": decision.high - 1,
-            "confidence": decision.confidence,
-            "p_value": decision.p_value,
-            "pairs": decision.pairs,
-        }
-    fields = {
+    """A row for JSON and CSV; ``change``, ``low`` and ``high`` are fractions of A."""
+    a, b, decision = row.a_ms, row.b_ms, row.decision
+    return {
         "name": row.nodeid,
         "verdict": row.verdict,
         "reason": _reason_words(row_note(row)),
-        "wall_ms_a": row.a_ms and row.a_ms.median,
-        "wall_ms_b": row.b_ms and row.b_ms.median,
-        "spread_a": row.a_ms and row.a_ms.spread,
-        "spread_b": row.b_ms and row.b_ms.spread,
-        "calls_a": row.a_ms and row.a_ms.n,
-        "calls_b": row.b_ms and row.b_ms.n,
+        "wall_ms_a": a and a.median,
+        "wall_ms_b": b and b.median,
+        "spread_a": a and a.spread,
+        "spread_b": b and b.spread,
+        "ratio": decision and decision.ratio,
+        "change": decision and decision.ratio - 1,
+        "low": decision and decision.low - 1,
+        "high": decision and decision.high - 1,
+        "confidence": decision and decision.confidence,
+        "p_value": decision and decision.p_value,
+        "pairs": decision and decision.pairs,
+        "calls_a": a and a.n,
+        "calls_b": b and b.n,
         "cpu_ms_a": row.cpu_a_ms and row.cpu_a_ms.median,
         "cpu_ms_b": row.cpu_b_ms and row.cpu_b_ms.median,
         "differences": [{"metric": d.metric, "a": d.a, "b": d.b} for d in row.differences],
         "unprofiled": _reason_words(row.unprofiled),
         "measured_s": row.measured_s,
         "spent_s": row.spent_s,
-        **decided,
     }
-    return {name: fields[name] for name in FIELDS}
 
 
 def _reason_words(reason: Reason | None) -> str | None:
     return None if reason is None else in_words(reason)
-
-
-def cells_of(rows: Sequence[PairedRow], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
-    """The rows as text, and their columns, for a terminal of this width (None: any)."""
-    wide = width is None or width >= _WIDE
-    columns = AB_COLUMNS if wide else (*AB_COLUMNS[:-1], "interval", AB_COLUMNS[-1])
-    return [_cells(row, joined=wide) for row in rows], columns
 
 
 def _cells(row: PairedRow, *, joined: bool) -> Cells:
@@ -143,10 +123,9 @@ def _cells(row: PairedRow, *, joined: bool) -> Cells:
 
 def changes(decision: Decision) -> tuple[str, str]:
     """The change and its interval: ``+10.2 %`` and ``+9.1 … +11.4 %``."""
-    change, low, high = (
-        format_change(1.0, ratio) for ratio in (decision.ratio, decision.low, decision.high)
-    )
-    if low.endswith(" %") and high.endswith(" %"):
+    ratios = (decision.ratio, decision.low, decision.high)
+    change, low, high = (format_change(1.0, ratio) for ratio in ratios)
+    if high.endswith(" %"):
         low = low.removesuffix(" %")
     return change, f"{low} … {high}"
 
@@ -157,46 +136,6 @@ def timed(sample: Sample | None) -> str | None:
         return None
     time = format_quantity(sample.median, "ms")
     return " ".join(filter(None, (time, format_spread(sample.spread))))
-
-
-# -------------------------------------------------------------------- in words
-
-
-def reasons(rows: Sequence[PairedRow]) -> list[_Line]:
-    """A line for each row that needs explanation beyond its verdict."""
-    lines: list[_Line] = []
-    for row in rows:
-        if (reason := row_note(row)) and row.verdict not in ("new", "gone"):
-            prefix = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
-            lines.append((row.nodeid, f"{prefix}{_line(reason)}"))
-    return lines
-
-
-def _line(reason: Reason) -> str:
-    return " ".join(in_words(reason).split())
-
-
-def noisy(rows: Sequence[PairedRow]) -> list[_Line]:
-    """A line for each test whose calls took very different times."""
-    lines: list[_Line] = []
-    for row in rows:
-        sides = {"A": row.a_ms, "B": row.b_ms}
-        wide = [
-            f"{format_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.noisy
-        ]
-        if wide:
-            lines.append((row.nodeid, " and ".join(wide)))
-    return lines
-
-
-def difference_lines(rows: Sequence[PairedRow]) -> list[_Line]:
-    """``test_x: flops 1.2 GFLOP → 1.4 GFLOP (+16.7 %)``, a line for each exact metric."""
-    return [(row.nodeid, difference(d)) for row in rows for d in row.differences]
-
-
-def unprofiled(rows: Sequence[PairedRow]) -> list[_Line]:
-    """A line for each test without exact metrics on a side, with the reason."""
-    return [(row.nodeid, _line(row.unprofiled)) for row in rows if row.unprofiled]
 
 
 def difference(found: Difference) -> str:
@@ -217,6 +156,10 @@ def row_note(row: PairedRow) -> Reason | None:
     return row.reason or (row.decision.reason if row.decision else None)
 
 
+#: Fields of a row in JSON and CSV.
+FIELDS = tuple(row_cells(PairedRow("", "same")))
+
+
 def verdict_counts(rows: Sequence[PairedRow]) -> str:
     """``2 slower, 15 same``."""
     counts = Counter(row.verdict for row in rows)
@@ -232,15 +175,10 @@ def ab_totals(rows: Sequence[PairedRow], threshold: float, seconds: float) -> st
             f"{100 * CONFIDENCE:g} % confidence{over}, "
             f"changes below {100 * threshold:g} % are ignored"
         )
-    return "; ".join([*parts, duration(seconds)])
+    return "; ".join([*parts, _duration(seconds)])
 
 
-def duration(seconds: float) -> str:
-    """The duration of a run.
-
-    >>> duration(0.4), duration(41.3), duration(200)
-    ('0.4 s', '41 s', '3 min 20 s')
-    """
+def _duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -272,12 +210,18 @@ class Page:
 
 def text(page: Page, width: int) -> str:
     """For a terminal of this width."""
-    cells, columns = cells_of(page.rows, width)
-    blocks = [wrapped(page.heading, width)]
+    wide = width >= _WIDE
+    columns = AB_COLUMNS if wide else (*AB_COLUMNS[:-1], "interval", AB_COLUMNS[-1])
+    cells = [_cells(row, joined=wide) for row in page.rows]
     left = "".join(f"{line}\n" for line in _left(page))
-    blocks.append(row_formats.text_table(cells, columns, width=width) + left)
+    blocks = [
+        wrapped(page.heading, width),
+        row_formats.text_table(cells, columns, width=width) + left,
+    ]
     for head, lines in _below(page):
-        joined = [_joined(line, _short, str) for line in lines]
+        joined = [
+            f"{shorten(escape.line(name), _NAME)}: {note}" if name else note for name, note in lines
+        ]
         indented = [f"  {line}" for line in joined] if head else joined
         blocks.append(wrapped([head, *indented] if head else indented, width))
     # Not shortened, so that a search finds it.
@@ -287,20 +231,20 @@ def text(page: Page, width: int) -> str:
 
 def page_markdown(page: Page) -> str:
     """For a comment on a pull request."""
-    cells, columns = cells_of(page.rows, None)
+    words = escape.escape_markdown
+    cells = [_cells(row, joined=True) for row in page.rows]
     for cell in cells:
         if cell["verdict"] in _BAD:
             cell["verdict"] = row_formats.strong(cell["verdict"])
-    blocks = [
-        _listed(map(escape.escape_markdown, page.heading)),
-        row_formats.markdown_table(cells, columns),
-    ]
-    blocks += [escape.escape_markdown(line) for line in _left(page)]
+    blocks = [_listed(map(words, page.heading)), row_formats.markdown_table(cells, AB_COLUMNS)]
+    blocks += map(words, _left(page))
     for head, lines in _below(page):
-        blocks += [f"{escape.escape_markdown(head)}\n"] if head else []
-        blocks.append(_listed(_joined(line, escape.code, escape.escape_markdown) for line in lines))
-    blocks += [f"{escape.escape_markdown(line)}\n" for line in page.end]
-    return "\n".join(blocks)
+        blocks += [f"{words(head)}\n"] if head else []
+        named = (
+            f"{escape.code(name)}: {words(note)}" if name else words(note) for name, note in lines
+        )
+        blocks.append(_listed(named))
+    return "\n".join([*blocks, *(f"{words(line)}\n" for line in page.end)])
 
 
 def _left(page: Page) -> list[str]:
@@ -310,13 +254,38 @@ def _left(page: Page) -> list[str]:
 def _below(page: Page) -> list[tuple[str, list[_Line]]]:
     """Blocks of notes below the table, each with its heading."""
     blocks = (
-        ("", reasons(page.rows)),
-        ("exact metrics that differ:", difference_lines(page.rows)),
-        ("exact metrics were not compared:", unprofiled(page.rows)),
-        (_NOISY, noisy(page.rows)),
+        ("", [(row.nodeid, why) for row in page.rows if (why := _why(row))]),
+        (
+            "exact metrics that differ:",
+            [(row.nodeid, difference(d)) for row in page.rows for d in row.differences],
+        ),
+        (
+            "exact metrics were not compared:",
+            [(row.nodeid, _line(row.unprofiled)) for row in page.rows if row.unprofiled],
+        ),
+        (_NOISY, [(row.nodeid, spread) for row in page.rows if (spread := _spread(row))]),
         ("", [("", note) for note in page.notes]),
     )
     return [(head, _some(lines, every=page.every)) for head, lines in blocks if lines]
+
+
+def _why(row: PairedRow) -> str:
+    """The explanation that a row needs beyond its verdict."""
+    if (reason := row_note(row)) is None or row.verdict in ("new", "gone"):
+        return ""
+    return ("" if row.verdict in ("failed", "error") else f"{row.verdict}: ") + _line(reason)
+
+
+def _line(reason: Reason) -> str:
+    return " ".join(in_words(reason).split())
+
+
+def _spread(row: PairedRow) -> str:
+    """How different the times of a test's calls were, where that is much."""
+    sides = {"A": row.a_ms, "B": row.b_ms}
+    return " and ".join(
+        f"{format_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.noisy
+    )
 
 
 def _some(lines: list[_Line], *, every: bool) -> list[_Line]:
@@ -331,15 +300,6 @@ def _listed(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _joined(line: _Line, name: Callable[[str], str], text: Callable[[str], str]) -> str:
-    """A note with the name of its test, if any, both escaped for the output."""
-    return f"{name(line[0])}: {text(line[1])}" if line[0] else text(line[1])
-
-
-def _short(name: str) -> str:
-    return shorten(escape.line(name), _NAME)
-
-
 # ---- The report of `torchprof ab`, like that of a test session on B with A as the baseline.
 
 #: Decision → status of a time in a report.
@@ -349,25 +309,27 @@ _STATUSES: dict[RowVerdict, MetricStatus] = {
     "same": "ok",
     "unclear": "advisory",
 }
-#: Fields of ``ab`` in a test's record.
-_FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
 
 
 def test_of_row(row: PairedRow) -> dict[str, Any]:
     """A test's part of the report."""
-    status: TestStatus = "not_profiled"
-    if row.verdict == "new":
-        status = "new"
-    verdicts = _verdicts(row)
-    if row.decision is not None:
+    status: TestStatus = "new" if row.verdict == "new" else "not_profiled"
+    verdicts, decision = _verdicts(row), row.decision
+    if decision is not None:
         status = status_of(verdicts, has_baseline=True)
     metrics = {verdict.label: verdict for verdict in verdicts}
     made = test_of(Record(row.nodeid, status, row_note(row), metrics, outcome=_outcome(row)))
-    fields = row_cells(row)
-    # As ratios here, not as changes.
-    low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
-    made["ab"] = {name: fields[name] for name in _FIELDS} | {"low": low, "high": high}
-    made["ab"] |= {"a": _sample(row.a_ms), "b": _sample(row.b_ms)}
+    made["ab"] = {
+        "verdict": row.verdict,
+        "ratio": decision and decision.ratio,
+        "low": decision and decision.low,  # a ratio here, not a change
+        "high": decision and decision.high,
+        "confidence": decision and decision.confidence,
+        "pairs": decision and decision.pairs,
+        "p_value": decision and decision.p_value,
+        "a": _sample(row.a_ms),
+        "b": _sample(row.b_ms),
+    }
     return made
 
 
@@ -375,9 +337,8 @@ def _outcome(row: PairedRow) -> str | None:
     """The outcome on B; None if it did not run there or is unknown."""
     if row.decision is not None:
         return "passed"
-    if row.verdict in ("skipped", "failed", "error") and row.broken != "A":
-        return row.verdict
-    return None
+    known = row.verdict in ("skipped", "failed", "error") and row.broken != "A"
+    return row.verdict if known else None
 
 
 def _sample(sample: Sample | None) -> dict[str, Any] | None:

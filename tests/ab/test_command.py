@@ -326,9 +326,13 @@ def test_an_ended_run_leaves_no_files(
     finally:
         process.kill()
     assert status == process.returncode, err
-    project.assert_clean()
-    if name == "SIGKILL":
+    if name == "SIGKILL":  # what is left is removed by a later run, see test_sides.py
+        eventually(lambda: not [*project.processes()], lambda: "a process lives on")
+        for folder in project.temporary.iterdir():
+            project.git("worktree", "remove", "--force", *map(str, folder.glob("repo")))
+            shutil.rmtree(folder)
         return
+    project.assert_clean()
     assert "Traceback" not in err
     interrupted = json.loads(report.read_text("utf-8"))
     assert interrupted["environment"]["interrupted"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.ab.controller import Options, run
+from pytest_torchprof.ab.controller import Options, Worker, run
 from pytest_torchprof.ab.sides import Request, sides
-from pytest_torchprof.ab.worktree import Cleanup
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.render.unknown import in_words
@@ -220,11 +218,11 @@ def compare(
     """Rows of two folders."""
     request = Request(None, a, b, None, None, b, args)
     rows = [] if rows is None else rows
-    with sides(request) as (side_a, side_b, cleanup):
+    with sides(request) as (side_a, side_b, temporary):
         shown = run(
             side_a,
             side_b,
-            cleanup,
+            temporary,
             options or Options(min_time_s=0.05),
             lambda _, number, total: (
                 remaining.append(total - number) if remaining is not None else None
@@ -233,7 +231,6 @@ def compare(
         )
         if notes is not None:
             notes += shown
-        assert not cleanup._watched
     return rows
 
 
@@ -299,52 +296,43 @@ def test_every_kind_of_test_is_measured(rows: dict[str, PairedRow], name: str) -
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "verdict", "reason"),
+    ("name", "verdict", "broken", "reason"),
     [
-        ("test_fails_in_a", "failed", "fails in A: assert not True"),
-        ("test_fails_in_b", "failed", "fails in B: AssertionError: as it should"),
-        ("test_skipped", "skipped", "not today"),
-        ("test_skipped_in_b", "skipped", "only in B: not in B"),
-        ("test_xfails", "skipped", "xfailed: known"),
-        ("test_xpasses", "failed", "fails in A and B: [XPASS(strict)]"),
-        ("test_fails_later", "error", "fails in "),
-        ("test_teardown_fails", "failed", "fails in A and B: RuntimeError: no end (teardown)"),
-        ("test_two_regions", "error", "the test measures more than one region"),
-        ("test_dies", "error", "in B: the worker exited with code 3"),
-        ("test_only_b.py::test_here", "new", "only in B"),
-        ("test_only_a.py::test_here", "gone", "only in A"),
-        ("test_broken_in_a.py::test_here", "failed", "cannot be collected in A: "),
-        ("test_broken_in_b.py", "failed", "cannot be collected in B: "),
-        ("test_unfinished_in_b.py", "failed", "cannot be collected in B: SyntaxError: '(' was "),
+        ("test_fails_in_a", "failed", "A", "fails in A: assert not True"),
+        ("test_fails_in_b", "failed", "B", "fails in B: AssertionError: as it should"),
+        ("test_skipped", "skipped", "AB", "not today"),
+        ("test_skipped_in_b", "skipped", "B", "only in B: not in B"),
+        ("test_xfails", "skipped", "AB", "xfailed: known"),
+        ("test_xpasses", "failed", "AB", "fails in A and B: [XPASS(strict)]"),
+        ("test_fails_later", "error", None, "fails in "),
+        (
+            "test_teardown_fails",
+            "failed",
+            "AB",
+            "fails in A and B: RuntimeError: no end (teardown)",
+        ),
+        ("test_two_regions", "error", "AB", "the test measures more than one region"),
+        ("test_dies", "error", "B", "in B: the worker exited with code 3"),
+        ("test_only_b.py::test_here", "new", "", "only in B"),
+        ("test_only_a.py::test_here", "gone", "", "only in A"),
+        ("test_broken_in_a.py::test_here", "failed", "A", "cannot be collected in A: "),
+        ("test_broken_in_b.py", "failed", "B", "cannot be collected in B: "),
+        (
+            "test_unfinished_in_b.py",
+            "failed",
+            "B",
+            "cannot be collected in B: SyntaxError: '(' was ",
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_a_row_that_says_why(
-    rows: dict[str, PairedRow], name: str, verdict: str, reason: str
+def test_what_cannot_be_compared_is_a_row_that_says_where_and_why(
+    rows: dict[str, PairedRow], name: str, verdict: str, broken: str | None, reason: str
 ) -> None:
     row = rows[name]
     assert row.reason is not None
     assert (row.verdict, in_words(row.reason)[: len(reason)]) == (verdict, reason)
+    assert broken in (row.broken, None)
     assert row.decision is None
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        ("test_fails_in_a", "A"),
-        ("test_fails_in_b", "B"),
-        ("test_xpasses", "AB"),
-        ("test_skipped", "AB"),
-        ("test_skipped_in_b", "B"),
-        ("test_two_regions", "AB"),
-        ("test_dies", "B"),
-        ("test_same", ""),
-    ],
-)
-def test_a_row_says_on_which_side_it_could_not_be_measured(
-    rows: dict[str, PairedRow], name: str, broken: str
-) -> None:
-    assert rows[name].broken == broken
 
 
 @pytest.mark.thorough
@@ -460,14 +448,14 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
 def test_an_interrupt_ends_the_workers_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids: list[int] = []
-    watch = Cleanup.watch
+    processes: list[Any] = []
+    start = Worker.start
 
-    def noted(cleanup: Cleanup, pid: int) -> None:
-        pids.append(pid)
-        watch(cleanup, pid)
+    def noted(worker: Worker) -> None:
+        start(worker)
+        processes.append(worker._process)
 
-    monkeypatch.setattr(Cleanup, "watch", noted)
+    monkeypatch.setattr(Worker, "start", noted)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -475,10 +463,7 @@ def test_an_interrupt_ends_the_workers_at_once(
     request = Request(None, folder / "a", folder / "b", None, None, folder / "b", ())
     with (
         pytest.raises(KeyboardInterrupt),
-        sides(request) as (side_a, side_b, cleanup),
+        sides(request) as (side_a, side_b, temporary),
     ):
-        run(side_a, side_b, cleanup, Options(), interrupt, [])
-    assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+        run(side_a, side_b, temporary, Options(), interrupt, [])
+    assert [-9, -9] == [process.returncode for process in processes]

@@ -14,23 +14,21 @@ from typing import Any
 import pytest
 
 import pytest_torchprof
-from pytest_torchprof.ab.imports import Trees, importable, proven
+from pytest_torchprof.ab.imports import Trees, proven
 from pytest_torchprof.core.errors import AbError
 
 TOOL = str(Path(pytest_torchprof.__file__).parents[1])
 SITE = "env/lib/python3/site-packages"
 
-# What a worker does: environment, redirect, imports, origins; then one more process of a test's.
+# What a worker does: environment, own code, imports, origins; then one more process of a test's.
 WORKER = f"""
 import importlib, json, os, site, subprocess, sys
 sys.path.insert(0, {TOOL!r})
-from pytest_torchprof.ab.imports import origins, redirect
+from pytest_torchprof.ab.imports import origins, prefer_own
 sys.path.remove({TOOL!r})
 site.addsitedir(sys.argv[1])
-root, others, names, early, more = json.loads(sys.argv[2])
-for name in early:
-    importlib.import_module(name)
-redirect(root, others)
+root, others, names, more = json.loads(sys.argv[2])
+prefer_own(root, others)
 values, errors = {{}}, {{}}
 for name in names:
     try:
@@ -73,19 +71,21 @@ class World:
         """What an editable install leaves."""
         (self.site / "editable.pth").write_text("\n".join(map(str, lines)), "utf-8")
 
-    def distribution(self, name: str) -> Path:
-        """What pip notes of a distribution that holds foo; the folder of its notes."""
+    def copy(self, name: str = "foo", source: Path | None = None) -> None:
+        """Package foo as pip installs it, in a distribution of this name, from a folder."""
+        package(self.site, "foo")
         info = self.site / f"{name}-1.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1", "utf-8")
         (info / "RECORD").write_text("foo/__init__.py,,\n", "utf-8")
-        return info
+        if source is not None:
+            url = json.dumps({"url": source.as_uri(), "dir_info": {}})
+            (info / "direct_url.json").write_text(url, "utf-8")
 
     def run(
         self,
         side: str,
         *names: str,
-        early: tuple[str, ...] = (),
         env: str = "",
         child: bool = True,
     ) -> Any:
@@ -97,7 +97,7 @@ class World:
                 "-c",
                 WORKER,
                 str(self.site),
-                json.dumps([str(own), [str(other)], names, early, child]),
+                json.dumps([str(own), [str(other)], names, child]),
             ],
             cwd=own,
             env={**os.environ, "PYTHONPATH": env},
@@ -146,12 +146,23 @@ def not_at_all_flat(world: World) -> None:
 
 def by_a_copy(world: World) -> None:
     world.both("src/foo")
-    package(world.site, "foo")
+    world.copy(source=world.b)
 
 
 def by_a_copy_flat(world: World) -> None:
     world.both("foo")
-    package(world.site, "foo")
+    world.copy(source=world.b)
+
+
+def by_a_copy_from_an_index(world: World) -> None:
+    """And a build has left its notes beside the code."""
+    world.both("foo")
+    world.copy("foo-project")
+    for tree in (world.a, world.b):
+        (tree / "foo_project.egg-info").mkdir()
+        (tree / "foo_project.egg-info" / "PKG-INFO").write_text("Name: foo-project\n", "utf-8")
+        (tree / "foo_project.egg-info" / "SOURCES.txt").write_text("foo/__init__.py\n", "utf-8")
+        (tree / "pyproject.toml").write_text('[project]\nname = "Foo.Project"\n', "utf-8")
 
 
 def by_a_namespace(world: World) -> None:
@@ -184,6 +195,7 @@ LAYOUTS = [
     not_at_all_flat,
     by_a_copy,
     by_a_copy_flat,
+    by_a_copy_from_an_index,
     by_setuptools,
 ]
 
@@ -196,8 +208,6 @@ def test_each_side_imports_its_own_code(world: World, layout: Callable[[World], 
     assert {"A": {"foo": "A"}, "B": {"foo": "B"}} == {
         side: result["values"] for side, result in results.items()
     }
-    for side, result in results.items():
-        assert ["foo"] == list(result["origins"]["own"]), side
     a, b = (result["origins"] for result in results.values())
     proven(a, b)
     if layout is not by_setuptools:  # whose finder a new process sets up anew, from site-packages
@@ -231,47 +241,21 @@ def test_pythonpath_of_the_user_leads_to_this_side(world: World) -> None:
 
 def test_nothing_of_the_standard_library_is_hidden(world: World) -> None:
     """A module of the checkout named as one of Python's stays behind, here and in children."""
-    world.both("foo")
+    by_a_copy_flat(world)
     world.both("colorsys.py")
-    package(world.site, "foo")
     result = world.run("A", "foo")
     assert {"foo": "A"} == result["values"]
     assert result["path"].index(str(Path(os.__file__).parent)) < result["path"].index(str(world.a))
     assert not result["PYTHONPATH"]
 
 
-def test_tests_and_tools_of_a_tree_do_not_move_it_forward(world: World) -> None:
-    world.both("tests")
-    world.both("docs")
-    package(world.site, "docs")
-    result = world.run("A", "docs", "tests")
-    assert {"docs": world.site.name, "tests": "A"} == result["values"]
-    assert {} == result["origins"]["installed"]
-
-
-@pytest.mark.thorough
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("project", ["foo-project", "elsewhere"])
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("pyproject.toml", '[project]\nname = "Foo.Project"\n'),
-        ("setup.cfg", "[metadata]\nname = foo_project\n"),
-        ("setup.py", "setup(\n    name='foo-project',\n)"),
-        ("packages/one/pyproject.toml", "name = 'foo-project'"),
-    ],
-)
-def test_an_installed_package_of_another_project_may_have_the_name(
-    world: World, project: str, file: str, text: str
-) -> None:
+def test_an_installed_package_of_another_project_may_have_the_name(world: World) -> None:
+    """As a folder "datasets" in a checkout."""
     world.both("foo")
-    package(world.site, "foo")
-    world.distribution(project)
-    (world.a / file).parent.mkdir(parents=True, exist_ok=True)
-    (world.a / file).write_text(text, "utf-8")
+    world.copy("elsewhere")
+    (world.a / "pyproject.toml").write_text('[project]\nname = "mine"\n', "utf-8")
     result = world.run("A", "foo", child=False)
-    expected = "A" if project == "foo-project" else world.site.name
-    assert {"foo": expected} == result["values"]
+    assert {"foo": world.site.name} == result["values"]
     assert {} == result["origins"]["installed"]
 
 
@@ -285,13 +269,6 @@ def test_an_environment_in_the_checkout_is_used_by_both(tmp_path: Path) -> None:
         result = world.run(side, "foo", "dependency")
         assert {"foo": side, "dependency": "installed"} == result["values"]
         assert {} == result["origins"]["foreign"] | result["origins"]["installed"]
-        assert ["foo"] == list(result["origins"]["own"])
-
-
-def test_what_was_imported_at_start_is_imported_again(world: World) -> None:
-    by_pth_to_src(world)
-    world.pth(world.b / "src", "import foo")
-    assert {"foo": "A"} == world.run("A", "foo")["values"]
 
 
 def test_code_that_only_one_tree_has_is_not_there_in_the_other(world: World) -> None:
@@ -302,7 +279,7 @@ def test_code_that_only_one_tree_has_is_not_there_in_the_other(world: World) -> 
 
 
 @pytest.mark.thorough
-def test_pytest_starts_after_the_redirection(world: World) -> None:
+def test_pytest_starts_afterwards(world: World) -> None:
     """With conftest and tests of each side; that our package is loaded already is no warning."""
     world.both("src/foo")
     world.pth(world.b / "src")
@@ -320,8 +297,6 @@ def test_pytest_starts_after_the_redirection(world: World) -> None:
     )
     result = world.run("A", "session", child=False)
     assert {"session": 0} == result["values"], result["printed"]
-    own = result["origins"]["own"]
-    assert [] == [name for name in ("foo", "conftest", "test_x") if name not in own]
     assert {} == result["origins"]["foreign"] | result["origins"]["installed"]
 
 
@@ -373,10 +348,7 @@ def test_a_link_into_the_checkout_is_refused(world: World) -> None:
 def test_an_installed_copy_is_refused(world: World) -> None:
     """Pip notes the folder that it copied from; a monorepo's layout tells nothing."""
     world.both("packages/one/foo")
-    package(world.site, "foo")
-    info = world.distribution("foo")
-    url = json.dumps({"url": (world.b / "packages/one").as_uri(), "dir_info": {}})
-    (info / "direct_url.json").write_text(url, "utf-8")
+    world.copy(source=world.b / "packages/one")
     a, b = world.run("A", "foo")["origins"], world.run("B", "foo")["origins"]
     with pytest.raises(AbError) as caught:
         proven(a, b)
@@ -387,14 +359,8 @@ def test_an_installed_copy_is_refused(world: World) -> None:
     ) == str(caught.value)
 
 
-def test_a_copy_that_is_loaded_before_anybody_can_help_is_refused(world: World) -> None:
-    world.both("src/foo")
-    package(world.site, "foo")
-    assert ["foo"] == list(world.run("A", "foo", early=("foo",))["origins"]["installed"])
-
-
 def told(root: str, **more: dict[str, str]) -> dict[str, Any]:
-    empty: dict[str, Any] = {"own": {}, "foreign": {}, "installed": {}, "others": []}
+    empty: dict[str, Any] = {"foreign": {}, "installed": {}, "others": []}
     return empty | {"root": root} | more
 
 
@@ -402,12 +368,10 @@ def told(root: str, **more: dict[str, str]) -> dict[str, Any]:
     ("a", "b", "message"),
     [
         (told("/a"), told("/b"), None),
-        (told("/a", own={"m": "/a/m.py"}), told("/b", own={"m": "/b/m.py"}), None),
         (told("/a", foreign={"m": "/b/m.py"}), told("/b"), "side A .* in the tree of B"),
         (told("/a"), told("/b", foreign={"m": "/a/m.py"}), "side B .* in the tree of A"),
         (told("/a"), told("/b", foreign={"m": "/c/m.py"}), "side B .* in your checkout"),
         (told("/a"), told("/b", installed={"m": "/s/m.py"}), "side B ran an installed copy"),
-        (told("/a", installed={"m": "/s/m.py"}), told("/a"), None),
     ],
 )
 def test_both_sides_are_to_be_proven(a: Any, b: Any, message: str | None) -> None:
@@ -440,21 +404,12 @@ def test_a_path_belongs_to_the_deepest_tree(tmp_path: Path, path: str, owner: st
     assert expected == trees.owner(str(tmp_path / path))
 
 
-def test_packages_of_a_folder_are_found_without_its_tests_and_tools(tmp_path: Path) -> None:
-    for place in ("foo", "foo/inner", "bar.py", "ns/deep/er", "tests", "setup.py", "test_x.py"):
-        package(tmp_path, place)
-    for place in ("code.py", "a-b", "data/x.txt", "_c.cpython-311-x86_64-linux-gnu.so"):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).touch()
-    assert ["_c", "bar", "foo", "ns.deep.er"] == importable(str(tmp_path))
-
-
 # A real editable install
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["src/foo", "foo"])
-def test_a_real_editable_install_is_redirected(tmp_path: Path, layout: str) -> None:
+def test_a_real_editable_install_is_not_what_a_imports(tmp_path: Path, layout: str) -> None:
     if not {"pip", "setuptools"} <= {d.name for d in importlib.metadata.distributions()}:
         pytest.skip("setuptools and pip are needed for an editable install")
     world = World(tmp_path)

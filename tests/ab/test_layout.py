@@ -59,9 +59,4 @@ def test_settings_that_the_user_left_open_are_equal_on_both_sides(
         monkeypatch.delenv(name, raising=False)
     for name, value in users.items():
         monkeypatch.setenv(name, value)
-    before = dict(os.environ)
-    with same_environment():
-        inside = {name: os.environ[name] for name in os.environ.keys() - before.keys()}
-        assert users.items() <= os.environ.items()
-    assert inside == {name: ENVIRONMENT[name] for name in ours}
-    assert before == dict(os.environ)
+    assert same_environment() == {**os.environ, **{name: ENVIRONMENT[name] for name in ours}}

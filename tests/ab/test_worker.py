@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.ab.controller import complaint, differences
-from pytest_torchprof.ab.sides import NEUTRAL, neutralize, refuse
-from pytest_torchprof.ab.worker import outcome_of
+from pytest_torchprof.ab.worker import NEUTRAL, neutralize, outcome_of, refuse
 from pytest_torchprof.core.errors import AbError
 from pytest_torchprof.render.unknown import in_words
 

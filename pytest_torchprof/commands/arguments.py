@@ -6,12 +6,14 @@ import argparse
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pytest_torchprof.core.errors import BAD_USAGE
-from pytest_torchprof.core.values import StepRange
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import StepRange
 
 # ---- What options of the command accept: from the text that a user typed to a value, or an
 # error.
@@ -77,6 +79,8 @@ def seconds(text: str) -> float:
 
 def steps(text: str) -> StepRange:
     """Steps of a trace: ``N`` or ``A:B``."""
+    from pytest_torchprof.core.values import StepRange  # --help needs no numpy
+
     try:
         return StepRange.parse(text)
     except ValueError:

@@ -16,7 +16,7 @@ from pytest_torchprof.analysis.estimates import (
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.uncounted import reason_of
 from pytest_torchprof.commands.inputs import extra_chips, load_steps, notes_of, used_devices
-from pytest_torchprof.commands.tables import show_tables, table_of
+from pytest_torchprof.commands.tables import show
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.core.unknown import Why, because
@@ -61,8 +61,8 @@ def run_bound(options: Namespace) -> int:
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         notes += [f"{mark}{line}" for line in _fusion_notes(trace, chips)]
     extra_rows = {"fusions": _fusion_rows(ranks.values(), chips)}
-    tables = {rank: table_of(rows(trace)) for rank, trace in ranks.items()}
-    return show_tables(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
+    tables = {rank: rows(trace).table() for rank, trace in ranks.items()}
+    return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
 
 
 def _traces(name: str) -> list[str]:

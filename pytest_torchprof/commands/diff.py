@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.diff import DiffRow, Growth, growth, replacements
+from pytest_torchprof.analysis.diff import Growth, growth, replacements
 from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
@@ -19,28 +19,25 @@ from pytest_torchprof.commands.inputs import (
 from pytest_torchprof.commands.tables import (
     FAILED,
     OK,
+    TEXTS,
     Sides,
-    TableRow,
-    columns_of,
     notes_on_steps,
     show,
     side_by_side,
-    sorted_rows,
     steps_by_rank,
-    with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.files import same_file
 from pytest_torchprof.core.units import format_change, format_pair, plural
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.kernel_names import readable_kernel
-from pytest_torchprof.render.table import fields_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.render.table import Row
 
 #: How many replacements to print, and the maximum width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
@@ -80,24 +77,21 @@ def run_diff(options: Namespace) -> int:
         from pytest_torchprof.commands.pages import write_page
 
         write_page(target, now, sides, extra["growth"], notes)
-    rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
-    same = sum(row["change"] == "same" for row in rows)
-    if options.format in ("table", "markdown"):
-        rows = [row for row in rows if row["change"] != "same"]
-        if same:
-            notes.append(f"{plural(same, 'more row')} unchanged")
-        if options.by == "kernel":
-            rows = [{**row, "name": readable_kernel(row["name"])} for row in rows]
-    fields = columns_of(now, fields_of(DiffRow))
-    if options.format in ("table", "markdown"):
-        fields = _in_order(fields, options.by)
-    rows = sorted_rows(rows, options.sort, fields)
+    tables = {rank: rows.table() for rank, rows in made.items()}
+    if options.format in TEXTS:
+        same = sum(row.change == "same" for rows in made.values() for row in rows)
+        notes += [f"{plural(same, 'more row')} unchanged"] if same else []
+        for table in tables.values():
+            table.columns = _in_order(table.fields, options.by)
+            table.rows = [row for row in table.rows if row["change"] != "same"]
+            for row in table.rows if options.by == "kernel" else ():
+                row["name"] = readable_kernel(row["name"])
     head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
     extra["traces"] = {
         side: [str(trace.path) for trace in ranks.values()]
         for side, ranks in (("a", before), ("b", now))
     }
-    show(options, now, rows, fields, None, notes, extra=extra, head=head)
+    show(options, now, tables, notes=notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
 
 
@@ -138,7 +132,7 @@ def _page_target(options: Namespace) -> Path | None:
     return target
 
 
-def _in_order(fields: list[str], by: str) -> list[str]:
+def _in_order(fields: Sequence[str], by: str) -> list[str]:
     """Columns of a table: exclusive times, by which it is sorted, before inclusive ones.
 
     A kernel encloses nothing, so both are the same.
@@ -155,7 +149,7 @@ def _short(name: str) -> str:
     return shorten(readable_kernel(name), _NAME)
 
 
-def _growth(options: Namespace, sides: Mapping[int, Sides]) -> tuple[list[str], TableRow]:
+def _growth(options: Namespace, sides: Mapping[int, Sides]) -> tuple[list[str], Row]:
     """Notes on total times, and whether one grew beyond the limit, if there is one."""
     limit = options.fail_over
     lines, growths, failed = [], [], False

@@ -78,6 +78,10 @@ class Several(dict[int, T]):
         """What was read: file, device, size."""
         raise NotImplementedError
 
+    def status(self, status: int) -> int:
+        """The exit status."""
+        return status
+
     @property
     def unread(self) -> list[str]:
         """What a check could not look at: each file that may be a rank, in words."""

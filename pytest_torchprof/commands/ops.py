@@ -40,22 +40,21 @@ from pytest_torchprof.commands.inputs import (
 )
 from pytest_torchprof.commands.tables import (
     OPS,
+    TEXTS,
     ask,
     at_steps,
     kernels_by,
     part_of,
     print_table,
-    show_merged,
-    show_tables,
+    show,
     show_tree,
-    table_of,
     tree_note,
     trees_of,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import write_stacks
-from pytest_torchprof.render.table import cell
+from pytest_torchprof.render.table import Table, cell
 from pytest_torchprof.render.unknown import in_words
 
 if TYPE_CHECKING:
@@ -84,19 +83,13 @@ def run_ops(options: Namespace) -> int:
     if is_tree:
         trees = parts.each("tree")
         if not options.merge and (
-            options.format in ("table", "markdown") or (options.format == "csv" and options.depth)
+            options.format in TEXTS or (options.format == "csv" and options.depth)
         ):
             show_tree(options, parts, trees, [note for note in notes if note])
             return parts.status(0)
         extra = {"tree": trees_of(options, parts, trees)}
     tables = parts.each("table")
-    if options.merge:
-        return parts.status(
-            show_merged(options, parts, OPS, tables, order="self_cpu_ms", notes=notes)
-        )
-    return parts.status(
-        show_tables(options, parts, tables, order="share", notes=notes, extra=extra)
-    )
+    return show(options, parts, tables, order="share", how=OPS, notes=notes, extra=extra)
 
 
 def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -113,8 +106,8 @@ def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
             tree_note(trace, by) if is_tree else "",
         ],
         calls=call_counts(trace),
-        table=table_of(trace.ops(by)),
-        tree=table_of(trace.tree(by, settings["depth"])) if is_tree else None,
+        table=trace.ops(by).table(),
+        tree=trace.tree(by, settings["depth"]).table() if is_tree else None,
     )
 
 
@@ -138,16 +131,14 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = tuple(replace(chip, peaks=dict(chip.peaks)) for chip in extra_chips(options))
     parts = ask(options, "commands.ops:kernels_part", by=options.by, chips=chips)
-    tables, unknown = parts.each("table"), {"operator": UNLINKED}
-    if options.merge:
-        how = kernels_by(options.by)
-        return parts.status(
-            show_merged(
-                options, parts, how, tables, order="total_ms", notes=parts.notes, unknown=unknown
-            )
-        )
-    return parts.status(
-        show_tables(options, parts, tables, order="total_ms", notes=parts.notes, unknown=unknown)
+    return show(
+        options,
+        parts,
+        parts.each("table"),
+        order="total_ms",
+        how=kernels_by(options.by),
+        notes=parts.notes,
+        unknown={"operator": UNLINKED},
     )
 
 
@@ -158,7 +149,7 @@ def kernels_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         trace,
         _lines(trace, chips, parse_grouping(by)),
         [unused_chips(trace, chips)],
-        table=table_of(trace.kernels(by, chips)),
+        table=trace.kernels(by, chips).table(),
     )
 
 
@@ -227,7 +218,7 @@ def run_stacks(options: Namespace) -> int:
     lost = trace.events.once(gap)
     notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
     notes += [steps] if (steps := steps_in_words(trace)) else []
-    return print_table(options, [row], list(row), schema="stacks", notes=notes)
+    return print_table(options, Table([row], list(row)), notes=notes)
 
 
 # ---- `torchprof augment`: the same trace with FLOPs, bytes and achieved % on its kernels.
@@ -242,4 +233,4 @@ def run_augment(options: Namespace) -> int:
     for warning in done.warnings:
         warn(f"{options.trace}: {warning}")
     row = {"file": options.target, "events": done.events, "counters": done.counters}
-    return print_table(options, [row], list(row), schema="augment")
+    return print_table(options, Table([row], list(row)))

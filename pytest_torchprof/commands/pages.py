@@ -41,7 +41,7 @@ from pytest_torchprof.commands.inputs import (
 from pytest_torchprof.commands.lint import finding_rows, what_was_blind
 from pytest_torchprof.commands.ops import kernel_notes
 from pytest_torchprof.commands.summary import span_note
-from pytest_torchprof.commands.tables import OK, rows_by_rank, tree_note, write
+from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
 from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import in_the_way, same_file, system_message
@@ -79,12 +79,13 @@ from pytest_torchprof.trace.steps import chosen_steps, steps_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.operators import TreeBy
-    from pytest_torchprof.commands.tables import Sides, TableRow
+    from pytest_torchprof.commands.tables import Sides
     from pytest_torchprof.render.html.page import Section
+    from pytest_torchprof.render.table import Row, Rows
     from pytest_torchprof.work.devices import Device
 
 
@@ -122,11 +123,16 @@ def sections_of(
 
 def data_of_traces(ranks: Ranks) -> dict[str, Any]:
     """What the page has as JSON: the main tables, as the commands print them."""
+
+    def rows(make: Callable[[Trace], Rows[Any]]) -> list[Row]:
+        made = {rank: make(trace).to_dicts() for rank, trace in ranks.items()}
+        return rows_of_each(ranks, made)
+
     return {
         "traces": [str(trace.path) for trace in ranks.values()],
-        "metrics": rows_by_rank(ranks, Trace.summary),
-        "breakdown": rows_by_rank(ranks, Trace.breakdown),
-        "idle": rows_by_rank(ranks, lambda trace: trace.idle("cause")),
+        "metrics": rows(Trace.summary),
+        "breakdown": rows(Trace.breakdown),
+        "idle": rows(lambda trace: trace.idle("cause")),
     }
 
 
@@ -297,7 +303,7 @@ def write_page(
     target: Path,
     ranks: Ranks,
     sides: Mapping[int, Sides],
-    growth: Sequence[TableRow],
+    growth: Sequence[Row],
     notes: Sequence[str],
 ) -> None:
     """Write the page of a comparison; ``growth`` and ``notes`` are what the command prints.
@@ -323,9 +329,7 @@ def write_page(
         ) from None
 
 
-def diff_facts(
-    side: Sides, label: str, growth: Sequence[TableRow], notes: Sequence[str]
-) -> DiffFacts:
+def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[str]) -> DiffFacts:
     """All that the page tells of two traces."""
     a, b = (Ranks({0: trace}) for trace in (side.a, side.b))
     per_step = side.steps is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
@@ -22,12 +21,12 @@ from pytest_torchprof.commands.tables import (
     TEXTS,
     Sides,
     notes_on_steps,
+    page_target,
     show,
     side_by_side,
     steps_by_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.files import same_file
 from pytest_torchprof.core.units import format_change, format_pair, plural
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.kernel_names import readable_kernel
@@ -45,7 +44,7 @@ _REPLACEMENTS, _NAME = 12, 48
 
 def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
-    target = _page_target(options)
+    target = page_target(options, (options.a, options.b))
     before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
     _check_ranks(options, before, now)
     sides = {
@@ -111,25 +110,6 @@ def _check_ranks(options: Namespace, before: Ranks, now: Ranks) -> None:
             f"{ranks_in_words(before)} before, {ranks_in_words(now)} now",
             "compare one rank with --rank N",
         )
-
-
-def _page_target(options: Namespace) -> Path | None:
-    """The page to write, if one is asked for; its name is checked before a long read.
-
-    Raises:
-        SettingsError: it would replace a trace, or another file that is no page.
-    """
-    if options.html is None:
-        return None
-    from pytest_torchprof.render.html.page import check_page
-
-    target = Path(options.html)
-    if any(same_file(target, Path(name)) for name in (options.a, options.b)):
-        raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
-    check_page(target)
-    return target
 
 
 def _in_order(fields: Sequence[str], by: str) -> list[str]:

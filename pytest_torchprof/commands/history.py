@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.commands.inputs import warn
 from pytest_torchprof.commands.tables import (
     OK,
     TABLE_ROWS,
+    laid_out,
+    page_target,
     print_table,
     terminal_width,
     write,
 )
-from pytest_torchprof.core.errors import HistoryError, SettingsError
-from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.errors import HistoryError, SettingsError, writing
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
 from pytest_torchprof.history.git import unreachable
 from pytest_torchprof.history.question import (
@@ -28,7 +29,7 @@ from pytest_torchprof.history.question import (
 )
 from pytest_torchprof.history.runs import DAMAGED, FOREIGN, NEWER, UNREADABLE
 from pytest_torchprof.history.stores import INI, Store, configured_history, store_of
-from pytest_torchprof.render.table import Table, can_show, markdown_page, sparkline, to_json
+from pytest_torchprof.render.table import Table, can_show, sparkline, to_json
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,7 +74,7 @@ def run_history(options: Namespace) -> int:
         return _gc(options, rest)
     if options.yes:
         raise SettingsError("--yes belongs to torchprof history gc")
-    store, target = _store(options.words), _page_target(options)
+    store, target = _store(options.words), page_target(options)
     question = Question(options.test, options.metric, options.branch)
     found = answer(store, question, Path.cwd())
     _report_skipped(store, found.skipped)
@@ -95,43 +96,23 @@ def run_history(options: Namespace) -> int:
     return _print(options, store, _Page(rows, parts, _head(store, found), found.notes))
 
 
-class _Page:
+class _Page(NamedTuple):
     """What is printed: rows of changes, more parts of JSON, a heading, and notes."""
 
-    def __init__(self, rows: list[Row], parts: Row, head: str, notes: Sequence[str]) -> None:
-        self.rows, self.parts, self.head, self.notes = rows, parts, head, list(notes)
-
-
-def _page_target(options: Namespace) -> Path | None:
-    """The page to write, if one is asked for; its name is checked first.
-
-    Raises:
-        SettingsError: it would replace a file that is no page.
-    """
-    if options.html is None:
-        return None
-    from pytest_torchprof.render.html.page import check_page
-
-    target = Path(options.html)
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
-    check_page(target)
-    return target
+    rows: list[Row]
+    parts: Row
+    head: str
+    notes: Sequence[str]
 
 
 def _write_page(target: Path, found: Answer, store: Store, rows: list[Row]) -> None:
     from pytest_torchprof.render.html.history_page import History, history_page
     from pytest_torchprof.render.html.page import write_text
 
-    history = History(
-        store.shown, found.order, found.line, found.series, [_plain(row) for row in rows],
-        found.notes,
-    )  # fmt: skip
-    try:
+    changes = [_plain(row) for row in rows]
+    history = History(store.shown, found.order, found.line, found.series, changes, found.notes)
+    with writing(target):
         write_text(target, history_page(history))
-    except (OSError, ValueError) as error:
-        what = f"{target}: cannot be written"
-        raise HistoryError(what, system_message(error), "name another file") from None
 
 
 def _store(words: Sequence[str]) -> Store:
@@ -270,21 +251,13 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
         text = _table(options, lines, _SERIES_FIELDS) + "\n"
     fields = FIELDS if series else (*FIELDS, "values")
     changes = _table(options, shown, fields) if shown else "no change\n"
-    return write(_laid_out(options, page.head, text + changes, notes))
+    return write(laid_out(options, page.head, text + changes, notes))
 
 
-def _table(options: Namespace, rows: Sequence[Row], fields: Sequence[str]) -> str:
-    if not can_show(sys.stdout.encoding):
-        fields = [field for field in fields if field != "values"]
-    table = Table(list(rows), fields)
+def _table(options: Namespace, rows: list[Row], fields: Sequence[str]) -> str:
+    bars = can_show(sys.stdout.encoding)
+    table = Table(rows, [field for field in fields if bars or field != "values"])
     return table.markdown() if options.format == "markdown" else table.text(terminal_width())
-
-
-def _laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
-    if options.format == "markdown":
-        return markdown_page([head], body, notes)
-    tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
-    return f"{head}\n\n{body}{tail}"
 
 
 def _in_words(row: Row) -> Row:
@@ -372,5 +345,5 @@ def _gc(options: Namespace, words: Sequence[str]) -> int:
         notes.append(f"{plural(swept.others, 'run')} of other repositories stay")
     shown = [{**row, "commit": _commit(row["commit"])} for row in rows]
     body = _table(options, shown, _GC_FIELDS) if rows else "nothing\n"
-    write(_laid_out(options, head, body, notes))
+    write(laid_out(options, head, body, notes))
     return OK

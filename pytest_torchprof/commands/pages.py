@@ -43,8 +43,8 @@ from pytest_torchprof.commands.ops import kernel_notes
 from pytest_torchprof.commands.summary import span_note
 from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
 from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
-from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.files import in_the_way, same_file, system_message
+from pytest_torchprof.core.errors import SettingsError, writing
+from pytest_torchprof.core.files import in_the_way, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import POLICY, perfetto_page
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
@@ -309,7 +309,7 @@ def write_page(
     """Write the page of a comparison; ``growth`` and ``notes`` are what the command prints.
 
     Raises:
-        ReportError: the file cannot be written; an old one is unchanged.
+        TraceError: the file cannot be written; an old one is unchanged.
     """
     sections: list[Section] = []
     for number, (rank, side) in enumerate(sides.items(), 1):
@@ -321,12 +321,8 @@ def write_page(
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
-    try:
+    with writing(target):
         write_text(target, page(title, with_styles(sections), data=data))
-    except (OSError, ValueError) as error:
-        raise ReportError(
-            f"{target}: cannot be written", system_message(error), "name another file"
-        ) from None
 
 
 def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[str]) -> DiffFacts:
@@ -406,12 +402,8 @@ def run_report(options: Namespace) -> int:
     )
     styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
     for where, content in {**styled, target: text}.items():
-        try:
+        with writing(where):
             write_text(where, content)
-        except (OSError, ValueError) as error:
-            raise ReportError(
-                f"{where}: cannot be written", system_message(error), "name another file"
-            ) from None
     return OK
 
 
@@ -602,9 +594,6 @@ def run_merge(options: Namespace) -> int:
         )
     document = merged({name: read_report(Path(name)) for name in options.reports})
     check_target(target)
-    try:
+    with writing(target):
         write_document(target, document)
-    except (OSError, ValueError) as error:
-        found = system_message(error)
-        raise ReportError(f"{target}: cannot be written", found, "name another file") from None
     return OK

@@ -420,10 +420,17 @@ def table_text(
 ) -> str:
     """Rows between a heading and notes, as text or Markdown."""
     if options.format == "markdown":
-        return markdown_page(head.splitlines(), table.markdown(total), notes)
+        return laid_out(options, head, table.markdown(total), notes)
+    return laid_out(options, head, table.text(terminal_width(), total), notes)
+
+
+def laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
+    """Tables between a heading and notes."""
+    if options.format == "markdown":
+        return markdown_page(head.splitlines(), body, notes)
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
-    return head + table.text(terminal_width(), total) + tail
+    return head + body + tail
 
 
 def terminal_width() -> int:
@@ -461,6 +468,25 @@ def check_target(options: Namespace) -> None:
         raise not_onto_itself(target)
     if is_other_file(target, _is_parquet):
         raise not_replaced(target, "a Parquet file")
+
+
+def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
+    """The file of ``--html``, if it is asked for, before anything is read.
+
+    Raises:
+        SettingsError: it would replace a trace that is read, or another file that is no page.
+    """
+    if options.html is None:
+        return None
+    from pytest_torchprof.render.html.page import check_page
+
+    target = Path(options.html)
+    if any(same_file(target, Path(name)) for name in read):
+        raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
+    if target.is_dir():
+        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    check_page(target)
+    return target
 
 
 def _is_parquet(path: Path) -> bool:

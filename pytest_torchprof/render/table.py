@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from pytest_torchprof.analysis.kernels import FINE_FIELDS, KernelRow
 from pytest_torchprof.analysis.operators import OpRow, op_rows
-from pytest_torchprof.core.errors import SettingsError, not_written
-from pytest_torchprof.core.files import replacing, system_message
+from pytest_torchprof.core.errors import SettingsError, writing
+from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.core.values import CountedNames
 from pytest_torchprof.render import escape
@@ -378,11 +378,8 @@ class Table:
         }
         table = pyarrow.table(arrays)
         table = table.replace_schema_metadata({"torchprof": json.dumps(facts)})
-        try:
-            with replacing(target) as file:
-                pyarrow.parquet.write_table(table, file)
-        except (OSError, ValueError) as error:
-            raise not_written(target, system_message(error)) from None
+        with writing(target), replacing(target) as file:
+            pyarrow.parquet.write_table(table, file)
 
     @property
     def shown(self) -> Sequence[str]:

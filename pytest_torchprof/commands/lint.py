@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks, Several
+    from pytest_torchprof.commands.inputs import Several
     from pytest_torchprof.commands.tables import Body, Parts
     from pytest_torchprof.render.table import Row
     from pytest_torchprof.rules.check import Checked
@@ -123,7 +123,7 @@ def run_lint(options: Namespace) -> int:
     errors = _reasons(found, found.each("errors"))
     wanted = len(book.keys() - ignored)
     idle = not wanted or wanted in found.each("unchecked").values()
-    blind = _blind(found, found.each("blind"), wanted)
+    blind = blind_lines(found, found.each("blind"), wanted)
     worth = _worth(options, rows, {code for code, rule in book.items() if rule.memory})
     shown, left = _limited(options, worth)
     parts: Row = {
@@ -162,27 +162,22 @@ def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     found = check_chosen(trace.events, settings["ignored"], settings["thresholds"])
     return part_of(
         trace,
-        findings=_rows(trace, found),
+        findings=finding_rows(trace, found),
         span_ms=span_ns(trace.events) / 1e6,
         gaps={rule: in_words(why) for rule, why in found.gaps.items()},
         errors=dict(found.errors),
         unchecked=len(found.unchecked),
-        blind=_what_was_blind(trace, found),
+        blind=what_was_blind(trace, found),
     )
 
 
-def finding_rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[Row]:
-    """Findings of all ranks, the costliest first."""
-    return _by_cost(rows_of_each(ranks, {r: _rows(ranks[r], checked[r]) for r in checked}))
-
-
-def _rows(trace: Trace, found: Checked) -> list[Row]:
-    """Findings of one trace."""
+def finding_rows(trace: Trace, found: Checked) -> list[Row]:
+    """Findings of one trace, the costliest first."""
     span_ms = span_ns(trace.events) / 1e6
     # What dynamo recorded is from an earlier run.
     noted = trace.events.facts.compiled is not None
     elsewhere = {rule.code for rule in found.matches if noted and rule.gated_by is not None}
-    return [
+    rows = [
         {
             **vars(finding),
             "page": page_of(finding.rule),
@@ -190,6 +185,7 @@ def _rows(trace: Trace, found: Checked) -> list[Row]:
         }
         for finding in found.findings()
     ]
+    return _by_cost(rows)
 
 
 def _merged(found: Parts) -> list[Row]:
@@ -262,7 +258,7 @@ def _reasons(several: Several[Any], why: Mapping[int, Mapping[str, str]]) -> dic
     return reason_by_rule
 
 
-class _Blind(NamedTuple):
+class Blind(NamedTuple):
     """Why a result without findings is not clean: ``unchecked`` rules, or the trace's own."""
 
     unchecked: int
@@ -270,23 +266,19 @@ class _Blind(NamedTuple):
     own: str
 
 
-def _what_was_blind(trace: Trace, found: Checked) -> _Blind:
+def what_was_blind(trace: Trace, found: Checked) -> Blind:
+    """What a result of this trace does not cover."""
     why = next((in_words(why) for why in found.unchecked.values()), "")
     own = ""
     if trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
         own = "recorded without operators: rules about operators had nothing to check"
     elif trace.events.cut:
         own = "the file is truncated: the missing part was not checked"
-    return _Blind(len(found.unchecked), why, own)
+    return Blind(len(found.unchecked), why, own)
 
 
-def what_was_blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
-    """Why a result without findings is not clean."""
-    each = {rank: _what_was_blind(trace, checked[rank]) for rank, trace in ranks.items()}
-    return _blind(ranks, each, wanted)
-
-
-def _blind(several: Several[Any], each: Mapping[int, _Blind], wanted: int) -> list[str]:
+def blind_lines(several: Several[Any], each: Mapping[int, Blind], wanted: int) -> list[str]:
+    """Why a result without findings is not clean, of so many rules."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]
     lines = several.unread

@@ -27,7 +27,6 @@ from pytest_torchprof.commands.inputs import (
     load_steps,
     load_traces,
     masked_note,
-    merge_lines,
     no_flops,
     only,
     peaks_used,
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
     from pytest_torchprof.commands.tables import Body
     from pytest_torchprof.work.devices import Device
 
@@ -147,19 +145,14 @@ def kernels_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     trace, by, chips = at_steps(trace, settings), settings["by"], settings["chips"]
     return part_of(
         trace,
-        _lines(trace, chips, parse_grouping(by)),
+        kernel_lines(trace, chips, parse_grouping(by)),
         [unused_chips(trace, chips)],
         table=trace.kernels(by, chips).table(),
     )
 
 
-def kernel_notes(ranks: Ranks, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
-    """What is to be known of the numbers, for rows by these words of a grouping."""
-    lines = {rank: _lines(trace, chips, words) for rank, trace in ranks.items()}
-    return merge_lines(ranks, lines)
-
-
-def _lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+def kernel_lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    """What is to be known of the numbers, for rows by these words of a grouping; some are empty."""
     lines = [
         device_time_note(trace),
         unlinked_note(trace),

@@ -31,18 +31,17 @@ from pytest_torchprof.commands.inputs import (
     heading_of,
     load_traces,
     no_flops,
-    notes_of,
     only,
     peaks_used,
     ungrouped,
     unused_chips,
     warn,
 )
-from pytest_torchprof.commands.lint import finding_rows, what_was_blind
-from pytest_torchprof.commands.ops import kernel_notes
+from pytest_torchprof.commands.lint import blind_lines, finding_rows, what_was_blind
+from pytest_torchprof.commands.ops import kernel_lines
 from pytest_torchprof.commands.summary import span_note
 from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
-from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
+from pytest_torchprof.commands.timeline import idle_gap, memory_notes, memory_texts, no_memory
 from pytest_torchprof.core.errors import SettingsError, writing
 from pytest_torchprof.core.files import in_the_way, same_file
 from pytest_torchprof.core.units import plural
@@ -149,10 +148,10 @@ def facts_of(trace: Trace, label: str = "", chips: Sequence[Device] = ()) -> Tra
         step_name=name,
         step_numbers=numbers,
         step_median_ms=median,
-        time=_time(trace, alone),
+        time=_time(trace),
         found=_found(trace, alone),
-        kernels=_kernels(trace, alone, chips),
-        operators=_operators(trace, alone),
+        kernels=_kernels(trace, chips),
+        operators=_operators(trace),
         memory=_memory(trace, alone),
     )
 
@@ -190,7 +189,7 @@ def _marks(trace: Trace) -> list[StepMark]:
     ]
 
 
-def _time(trace: Trace, alone: Ranks) -> DeviceTime:
+def _time(trace: Trace) -> DeviceTime:
     device = _has_device(trace)
     without = "" if device else "the trace has no device events"
     gap = idle_gap(trace)
@@ -202,28 +201,24 @@ def _time(trace: Trace, alone: Ranks) -> DeviceTime:
         idle=trace.idle().to_dicts(),
         without=without,
         idle_without=gap or (without and f"idle time is not measured: {without}"),
-        notes=[
-            note
-            for line in (cpu_time_note, device_time_note, span_note)
-            for note in notes_of(alone, line)
-        ],
+        notes=[*filter(None, (cpu_time_note(trace), device_time_note(trace), span_note(trace)))],
     )
 
 
 def _found(trace: Trace, alone: Ranks) -> Found:
     checked = check_chosen(trace.events)
     return Found(
-        rows=finding_rows(alone, {0: checked}),
+        rows=finding_rows(trace, checked),
         unchecked={rule: in_words(why) for rule, why in checked.gaps.items()},
         errors=checked.errors,
-        notes=what_was_blind(alone, {0: checked}, len(gather().rules)),
+        notes=blind_lines(alone, {0: what_was_blind(trace, checked)}, len(gather().rules)),
     )
 
 
 # ------------------------------------------------------------------------------------ kernels
 
 
-def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
+def _kernels(trace: Trace, chips: Sequence[Device]) -> Kernels:
     rows = trace.kernels(KERNELS_BY, chips)
     table = rows.to_dicts()
     if unused := unused_chips(trace, chips):
@@ -235,7 +230,9 @@ def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
         table=table,
         roofs=_roofs(trace, rows, chips),
         without=peaks_used(trace, chips),
-        notes=kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if rows else [],
+        notes=[
+            *filter(None, kernel_lines(trace, chips, parse_grouping(KERNELS_BY)) if rows else ())
+        ],
     )
 
 
@@ -265,10 +262,10 @@ def _roofs(
 # -------------------------------------------------------------------------- operators, memory
 
 
-def _operators(trace: Trace, alone: Ranks) -> Operators:
+def _operators(trace: Trace) -> Operators:
     rows = trace.ops()
     empty = "recorded without operators" if not len(rows) else ""
-    notes = [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])] if rows else []
+    notes = [no_flops(trace), calls_in_words([call_counts(trace)])] if rows else []
     return Operators(
         table=rows.to_dicts(),
         fields=rows.columns,
@@ -292,7 +289,7 @@ def _memory(trace: Trace, alone: Ranks) -> Memory:
         peaks=peaks,
         points=trace.memory_timeline(MOMENTS),
         without=" ".join(gaps) or "nothing was allocated",
-        notes=[*gaps, *memory_notes(alone)] if peaks else [],
+        notes=[*gaps, *memory_notes(alone, {0: memory_texts(trace)})] if peaks else [],
     )
 
 

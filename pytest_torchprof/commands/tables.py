@@ -683,14 +683,10 @@ def _one_after_another(
         if progress is not None:
             progress(before + done, max(total, before + done))
 
-    for at, source in sorted(enumerate(sources), key=lambda pair: not _is_missing(pair[1])):
+    # What is missing is known at once.
+    for at, source in sorted(enumerate(sources), key=lambda pair: not pair[1].missing):
         yield at, answer(question, source, None if progress is None else step)
         before += source.size
-
-
-def _is_missing(source: Source) -> bool:
-    """Whether the answer is known at once."""
-    return source.named and not source.remote and not os.path.lexists(source.address)
 
 
 def _counted(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks, Several
+    from pytest_torchprof.commands.inputs import Several
     from pytest_torchprof.commands.tables import Body, Parts
     from pytest_torchprof.render.table import Row
 
@@ -175,7 +175,7 @@ def run_memory(options: Namespace) -> int:
         more = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
         notes = more + notes
     if rows:
-        notes += _notes(parts)
+        notes += memory_notes(parts, parts.each("texts"))
     columns = [*fields, *added_fields(MEMORY, parts)] if options.merge else None
     table = Table(rows, columns or columns_of(parts, fields))
     print_table(options, table, head=parts.heading, notes=notes, several=parts)
@@ -217,7 +217,7 @@ def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         leaks=None if leaks is None else leaks.to_dicts(),
         unchecked=[*leak_lines(None, moments_of(trace.events))] if rows and leaks is None else [],
         timeline=points,
-        texts=_texts_of(trace),
+        texts=memory_texts(trace),
     )
 
 
@@ -249,7 +249,8 @@ class _Texts(NamedTuple):
     leaks: list[str]
 
 
-def _texts_of(trace: Trace) -> _Texts:
+def memory_texts(trace: Trace) -> _Texts:
+    """The notes of `memory_notes` on this trace."""
     devices = trace.device_memory()
     categories = [line for device in devices for line in device_lines(device)]
     categories += filter(None, [unknown_hint(trace.events, devices)])
@@ -257,16 +258,8 @@ def _texts_of(trace: Trace) -> _Texts:
     return _Texts(_start(trace), categories, leaks)
 
 
-def memory_notes(ranks: Ranks) -> list[str]:
+def memory_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
     """From where peaks count, what was live at each, and what grows from step to step."""
-    return _all_notes(ranks, {rank: _texts_of(trace) for rank, trace in ranks.items()})
-
-
-def _notes(parts: Parts) -> list[str]:
-    return _all_notes(parts, parts.each("texts"))
-
-
-def _all_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
     shown = dict(list(texts.items())[:SHOWN])
     more = len(texts) - len(shown)
     return [

@@ -220,6 +220,7 @@ def _found(trace: Trace, alone: Ranks) -> Found:
 
 def _kernels(trace: Trace, chips: Sequence[Device]) -> Kernels:
     rows = trace.kernels(KERNELS_BY, chips)
+    notes = kernel_lines(trace, chips, parse_grouping(KERNELS_BY))
     table = rows.to_dicts()
     if unused := unused_chips(trace, chips):
         warn(unused)
@@ -230,9 +231,7 @@ def _kernels(trace: Trace, chips: Sequence[Device]) -> Kernels:
         table=table,
         roofs=_roofs(trace, rows, chips),
         without=peaks_used(trace, chips),
-        notes=[
-            *filter(None, kernel_lines(trace, chips, parse_grouping(KERNELS_BY)) if rows else ())
-        ],
+        notes=[note for note in notes if note and rows],
     )
 
 

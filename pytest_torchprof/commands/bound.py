@@ -46,7 +46,7 @@ def run_bound(options: Namespace) -> int:
     options.traces = [path for name in options.files for path in _traces(name)]
     extra = extra_chips(options)
     ranks = load_steps(options, options.traces)
-    chips = _chips(options, next(iter(ranks.values())), extra)
+    chips = _chips(options, next(iter(ranks.traces.values())), extra)
 
     def rows(trace: Trace) -> Rows[BoundRow]:
         found = [row for chip in chips for row in bound_rows(trace.events, chip)]
@@ -57,11 +57,11 @@ def run_bound(options: Namespace) -> int:
 
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
-    for rank, trace in ranks.items():
+    for rank, trace in ranks.traces.items():
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         notes += [f"{mark}{line}" for line in _fusion_notes(trace, chips)]
-    extra_rows = {"fusions": _fusion_rows(ranks.values(), chips)}
-    tables = {rank: rows(trace).table() for rank, trace in ranks.items()}
+    extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
+    tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
     return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
 
 

@@ -10,7 +10,6 @@ from pytest_torchprof.analysis.diff import Growth, growth, replacements
 from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
-    heading_of,
     load_steps,
     notes_of,
     ranks_in_words,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.inputs import Parts
     from pytest_torchprof.render.table import Row
 
 #: How many replacements to print, and the maximum width of a name in them.
@@ -47,10 +46,8 @@ def run_diff(options: Namespace) -> int:
     target = page_target(options, (options.a, options.b))
     before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
     _check_ranks(options, before, now)
-    sides = {
-        rank: side_by_side(a, b, options)
-        for rank, (a, b) in zip(now, zip(before.values(), now.values(), strict=True), strict=True)
-    }
+    pairs = zip(before.traces.values(), now.traces.values(), strict=True)
+    sides = {rank: side_by_side(a, b, options) for rank, (a, b) in zip(now, pairs, strict=True)}
     made = {
         rank: api.diff(side.a, side.b, options.by, per_step=side.steps is not None)
         for rank, side in sides.items()
@@ -85,16 +82,15 @@ def run_diff(options: Namespace) -> int:
             table.rows = [row for row in table.rows if row["change"] != "same"]
             for row in table.rows if options.by == "kernel" else ():
                 row["name"] = readable_kernel(row["name"])
-    head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
+    head = f"a: {before.heading}\nb: {now.heading}"
     extra["traces"] = {
-        side: [str(trace.path) for trace in ranks.values()]
-        for side, ranks in (("a", before), ("b", now))
+        side: [part.path for part in ranks.values()] for side, ranks in (("a", before), ("b", now))
     }
     show(options, now, tables, notes=notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
 
 
-def _check_ranks(options: Namespace, before: Ranks, now: Ranks) -> None:
+def _check_ranks(options: Namespace, before: Parts, now: Parts) -> None:
     """Reject what has no counterpart.
 
     Raises:

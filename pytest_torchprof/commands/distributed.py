@@ -15,12 +15,11 @@ from pytest_torchprof.analysis.communication import (
 )
 from pytest_torchprof.analysis.missing import device_time_gap
 from pytest_torchprof.analysis.rank_waits import rank_calls, waits_between
-from pytest_torchprof.commands.inputs import device_time_note
+from pytest_torchprof.commands.inputs import device_time_note, part_of
 from pytest_torchprof.commands.tables import (
     COLLECTIVES,
     ask,
     at_steps,
-    part_of,
     show,
 )
 from pytest_torchprof.core.values import MissingValue
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.analysis.rank_waits import RankCalls
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
     from pytest_torchprof.render.table import Row, Table
     from pytest_torchprof.trace.ranks import RankSource
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.commands.inputs import SHOWN, rule_book, warn
+from pytest_torchprof.commands.inputs import SHOWN, part_of, rule_book, warn
 from pytest_torchprof.commands.tables import (
     FAILED,
     FINDINGS,
@@ -19,7 +19,6 @@ from pytest_torchprof.commands.tables import (
     document,
     limited,
     merged,
-    part_of,
     print_table,
     rows_of_each,
     terminal_width,
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Several
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
     from pytest_torchprof.render.table import Row
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
@@ -243,7 +241,7 @@ def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
     return [rows[at] for at in sorted(row["at"] for row in chosen)], left
 
 
-def _reasons(several: Several[Any], why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+def _reasons(several: Parts, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
     """Reasons by rule, with the rank unless all ranks agree."""
     reason_by_rule: dict[str, str] = {}
     for rule in dict.fromkeys(rule for reasons in why.values() for rule in reasons):
@@ -277,7 +275,7 @@ def what_was_blind(trace: Trace, found: Checked) -> Blind:
     return Blind(len(found.unchecked), why, own)
 
 
-def blind_lines(several: Several[Any], each: Mapping[int, Blind], wanted: int) -> list[str]:
+def blind_lines(several: Parts, each: Mapping[int, Blind], wanted: int) -> list[str]:
     """Why a result without findings is not clean, of so many rules."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]

@@ -29,6 +29,7 @@ from pytest_torchprof.commands.inputs import (
     masked_note,
     no_flops,
     only,
+    part_of,
     peaks_used,
     steps_in_words,
     uncounted_note,
@@ -43,7 +44,6 @@ from pytest_torchprof.commands.tables import (
     ask,
     at_steps,
     kernels_by,
-    part_of,
     print_table,
     show,
     show_tree,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.tables import Body
+    from pytest_torchprof.commands.inputs import Body
     from pytest_torchprof.work.devices import Device
 
 

@@ -22,16 +22,16 @@ from pytest_torchprof.analysis.breakdown import busy_timelines
 from pytest_torchprof.analysis.kernels import UNLINKED, device_of, parse_grouping
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
-    Ranks,
+    Parts,
     call_counts,
     calls_in_words,
     cpu_time_note,
     device_time_note,
     extra_chips,
-    heading_of,
     load_traces,
     no_flops,
     only,
+    part_with,
     peaks_used,
     ungrouped,
     unused_chips,
@@ -100,7 +100,7 @@ KERNELS_BY: Final = "op,kernel"
 
 
 def sections_of(
-    ranks: Ranks, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
+    ranks: Parts, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
     """The sections of these traces, one after the other, without their styles.
 
@@ -110,7 +110,7 @@ def sections_of(
     several = len(ranks) > 1
     more = [f"{plural(left, f'more {ranks.column}')} left out: a page has {MOST_TRACES} at most"
             for left in [len(ranks) - MOST_TRACES] if left > 0]  # fmt: skip
-    for number, (rank, trace) in enumerate(list(ranks.items())[:MOST_TRACES], 1):
+    for number, (rank, trace) in enumerate(list(ranks.traces.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
         mark = f"{prefix}trace-{number}-" if several else prefix
         facts = facts_of(trace, label, chips)
@@ -120,15 +120,15 @@ def sections_of(
     return found
 
 
-def data_of_traces(ranks: Ranks) -> dict[str, Any]:
+def data_of_traces(ranks: Parts) -> dict[str, Any]:
     """What the page has as JSON: the main tables, as the commands print them."""
 
     def rows(make: Callable[[Trace], Rows[Any]]) -> list[Row]:
-        made = {rank: make(trace).to_dicts() for rank, trace in ranks.items()}
+        made = {rank: make(trace).to_dicts() for rank, trace in ranks.traces.items()}
         return rows_of_each(ranks, made)
 
     return {
-        "traces": [str(trace.path) for trace in ranks.values()],
+        "traces": [part.path for part in ranks.values()],
         "metrics": rows(Trace.summary),
         "breakdown": rows(Trace.breakdown),
         "idle": rows(lambda trace: trace.idle("cause")),
@@ -137,11 +137,11 @@ def data_of_traces(ranks: Ranks) -> dict[str, Any]:
 
 def facts_of(trace: Trace, label: str = "", chips: Sequence[Device] = ()) -> TraceFacts:
     """All that the page of a trace tells."""
-    alone = Ranks({0: trace})
+    alone = Parts({0: part_with(trace)})
     name, numbers, median = _steps(trace)
     return TraceFacts(
         label=label,
-        heading=heading_of(alone),
+        heading=alone.heading,
         warnings=list(trace.warnings),
         events=len(trace.events),
         metrics=trace.summary().to_dicts(),
@@ -205,7 +205,7 @@ def _time(trace: Trace) -> DeviceTime:
     )
 
 
-def _found(trace: Trace, alone: Ranks) -> Found:
+def _found(trace: Trace, alone: Parts) -> Found:
     checked = check_chosen(trace.events)
     return Found(
         rows=finding_rows(trace, checked),
@@ -281,7 +281,7 @@ def _tree(trace: Trace, by: TreeBy) -> Tree:
     return Tree(trace.tree(by), f"{note}: {why}" if note and why else note)
 
 
-def _memory(trace: Trace, alone: Ranks) -> Memory:
+def _memory(trace: Trace, alone: Parts) -> Memory:
     peaks = trace.memory()
     gaps = [why for why in [no_memory(trace)] if why]
     return Memory(
@@ -297,7 +297,7 @@ def _memory(trace: Trace, alone: Ranks) -> Memory:
 
 def write_page(
     target: Path,
-    ranks: Ranks,
+    ranks: Parts,
     sides: Mapping[int, Sides],
     growth: Sequence[Row],
     notes: Sequence[str],
@@ -323,7 +323,7 @@ def write_page(
 
 def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[str]) -> DiffFacts:
     """All that the page tells of two traces."""
-    a, b = (Ranks({0: trace}) for trace in (side.a, side.b))
+    a, b = (Parts({0: part_with(trace)}) for trace in (side.a, side.b))
     per_step = side.steps is not None
     rows: dict[str, list[dict[str, Any]]] = {
         by: api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
@@ -335,7 +335,7 @@ def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[s
     metrics = zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True)
     return DiffFacts(
         label=label,
-        headings=(heading_of(a), heading_of(b)),
+        headings=(a.heading, b.heading),
         metrics=list(metrics),
         growth=growth,
         metric_note=note,

@@ -10,6 +10,7 @@ from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
     merge_lines,
+    part_of,
     uncounted_note,
 )
 from pytest_torchprof.commands.tables import (
@@ -23,7 +24,6 @@ from pytest_torchprof.commands.tables import (
     columns_of,
     document,
     merged,
-    part_of,
     print_table,
     rows_of_each,
     table_text,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
     from pytest_torchprof.core.values import Sample
     from pytest_torchprof.places.idle_rows import IdleRow
     from pytest_torchprof.render.table import Row, Rows

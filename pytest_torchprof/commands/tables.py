@@ -15,17 +15,13 @@ from pytest_torchprof.analysis.communication import ROW_KEY
 from pytest_torchprof.analysis.kernels import UNLINKED, parse_grouping
 from pytest_torchprof.analysis.operators import TreeRow, call_tree
 from pytest_torchprof.commands.inputs import (
-    SHOWN,
-    Several,
-    described,
-    heading_of_several,
+    Part,
+    Parts,
     merge_lines,
-    notes_of,
     reading_bar,
     warn,
 )
 from pytest_torchprof.core.errors import (
-    BAD_USAGE,
     SettingsError,
     TraceError,
     not_onto_itself,
@@ -62,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.inputs import Body
     from pytest_torchprof.fleet.sources import Source
     from pytest_torchprof.render.table import Row
     from pytest_torchprof.trace.read import ReadProgress
@@ -85,12 +81,12 @@ _OVER_BANDWIDTH = (
 )
 
 
-def rows_of_each(several: Several[Any], rows: Mapping[int, Sequence[Row]]) -> list[Row]:
+def rows_of_each(several: Parts, rows: Mapping[int, Sequence[Row]]) -> list[Row]:
     """These rows of each trace, with its rank where there are several."""
     return [row for rank, own in rows.items() for row in with_rank(several, rank, own)]
 
 
-def with_rank(several: Several[Any], rank: int, rows: Sequence[Row]) -> list[Row]:
+def with_rank(several: Parts, rank: int, rows: Sequence[Row]) -> list[Row]:
     """These rows, with the rank where there are several."""
     if several.are_for_machines:
         own = {"trace": str(several[rank].path), "rank": None if several.apart else rank}
@@ -101,7 +97,7 @@ def with_rank(several: Several[Any], rank: int, rows: Sequence[Row]) -> list[Row
     return [{**own, **row} for row in rows]
 
 
-def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
+def columns_of(several: Parts, fields: Sequence[str]) -> list[str]:
     """These columns, below the rank where there are several."""
     if several.are_for_machines:
         return ["trace", "rank", *fields]
@@ -110,7 +106,7 @@ def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
 
 def show(
     options: Namespace,
-    several: Several[Any],
+    several: Parts,
     tables: Mapping[int, Table],
     *,
     order: str = "",
@@ -153,7 +149,7 @@ def show(
 
 def _joined_table(
     options: Namespace,
-    several: Several[Any],
+    several: Parts,
     tables: Mapping[int, Table],
     order: str,
     total: Row,
@@ -227,7 +223,7 @@ def kernels_by(by: str) -> Merging:
     return Merging(tuple(f for word, f in _PARTS_OF_KERNELS.items() if word in words), "total_ms")
 
 
-def merged(how: Merging, parts: Several[Any], rows: Mapping[int, Sequence[Row]]) -> list[Row]:
+def merged(how: Merging, parts: Parts, rows: Mapping[int, Sequence[Row]]) -> list[Row]:
     """The rows of all traces, each with the trace that has the most of it.
 
     ``rows``: those of each trace, without its rank.
@@ -239,14 +235,14 @@ def merged(how: Merging, parts: Several[Any], rows: Mapping[int, Sequence[Row]])
     ]
 
 
-def added_fields(how: Merging, parts: Several[Any]) -> tuple[str, ...]:
+def added_fields(how: Merging, parts: Parts) -> tuple[str, ...]:
     """The fields that `merged` adds."""
     return (*how.added, f"max_{parts.column}")
 
 
 def _merged_table(
     options: Namespace,
-    parts: Several[Any],
+    parts: Parts,
     tables: Mapping[int, Table],
     how: Merging,
     order: str,
@@ -310,7 +306,7 @@ def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
 
 def _print(
     options: Namespace,
-    several: Several[Any],
+    several: Parts,
     table: Table,
     total: Row,
     notes: Sequence[str],
@@ -355,7 +351,7 @@ def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
     return ""
 
 
-def document(command: str, ranks: Several[Any], parts: Row) -> dict[str, Any]:
+def document(command: str, ranks: Parts, parts: Row) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
     warnings += [f"left out: {file.error}" for file in ranks.left_out]
@@ -371,7 +367,7 @@ def document(command: str, ranks: Several[Any], parts: Row) -> dict[str, Any]:
     }
 
 
-def _selected(ranks: Several[Any]) -> Row:
+def _selected(ranks: Parts) -> Row:
     """The numbers of the steps, by rank if there are several; nothing for whole traces."""
     numbers = {rank: trace.selected_steps for rank, trace in ranks.items()}
     if all(steps is None for steps in numbers.values()):
@@ -379,7 +375,7 @@ def _selected(ranks: Several[Any]) -> Row:
     return {"steps": by_rank(ranks, numbers)}
 
 
-def by_rank(several: Several[Any], values: Mapping[int, Any]) -> Any:
+def by_rank(several: Parts, values: Mapping[int, Any]) -> Any:
     """The only value, or by rank where there are several."""
     if len(values) == 1:
         return next(iter(values.values()))
@@ -393,7 +389,7 @@ def print_table(
     total: Row | None = None,
     head: str = "",
     notes: Sequence[str] = (),
-    several: Several[Any] | None = None,
+    several: Parts | None = None,
 ) -> int:
     """Print rows in the requested format; return the status of success.
 
@@ -494,7 +490,7 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def _write_parquet(options: Namespace, several: Several[Any], table: Table) -> None:
+def _write_parquet(options: Namespace, several: Parts, table: Table) -> None:
     """Write these rows, and one for each file that could not be read, with its ``reason``."""
     unread = [{"trace": f.source, "reason": str(f.error)} for f in several.left_out]
     fields = list(dict.fromkeys((*table.fields, "trace", "reason")))
@@ -513,86 +509,6 @@ def _write_parquet(options: Namespace, several: Several[Any], table: Table) -> N
 # command computes, and everything in it can be pickled. It runs in this process, in a worker of
 # ``--jobs``, or in one of ``--dask``. `ask` brings all parts, by rank, and the second function
 # prints them.
-
-
-class Body(NamedTuple):
-    """What a command's question brings of one trace.
-
-    Attributes:
-        described: device and size, in words.
-        selected_steps: the numbers of the steps that count; None for a whole trace.
-        lines: the same notes for each trace, in the same order; empty where there is none.
-        said: warnings for stderr.
-        values: what the command prints, by name.
-    """
-
-    described: str
-    selected_steps: list[int] | None
-    lines: tuple[str, ...]
-    said: tuple[str, ...]
-    values: dict[str, Any]
-
-
-class Part(NamedTuple):
-    """The same, with the address of its trace, and what was wrong with the file."""
-
-    path: str
-    warnings: tuple[str, ...]
-    body: Body
-
-    @property
-    def selected_steps(self) -> list[int] | None:
-        """As in the body."""
-        return self.body.selected_steps
-
-
-class Parts(Several[Part]):
-    """Parts by rank.
-
-    ``unread_named``: a file that the user named could not be read, while others were.
-    ``is_fleet``: such files do not end the command.
-    """
-
-    unread_named: bool = False
-    is_fleet: bool = False
-
-    def status(self, status: int) -> int:
-        """The exit status: that of bad input if a named file could not be read."""
-        return BAD_USAGE if self.unread_named else status
-
-    def each(self, name: str) -> dict[int, Any]:
-        """One value of the body of each part."""
-        return {rank: part.body.values[name] for rank, part in self.items()}
-
-    @property
-    def notes(self) -> list[str]:
-        """The notes on each trace: once if they agree, otherwise with the trace's name."""
-        return self.some_notes(0, None)
-
-    def some_notes(self, start: int, stop: int | None) -> list[str]:
-        """The notes from one place in `Body.lines` to another."""
-        return merge_lines(self, {rank: p.body.lines[start:stop] for rank, p in self.items()})
-
-    @property
-    def heading(self) -> str:
-        """What was read: file, device, size; of a fleet, what could not be read, too."""
-        lines = [heading_of_several(self, lambda part: part.body.described)]
-        left_out = self.left_out if self.is_fleet else ()
-        lines += [escape.line(f"not read: {file.error}") for file in left_out[:SHOWN]]
-        if (more := len(left_out) - SHOWN) > 0:
-            lines.append(f"… and {plural(more, 'more file')} not read")
-        return "\n".join(lines)
-
-
-def part_of(
-    trace: Trace,
-    lines: Sequence[str | None] = (),
-    said: Sequence[str] = (),
-    **values: Any,
-) -> Body:
-    """A part of this trace."""
-    notes = tuple(line or "" for line in lines)
-    return Body(described(trace), trace.selected_steps, notes, tuple(filter(None, said)), values)
 
 
 def at_steps(trace: Trace, settings: Mapping[str, Any]) -> Trace:
@@ -915,13 +831,12 @@ def side_by_side(a: Trace, b: Trace, options: Namespace) -> Sides:
     return Sides(a, b, (one, other), note)
 
 
-def notes_on_steps(ranks: Ranks, sides: Mapping[int, Sides]) -> list[str]:
+def notes_on_steps(ranks: Parts, sides: Mapping[int, Sides]) -> list[str]:
     """What is divided by what, if anything is."""
-    by_trace = {id(ranks[rank]): side.note for rank, side in sides.items()}
-    return [note for note in notes_of(ranks, lambda trace: by_trace[id(trace)] or None) if note]
+    return merge_lines(ranks, {rank: [side.note] for rank, side in sides.items()})
 
 
-def steps_by_rank(ranks: Ranks, sides: Mapping[int, Sides]) -> object:
+def steps_by_rank(ranks: Parts, sides: Mapping[int, Sides]) -> object:
     """The numbers of steps of both sides, None for totals; by rank if there are several."""
     numbers = {
         rank: side.steps and dict(zip("ab", side.steps, strict=True))

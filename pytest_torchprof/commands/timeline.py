@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof.analysis.memory import MemoryPoint, live_at_start
 from pytest_torchprof.analysis.memory import step_moments as moments_of
 from pytest_torchprof.analysis.missing import device_gap, device_time_gap
-from pytest_torchprof.commands.inputs import SHOWN, cpu_time_note, device_time_note, unlinked_note
+from pytest_torchprof.commands.inputs import (
+    SHOWN,
+    cpu_time_note,
+    device_time_note,
+    part_of,
+    unlinked_note,
+)
 from pytest_torchprof.commands.tables import (
     IDLE,
     MEMORY,
@@ -22,7 +28,6 @@ from pytest_torchprof.commands.tables import (
     document,
     limited,
     merged,
-    part_of,
     print_table,
     rows_of_each,
     show,
@@ -43,8 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Several
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
     from pytest_torchprof.render.table import Row
 
 
@@ -258,7 +262,7 @@ def memory_texts(trace: Trace) -> _Texts:
     return _Texts(_start(trace), categories, leaks)
 
 
-def memory_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
+def memory_notes(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     """From where peaks count, what was live at each, and what grows from step to step."""
     shown = dict(list(texts.items())[:SHOWN])
     more = len(texts) - len(shown)
@@ -270,15 +274,15 @@ def memory_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str
     ]
 
 
-def _marked(several: Several[Any], lines: Mapping[int, Sequence[str]]) -> list[str]:
+def _marked(several: Parts, lines: Mapping[int, Sequence[str]]) -> list[str]:
     return [f"{_mark(several, rank)}{line}" for rank, own in lines.items() for line in own]
 
 
-def _mark(several: Several[Any], rank: int) -> str:
+def _mark(several: Parts, rank: int) -> str:
     return f"{several.label(rank)}: " if len(several) > 1 else ""
 
 
-def _starts(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
+def _starts(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     """The starting points of the peaks: a line for all, and the known amounts."""
     of_steps = any(one.selected_steps is not None for one in several.values())
     when = "the first of these steps started" if of_steps else _WHOLE

@@ -26,8 +26,8 @@ def _refused(text: str, wanted: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {wanted}")
 
 
-def _above(kind: type[R], least: R, wanted: str, suffix: str = "") -> Callable[[str], R]:
-    """Of a finite number of at least this, with or without its unit."""
+def _at_least(kind: type[R], least: R, wanted: str, suffix: str = "") -> Callable[[str], R]:
+    """What makes a finite number of at least this, with or without its unit, of a text."""
 
     def number(text: str) -> R:
         try:
@@ -41,10 +41,10 @@ def _above(kind: type[R], least: R, wanted: str, suffix: str = "") -> Callable[[
     return number
 
 
-percent = _above(float, 0.0, "a percentage of 0 or more", "%")
-count = _above(int, 0, "a whole number of 0 or more")
-some = _above(int, 1, "a whole number of 1 or more")
-seconds = _above(float, sys.float_info.min, "a number of seconds above 0", "s")
+percent = _at_least(float, 0.0, "a percentage of 0 or more", "%")
+count = _at_least(int, 0, "a whole number of 0 or more")
+some = _at_least(int, 1, "a whole number of 1 or more")
+seconds = _at_least(float, sys.float_info.min, "a number of seconds above 0", "s")
 
 
 def grouping(text: str) -> str:

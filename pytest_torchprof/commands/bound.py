@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.analysis.estimates import (
     BoundRow,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
+    from pytest_torchprof.render.table import Row
     from pytest_torchprof.work.devices import Device
 
 _WHAT: Final = (
@@ -58,8 +59,7 @@ def run_bound(options: Namespace) -> int:
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
     for rank, trace in ranks.traces.items():
-        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
-        notes += [f"{mark}{line}" for line in _fusion_notes(trace, chips)]
+        notes += [f"{ranks.mark(rank)}{line}" for line in _fusion_notes(trace, chips)]
     extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
     tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
     return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
@@ -125,21 +125,13 @@ def _unknown(trace: Trace) -> str:
     return f"left out: {in_words(reason_of(parts, 0, '1'))}" if parts else ""
 
 
-def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[dict[str, Any]]:
+def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[Row]:
     """Chains of elementwise operators, and what one kernel each would save on each chip."""
-    return [
-        {
-            "operators": list(row.operators),
-            "shape": None if row.shape is None else list(row.shape),
-            "calls": row.calls,
-            "bytes": row.bytes,
-            "fused_bytes": row.fused_bytes,
-            "saved_launches": row.saved_launches,
-            "saved_ms": {chip.name: _saved_ms(row.bytes - row.fused_bytes, chip) for chip in chips},
-        }
-        for trace in traces
-        for row in fusions(trace.events)
-    ]
+    rows = [row for trace in traces for row in trace.fusions().to_dicts()]
+    for row in rows:
+        less = row["bytes"] - row["fused_bytes"]
+        row["saved_ms"] = {chip.name: _saved_ms(less, chip) for chip in chips}
+    return rows
 
 
 def _saved_ms(less: int, chip: Device) -> float:

@@ -154,8 +154,12 @@ class Parts(dict[int, Part]):
         return self._names
 
     def label(self, rank: int) -> str:
-        """The prefix of a note on one of several traces."""
+        """What this trace is called in a note."""
         return f"{self.value(rank)}" if self.apart else f"rank {rank}"
+
+    def mark(self, rank: int) -> str:
+        """What a note on it begins with, where there are several."""
+        return f"{self.label(rank)}: " if len(self) > 1 else ""
 
 
 def part_of(

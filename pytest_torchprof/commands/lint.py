@@ -281,11 +281,10 @@ def blind_lines(several: Parts, each: Mapping[int, Blind], wanted: int) -> list[
         return ["nothing was checked: every rule is ignored"]
     lines = several.unread
     for rank, one in each.items():
-        mark = f"{several.label(rank)}: " if len(several) > 1 else ""
         if one.unchecked == wanted:
-            lines.append(f"{mark}nothing was checked: {one.why}")
+            lines.append(f"{several.mark(rank)}nothing was checked: {one.why}")
         elif one.own:
-            lines.append(f"{mark}{one.own}")
+            lines.append(f"{several.mark(rank)}{one.own}")
     return lines
 
 

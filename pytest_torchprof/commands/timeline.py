@@ -63,8 +63,7 @@ def run_steps(options: Namespace) -> int:
     parts = ask(options, "commands.timeline:steps_part")
     notes = parts.notes
     for rank, lines in list(parts.each("texts").items())[:SHOWN]:
-        mark = f"{parts.label(rank)}: " if len(parts) > 1 else ""
-        notes += [f"{mark}{line}" for line in lines]
+        notes += [f"{parts.mark(rank)}{line}" for line in lines]
     extra = {
         "step_names": by_rank(parts, parts.each("name")),
         "statistics": rows_of_each(parts, parts.each("statistics")),
@@ -228,7 +227,7 @@ def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
 def _as_json(options: Namespace, parts: Parts, rows: list[Row]) -> int:
     checked = {rank: own for rank, own in parts.each("leaks").items() if own is not None}
     unchecked = [
-        f"{_mark(parts, rank)}{line}"
+        f"{parts.mark(rank)}{line}"
         for rank, lines in parts.each("unchecked").items()
         for line in lines
     ]
@@ -275,11 +274,7 @@ def memory_notes(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
 
 
 def _marked(several: Parts, lines: Mapping[int, Sequence[str]]) -> list[str]:
-    return [f"{_mark(several, rank)}{line}" for rank, own in lines.items() for line in own]
-
-
-def _mark(several: Parts, rank: int) -> str:
-    return f"{several.label(rank)}: " if len(several) > 1 else ""
+    return [f"{several.mark(rank)}{line}" for rank, own in lines.items() for line in own]
 
 
 def _starts(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:

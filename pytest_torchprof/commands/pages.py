@@ -22,29 +22,28 @@ from pytest_torchprof.analysis.breakdown import busy_timelines
 from pytest_torchprof.analysis.kernels import UNLINKED, device_of, parse_grouping
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
-    Ranks,
+    Parts,
     call_counts,
     calls_in_words,
     cpu_time_note,
     device_time_note,
     extra_chips,
-    heading_of,
     load_traces,
     no_flops,
-    notes_of,
     only,
+    part_with,
     peaks_used,
     ungrouped,
     unused_chips,
     warn,
 )
-from pytest_torchprof.commands.lint import finding_rows, what_was_blind
-from pytest_torchprof.commands.ops import kernel_notes
+from pytest_torchprof.commands.lint import blind_lines, finding_rows, what_was_blind
+from pytest_torchprof.commands.ops import kernel_lines
 from pytest_torchprof.commands.summary import span_note
-from pytest_torchprof.commands.tables import OK, rows_by_rank, tree_note, write
-from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
-from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.files import in_the_way, same_file, system_message
+from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
+from pytest_torchprof.commands.timeline import idle_gap, memory_notes, memory_texts, no_memory
+from pytest_torchprof.core.errors import SettingsError, writing
+from pytest_torchprof.core.files import in_the_way, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import POLICY, perfetto_page
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
@@ -79,12 +78,13 @@ from pytest_torchprof.trace.steps import chosen_steps, steps_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.operators import TreeBy
-    from pytest_torchprof.commands.tables import Sides, TableRow
+    from pytest_torchprof.commands.tables import Sides
     from pytest_torchprof.render.html.page import Section
+    from pytest_torchprof.render.table import Row, Rows
     from pytest_torchprof.work.devices import Device
 
 
@@ -100,7 +100,7 @@ KERNELS_BY: Final = "op,kernel"
 
 
 def sections_of(
-    ranks: Ranks, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
+    ranks: Parts, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
     """The sections of these traces, one after the other, without their styles.
 
@@ -110,7 +110,7 @@ def sections_of(
     several = len(ranks) > 1
     more = [f"{plural(left, f'more {ranks.column}')} left out: a page has {MOST_TRACES} at most"
             for left in [len(ranks) - MOST_TRACES] if left > 0]  # fmt: skip
-    for number, (rank, trace) in enumerate(list(ranks.items())[:MOST_TRACES], 1):
+    for number, (rank, trace) in enumerate(list(ranks.traces.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
         mark = f"{prefix}trace-{number}-" if several else prefix
         facts = facts_of(trace, label, chips)
@@ -120,33 +120,38 @@ def sections_of(
     return found
 
 
-def data_of_traces(ranks: Ranks) -> dict[str, Any]:
+def data_of_traces(ranks: Parts) -> dict[str, Any]:
     """What the page has as JSON: the main tables, as the commands print them."""
+
+    def rows(make: Callable[[Trace], Rows[Any]]) -> list[Row]:
+        made = {rank: make(trace).to_dicts() for rank, trace in ranks.traces.items()}
+        return rows_of_each(ranks, made)
+
     return {
-        "traces": [str(trace.path) for trace in ranks.values()],
-        "metrics": rows_by_rank(ranks, Trace.summary),
-        "breakdown": rows_by_rank(ranks, Trace.breakdown),
-        "idle": rows_by_rank(ranks, lambda trace: trace.idle("cause")),
+        "traces": [part.path for part in ranks.values()],
+        "metrics": rows(Trace.summary),
+        "breakdown": rows(Trace.breakdown),
+        "idle": rows(lambda trace: trace.idle("cause")),
     }
 
 
 def facts_of(trace: Trace, label: str = "", chips: Sequence[Device] = ()) -> TraceFacts:
     """All that the page of a trace tells."""
-    alone = Ranks({0: trace})
+    alone = Parts({0: part_with(trace)})
     name, numbers, median = _steps(trace)
     return TraceFacts(
         label=label,
-        heading=heading_of(alone),
+        heading=alone.heading,
         warnings=list(trace.warnings),
         events=len(trace.events),
         metrics=trace.summary().to_dicts(),
         step_name=name,
         step_numbers=numbers,
         step_median_ms=median,
-        time=_time(trace, alone),
+        time=_time(trace),
         found=_found(trace, alone),
-        kernels=_kernels(trace, alone, chips),
-        operators=_operators(trace, alone),
+        kernels=_kernels(trace, chips),
+        operators=_operators(trace),
         memory=_memory(trace, alone),
     )
 
@@ -184,7 +189,7 @@ def _marks(trace: Trace) -> list[StepMark]:
     ]
 
 
-def _time(trace: Trace, alone: Ranks) -> DeviceTime:
+def _time(trace: Trace) -> DeviceTime:
     device = _has_device(trace)
     without = "" if device else "the trace has no device events"
     gap = idle_gap(trace)
@@ -196,29 +201,26 @@ def _time(trace: Trace, alone: Ranks) -> DeviceTime:
         idle=trace.idle().to_dicts(),
         without=without,
         idle_without=gap or (without and f"idle time is not measured: {without}"),
-        notes=[
-            note
-            for line in (cpu_time_note, device_time_note, span_note)
-            for note in notes_of(alone, line)
-        ],
+        notes=[*filter(None, (cpu_time_note(trace), device_time_note(trace), span_note(trace)))],
     )
 
 
-def _found(trace: Trace, alone: Ranks) -> Found:
+def _found(trace: Trace, alone: Parts) -> Found:
     checked = check_chosen(trace.events)
     return Found(
-        rows=finding_rows(alone, {0: checked}),
+        rows=finding_rows(trace, checked),
         unchecked={rule: in_words(why) for rule, why in checked.gaps.items()},
         errors=checked.errors,
-        notes=what_was_blind(alone, {0: checked}, len(gather().rules)),
+        notes=blind_lines(alone, {0: what_was_blind(trace, checked)}, len(gather().rules)),
     )
 
 
 # ------------------------------------------------------------------------------------ kernels
 
 
-def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
+def _kernels(trace: Trace, chips: Sequence[Device]) -> Kernels:
     rows = trace.kernels(KERNELS_BY, chips)
+    notes = kernel_lines(trace, chips, parse_grouping(KERNELS_BY))
     table = rows.to_dicts()
     if unused := unused_chips(trace, chips):
         warn(unused)
@@ -229,7 +231,7 @@ def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
         table=table,
         roofs=_roofs(trace, rows, chips),
         without=peaks_used(trace, chips),
-        notes=kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if rows else [],
+        notes=[note for note in notes if note and rows],
     )
 
 
@@ -259,10 +261,10 @@ def _roofs(
 # -------------------------------------------------------------------------- operators, memory
 
 
-def _operators(trace: Trace, alone: Ranks) -> Operators:
+def _operators(trace: Trace) -> Operators:
     rows = trace.ops()
     empty = "recorded without operators" if not len(rows) else ""
-    notes = [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])] if rows else []
+    notes = [no_flops(trace), calls_in_words([call_counts(trace)])] if rows else []
     return Operators(
         table=rows.to_dicts(),
         fields=rows.columns,
@@ -279,14 +281,14 @@ def _tree(trace: Trace, by: TreeBy) -> Tree:
     return Tree(trace.tree(by), f"{note}: {why}" if note and why else note)
 
 
-def _memory(trace: Trace, alone: Ranks) -> Memory:
+def _memory(trace: Trace, alone: Parts) -> Memory:
     peaks = trace.memory()
     gaps = [why for why in [no_memory(trace)] if why]
     return Memory(
         peaks=peaks,
         points=trace.memory_timeline(MOMENTS),
         without=" ".join(gaps) or "nothing was allocated",
-        notes=[*gaps, *memory_notes(alone)] if peaks else [],
+        notes=[*gaps, *memory_notes(alone, {0: memory_texts(trace)})] if peaks else [],
     )
 
 
@@ -295,15 +297,15 @@ def _memory(trace: Trace, alone: Ranks) -> Memory:
 
 def write_page(
     target: Path,
-    ranks: Ranks,
+    ranks: Parts,
     sides: Mapping[int, Sides],
-    growth: Sequence[TableRow],
+    growth: Sequence[Row],
     notes: Sequence[str],
 ) -> None:
     """Write the page of a comparison; ``growth`` and ``notes`` are what the command prints.
 
     Raises:
-        ReportError: the file cannot be written; an old one is unchanged.
+        TraceError: the file cannot be written; an old one is unchanged.
     """
     sections: list[Section] = []
     for number, (rank, side) in enumerate(sides.items(), 1):
@@ -315,19 +317,13 @@ def write_page(
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
-    try:
+    with writing(target):
         write_text(target, page(title, with_styles(sections), data=data))
-    except (OSError, ValueError) as error:
-        raise ReportError(
-            f"{target}: cannot be written", system_message(error), "name another file"
-        ) from None
 
 
-def diff_facts(
-    side: Sides, label: str, growth: Sequence[TableRow], notes: Sequence[str]
-) -> DiffFacts:
+def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[str]) -> DiffFacts:
     """All that the page tells of two traces."""
-    a, b = (Ranks({0: trace}) for trace in (side.a, side.b))
+    a, b = (Parts({0: part_with(trace)}) for trace in (side.a, side.b))
     per_step = side.steps is not None
     rows: dict[str, list[dict[str, Any]]] = {
         by: api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
@@ -339,7 +335,7 @@ def diff_facts(
     metrics = zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True)
     return DiffFacts(
         label=label,
-        headings=(heading_of(a), heading_of(b)),
+        headings=(a.heading, b.heading),
         metrics=list(metrics),
         growth=growth,
         metric_note=note,
@@ -402,12 +398,8 @@ def run_report(options: Namespace) -> int:
     )
     styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
     for where, content in {**styled, target: text}.items():
-        try:
+        with writing(where):
             write_text(where, content)
-        except (OSError, ValueError) as error:
-            raise ReportError(
-                f"{where}: cannot be written", system_message(error), "name another file"
-            ) from None
     return OK
 
 
@@ -598,9 +590,6 @@ def run_merge(options: Namespace) -> int:
         )
     document = merged({name: read_report(Path(name)) for name in options.reports})
     check_target(target)
-    try:
+    with writing(target):
         write_document(target, document)
-    except (OSError, ValueError) as error:
-        found = system_message(error)
-        raise ReportError(f"{target}: cannot be written", found, "name another file") from None
     return OK

@@ -25,10 +25,10 @@ from pytest_torchprof.core.values import (
     Verdict,
 )
 from pytest_torchprof.render import escape
-from pytest_torchprof.render import table as row_formats
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.report import noise_of, test_of
+from pytest_torchprof.render.table import Table, strong
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import status_of
 from pytest_torchprof.verdict.metrics import METRICS
@@ -214,10 +214,7 @@ def text(page: Page, width: int) -> str:
     columns = AB_COLUMNS if wide else (*AB_COLUMNS[:-1], "interval", AB_COLUMNS[-1])
     cells = [_cells(row, joined=wide) for row in page.rows]
     left = "".join(f"{line}\n" for line in _left(page))
-    blocks = [
-        wrapped(page.heading, width),
-        row_formats.text_table(cells, columns, width=width) + left,
-    ]
+    blocks = [wrapped(page.heading, width), Table(cells, columns).text(width) + left]
     for head, lines in _below(page):
         joined = [
             f"{shorten(escape.line(name), _NAME)}: {note}" if name else note for name, note in lines
@@ -235,8 +232,8 @@ def page_markdown(page: Page) -> str:
     cells = [_cells(row, joined=True) for row in page.rows]
     for cell in cells:
         if cell["verdict"] in _BAD:
-            cell["verdict"] = row_formats.strong(cell["verdict"])
-    blocks = [_listed(map(words, page.heading)), row_formats.markdown_table(cells, AB_COLUMNS)]
+            cell["verdict"] = strong(cell["verdict"])
+    blocks = [_listed(map(words, page.heading)), Table(cells, AB_COLUMNS).markdown()]
     blocks += map(words, _left(page))
     for head, lines in _below(page):
         blocks += [f"{words(head)}\n"] if head else []

@@ -63,9 +63,10 @@ class ImportSeeds:
         if self._number is None:
             yield
             return
-        before, seed = RandomState(), seed_for(self._number, name)
+        before, seed = None, seed_for(self._number, name)
         ours = Differing(python=False, numpy=False, torch=False)
         with suppress(Exception):  # a file may have replaced anything
+            before = RandomState()
             free = self._whole or self._words in (None, _words_of_numpy())
             ours = Differing(self._whole, free, self._whole or _seed_of_torch() >= _REMEMBERED)
             seed_generators(seed, python=ours.python, numpy=ours.numpy, torch=ours.torch)
@@ -76,7 +77,8 @@ class ImportSeeds:
             with suppress(Exception):
                 numpy = ours.numpy and self._words == _words_of_numpy()
                 torch = ours.torch and _seed_of_torch() == seed
-                before.restore(but=Differing(not ours.python, not numpy, not torch))
+                if before is not None:
+                    before.restore(but=Differing(not ours.python, not numpy, not torch))
                 self._words = _words_of_numpy() if numpy else self._words
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.files import system_message
-
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
 
@@ -82,6 +80,8 @@ def writing(target: object) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        from pytest_torchprof.core.files import system_message
+
         what = f"{target}: cannot be written"
         raise TraceError(what, system_message(error), "name another file") from error
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.core.records import Frozen, Sendable
+from pytest_torchprof.core.scopes import SCOPES
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.core.unknown import Reason  # noqa: TC001 - msgspec reads it
 
@@ -139,25 +140,6 @@ class Normalised(Frozen, frozen=True):
 def is_positive(value: object) -> bool:
     """Whether it is a finite number above 0."""
     return isinstance(value, int | float) and 0 < value < math.inf
-
-
-# ---- What a limit may be on, apart from a whole test: the kinds of scopes, and their names.
-#
-# A plain pytest run loads it for the markers, so it is light.
-
-#: The kinds of scopes, as arguments of markers.
-SCOPES: Final = ("op", "kernel", "module", "region")
-
-
-def is_of_name(pattern: str, name: str) -> bool:
-    """Whether this is the name, or the glob matches it; upper and lower case are distinct.
-
-    Names may contain what is special in a glob: a name is always one of its own pattern.
-
-    >>> is_of_name("aten::_flash*", "aten::_flash_attention"), is_of_name("step [1]", "step [1]")
-    (True, True)
-    """
-    return pattern == name or fnmatchcase(name, pattern)
 
 
 # ---- Metrics that users define: what they declare of one, and the numbers that they may give.

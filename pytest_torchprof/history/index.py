@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.core.files import cache_folder
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.values import is_of_name
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.history.runs import UNREADABLE, NotARunError, Run, RunTest, decode
 from pytest_torchprof.verdict.metrics import METRICS
 

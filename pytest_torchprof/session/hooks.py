@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_torchprof.baseline.inline import Sources
-from pytest_torchprof.capture.machine import is_torch, require_torch
+from pytest_torchprof.capture.machine import (
+    Machine,
+    early_machine,
+    is_torch,
+    probe_machine,
+    require_torch,
+)
 from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
+from pytest_torchprof.capture.threads import expect_threads, threads_now
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.render import escape
@@ -23,7 +30,7 @@ from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session import reports as junit_properties
 from pytest_torchprof.session.comparing import relation_lines
 from pytest_torchprof.session.faults import SessionErrors, message_of
-from pytest_torchprof.session.known import KnownMachine, rules_of
+from pytest_torchprof.session.known import rules_of
 from pytest_torchprof.session.markers import is_ours
 from pytest_torchprof.session.measurement import Gatherer, RecentLaps
 from pytest_torchprof.session.options import require_folder
@@ -156,6 +163,45 @@ def _distinct(own: list[pytest.Mark], known: list[pytest.Mark]) -> list[pytest.M
 # ---- The hooks of a pytest session with profiling on: collection, one test, reports, the end.
 
 GATHERER = pytest.StashKey["Gatherer | None"]()
+
+
+# ---- The machine that a session runs on: first as it looks, then as torch says.
+
+
+class KnownMachine:
+    """Base class of a session's plugin object."""
+
+    settings: Settings
+    _machine: Machine | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The machine, as torch describes it; asked once, which initializes the device."""
+        if self._machine is None:
+            before = threads_now()
+            self._machine = probe_machine(self.settings.threads)
+            expect_threads(threads_now() - before)  # the driver's, which no test has started
+        return self._machine
+
+    def first_look(self) -> dict[str, Any]:
+        """The environment, as far as it can be told before tests are collected.
+
+        Raises:
+            CaptureError: torch is not installed or cannot be imported.
+        """
+        return self._environment(early_machine(self.settings.threads))
+
+    def closer_look(self) -> dict[str, Any]:
+        """The environment as it is."""
+        return self._environment(self.machine)
+
+    def _environment(self, machine: Machine) -> dict[str, Any]:
+        chip = self.settings.device
+        return {
+            **asdict(machine),
+            "key": machine.key,
+            **({} if chip is None else {"chip": chip}),
+        }
 
 
 class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):

@@ -7,17 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import asdict
 
-from pytest_torchprof.capture.machine import Machine, early_machine, probe_machine
-from pytest_torchprof.capture.threads import expect_threads, threads_now
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.verdict.metrics import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from pytest_torchprof.core.values import Settings
     from pytest_torchprof.rules.registry import Rulebook
 
 
@@ -98,45 +94,6 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
     from pytest_torchprof.rules.rule import parse_thresholds
 
     return parse_thresholds(text, rules_of(config).rules.values()) if text.strip() else {}
-
-
-# ---- The machine that a session runs on: first as it looks, then as torch says.
-
-
-class KnownMachine:
-    """Base class of a session's plugin object."""
-
-    settings: Settings
-    _machine: Machine | None = None
-
-    @property
-    def machine(self) -> Machine:
-        """The machine, as torch describes it; asked once, which initializes the device."""
-        if self._machine is None:
-            before = threads_now()
-            self._machine = probe_machine(self.settings.threads)
-            expect_threads(threads_now() - before)  # the driver's, which no test has started
-        return self._machine
-
-    def first_look(self) -> dict[str, Any]:
-        """The environment, as far as it can be told before tests are collected.
-
-        Raises:
-            CaptureError: torch is not installed or cannot be imported.
-        """
-        return self._environment(early_machine(self.settings.threads))
-
-    def closer_look(self) -> dict[str, Any]:
-        """The environment as it is."""
-        return self._environment(self.machine)
-
-    def _environment(self, machine: Machine) -> dict[str, Any]:
-        chip = self.settings.device
-        return {
-            **asdict(machine),
-            "key": machine.key,
-            **({} if chip is None else {"chip": chip}),
-        }
 
 
 # ---- The metrics that conftest files and plugins define as functions of a trace.

@@ -9,11 +9,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.values import SCOPES
+from pytest_torchprof.core.scopes import SCOPES
 from pytest_torchprof.session.known import metrics_of
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.verdict.metrics import METRICS
@@ -481,6 +480,8 @@ def _is_upper(budget: Budget) -> bool:
 
 
 def _parsed(config: pytest.Config) -> Iterable[ProjectBudget]:
+    from msgspec.structs import replace
+
     file = config.inipath.name if config.inipath is not None else "the ini file"
     for line in config.getini("torchprof_budgets"):
         try:

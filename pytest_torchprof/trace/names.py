@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import cached
-from pytest_torchprof.core.values import is_of_name
+from pytest_torchprof.core.scopes import is_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,8 @@ import numpy as np
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.values import ALL_STEPS, StepRange, is_of_name
+from pytest_torchprof.core.scopes import is_of_name
+from pytest_torchprof.core.values import ALL_STEPS, StepRange
 from pytest_torchprof.trace import names as known_names
 from pytest_torchprof.trace import nesting as intervals
 from pytest_torchprof.trace.names import (

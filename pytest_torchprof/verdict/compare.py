@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
@@ -27,7 +28,6 @@ from pytest_torchprof.core.values import (
     Unstable,
     Value,
     Verdict,
-    is_of_name,
     of_rules,
 )
 from pytest_torchprof.verdict.metrics import METRICS, tolerant

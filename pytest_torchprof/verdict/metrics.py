@@ -193,7 +193,7 @@ def _ops(trace: Events) -> int:
     count = _count(trace, "OP")
     if trace.scope is None or trace.scope[0] != "op":
         return count
-    from pytest_torchprof.core.values import is_of_name
+    from pytest_torchprof.core.scopes import is_of_name
     from pytest_torchprof.trace.names import OURS, Kind
 
     name = trace.scope[1]

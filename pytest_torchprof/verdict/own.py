@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import SettingsError, error_line
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.units import converted
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
@@ -22,7 +23,6 @@ from pytest_torchprof.core.values import (
     Value,
     Verdict,
     declared,
-    is_of_name,
     number_of,
 )
 from pytest_torchprof.trace.names import (

@@ -16,6 +16,7 @@ from pytest_torchprof.analysis.missing import frees_unseen
 from pytest_torchprof.analysis.operators import kernel_totals, op_rows
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen, cached
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
     NORMALISED,
@@ -25,7 +26,6 @@ from pytest_torchprof.core.values import (
     Number,
     Profile,
     Value,
-    is_of_name,
     is_positive,
     named_rank,
 )

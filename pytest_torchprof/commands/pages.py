@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.breakdown import busy_timelines
@@ -47,23 +46,27 @@ from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import in_the_way, same_file, system_message
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import POLICY, perfetto_page
+from pytest_torchprof.render.findings import gaps
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
-from pytest_torchprof.render.html.page import page, write_text
+from pytest_torchprof.render.html.page import (
+    Section,
+    Sources,
+    asset_files,
+    check_asset,
+    check_page,
+    page,
+    write_text,
+)
+from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
 from pytest_torchprof.render.html.trace_page import (
-    DeviceTime,
-    DiffFacts,
-    Found,
-    Kernels,
-    Memory,
-    Operators,
-    TraceFacts,
-    Tree,
     diff_sections,
+    finding_row,
+    plot_styles,
     trace_sections,
     with_styles,
 )
+from pytest_torchprof.render.kernel_names import readable_kernel
 from pytest_torchprof.render.report import (
-    StoredReport,
     check_target,
     merged,
     read_report,
@@ -84,7 +87,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.operators import TreeBy
     from pytest_torchprof.commands.tables import Sides, TableRow
-    from pytest_torchprof.render.html.page import Section
     from pytest_torchprof.work.devices import Device
 
 
@@ -108,15 +110,13 @@ def sections_of(
     """
     found: list[Section] = []
     several = len(ranks) > 1
-    more = [f"{plural(left, f'more {ranks.column}')} left out: a page has {MOST_TRACES} at most"
-            for left in [len(ranks) - MOST_TRACES] if left > 0]  # fmt: skip
     for number, (rank, trace) in enumerate(list(ranks.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
-        mark = f"{prefix}trace-{number}-" if several else prefix
-        facts = facts_of(trace, label, chips)
-        if more and number == 1:
-            facts = replace(facts, warnings=[*more, *facts.warnings])
-        found += trace_sections(facts, mark)
+        facts = facts_of(trace, chips)
+        if number == 1 and (left := len(ranks) - MOST_TRACES) > 0:
+            more = f"{plural(left, f'more {ranks.column}')} left out"
+            facts["warnings"].insert(0, f"{more}: a page has {MOST_TRACES} at most")
+        found += trace_sections(facts, label, f"{prefix}trace-{number}-" if several else prefix)
     return found
 
 
@@ -130,107 +130,80 @@ def data_of_traces(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def facts_of(trace: Trace, label: str = "", chips: Sequence[Device] = ()) -> TraceFacts:
-    """All that the page of a trace tells."""
+def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
+    """All that the page of a trace tells, by the names in `trace.html`."""
     alone = Ranks({0: trace})
-    name, numbers, median = _steps(trace)
-    return TraceFacts(
-        label=label,
-        heading=heading_of(alone),
-        warnings=list(trace.warnings),
-        events=len(trace.events),
-        metrics=trace.summary().to_dicts(),
-        step_name=name,
-        step_numbers=numbers,
-        step_median_ms=median,
-        time=_time(trace, alone),
-        found=_found(trace, alone),
-        kernels=_kernels(trace, alone, chips),
-        operators=_operators(trace, alone),
-        memory=_memory(trace, alone),
-    )
-
-
-def _has_device(trace: Trace) -> bool:
-    """Whether the selected part has work of a device."""
-    return bool(trace.events.selection[trace.events.device_rows].any())
-
-
-def _steps(trace: Trace) -> tuple[str, list[int], float | None]:
-    """Name and numbers of the steps, and the median of their durations."""
-    steps = steps_of(trace.events, "")
-    inside = _inside(trace)
-    if not len(steps) or not inside.any():
-        return "", [], None
-    durations = (steps.end - steps.begin)[inside]
-    return steps.name, steps.number[inside].tolist(), float(np.median(durations)) / 1e6
-
-
-def _inside(trace: Trace) -> Any:
-    """Which of all steps are selected."""
-    steps, chosen = steps_of(trace.events, ""), chosen_steps(trace.events)
-    every = np.ones(len(steps), bool)
-    return every if chosen is None else among(steps.number, chosen[1])
-
-
-def _marks(trace: Trace) -> list[StepMark]:
-    steps, inside = steps_of(trace.events, ""), _inside(trace)
-    if not len(steps):
-        return []
-    first = int(trace.events.ts[0])
-    columns = steps.number, steps.begin - first, steps.end - first
-    return [
-        StepMark(*marked) for marked in zip(*(c[inside].tolist() for c in columns), strict=True)
-    ]
-
-
-def _time(trace: Trace, alone: Ranks) -> DeviceTime:
-    device = _has_device(trace)
-    without = "" if device else "the trace has no device events"
-    gap = idle_gap(trace)
-    return DeviceTime(
-        breakdown=trace.breakdown(),
-        timelines=busy_timelines(trace.events, SHARES),
-        steps=_marks(trace),
-        idle_causes=trace.idle("cause"),
-        idle=trace.idle().to_dicts(),
-        without=without,
-        idle_without=gap or (without and f"idle time is not measured: {without}"),
-        notes=[
-            note
-            for line in (cpu_time_note, device_time_note, span_note)
-            for note in notes_of(alone, line)
-        ],
-    )
-
-
-def _found(trace: Trace, alone: Ranks) -> Found:
-    checked = check_chosen(trace.events)
-    return Found(
-        rows=finding_rows(alone, {0: checked}),
-        unchecked={rule: in_words(why) for rule, why in checked.gaps.items()},
-        errors=checked.errors,
-        notes=what_was_blind(alone, {0: checked}, len(gather().rules)),
-    )
-
-
-# ------------------------------------------------------------------------------------ kernels
-
-
-def _kernels(trace: Trace, alone: Ranks, chips: Sequence[Device]) -> Kernels:
-    rows = trace.kernels(KERNELS_BY, chips)
-    table = rows.to_dicts()
+    events, kernels, operators, peaks = (
+        trace.events, trace.kernels(KERNELS_BY, chips), trace.ops(), trace.memory(),
+    )  # fmt: skip
     if unused := unused_chips(trace, chips):
         warn(unused)
-    for row in table:
-        row["operator"] = UNLINKED if row["operator"] is None else row["operator"]
-    return Kernels(
-        rows=rows,
-        table=table,
-        roofs=_roofs(trace, rows, chips),
-        without=peaks_used(trace, chips),
-        notes=kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if rows else [],
-    )
+    on_device = bool(events.selection[events.device_rows].any())
+    no_device = "" if on_device else "the trace has no device events"
+    steps, median = _steps(trace)
+    checked = check_chosen(events)
+    unchecked = {rule: in_words(why) for rule, why in checked.gaps.items()}
+    memory_gap = no_memory(trace)
+    time_lines = (cpu_time_note, device_time_note, span_note)
+    return {
+        "heading": heading_of(alone),
+        "warnings": list(trace.warnings),
+        "metrics": trace.summary().to_dicts(),
+        "steps": steps,
+        "step_median_ms": median,
+        "no_device": no_device,
+        "breakdown": trace.breakdown(),
+        "timelines": busy_timelines(events, SHARES),
+        "time_notes": [note for line in time_lines for note in notes_of(alone, line)],
+        "idle_causes": trace.idle("cause"),
+        "idle": [
+            {**row, "where": row["location"] or row["path"]} for row in trace.idle().to_dicts()
+        ],
+        "no_idle": idle_gap(trace) or (no_device and f"idle time is not measured: {no_device}"),
+        "findings": [finding_row(row) for row in finding_rows(alone, {0: checked})],
+        "finding_notes": [
+            *gaps("not checked", unchecked),
+            *gaps("failed, so not checked", checked.errors),
+            *what_was_blind(alone, {0: checked}, len(gather().rules)),
+        ],
+        "kernels": kernels,
+        "kernel_table": [
+            {**row, "operator": UNLINKED if row["operator"] is None else row["operator"]}
+            for row in kernels.to_dicts()
+        ],
+        "roofs": _roofs(trace, kernels, chips),
+        "no_kernels": peaks_used(trace, chips),
+        "kernel_notes": kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if kernels else [],
+        "operators": operators,
+        "trees": {by: (trace.tree(by), _tree_note(trace, by)) for by in ("module", "stack")},
+        "operator_notes": list(
+            filter(None, [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])])
+        ),
+        "peaks": peaks,
+        "points": trace.memory_timeline(MOMENTS),
+        "no_memory": memory_gap or "nothing was allocated",
+        "memory_notes": [*filter(None, [memory_gap]), *memory_notes(alone)] if peaks else [],
+    }
+
+
+def _steps(trace: Trace) -> tuple[list[StepMark], float | None]:
+    """The selected steps, and the median of their durations in ms."""
+    steps, chosen = steps_of(trace.events, ""), chosen_steps(trace.events)
+    inside = np.ones(len(steps), bool) if chosen is None else among(steps.number, chosen[1])
+    if not inside.any():
+        return [], None
+    first = int(trace.events.ts[0])
+    columns = steps.number, steps.begin - first, steps.end - first
+    rows = zip(*(column[inside].tolist() for column in columns), strict=True)
+    return [StepMark(*row) for row in rows], float(
+        np.median((steps.end - steps.begin)[inside])
+    ) / 1e6
+
+
+def _tree_note(trace: Trace, by: TreeBy) -> str:
+    """What the parts of a tree are, if not those that were asked for, and why."""
+    note = tree_note(trace, by)
+    return ": ".join(filter(None, [note, note and ungrouped(trace, by)]))
 
 
 def _roofs(
@@ -256,43 +229,6 @@ def _roofs(
     return roofs
 
 
-# -------------------------------------------------------------------------- operators, memory
-
-
-def _operators(trace: Trace, alone: Ranks) -> Operators:
-    rows = trace.ops()
-    empty = "recorded without operators" if not len(rows) else ""
-    notes = [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])] if rows else []
-    return Operators(
-        table=rows.to_dicts(),
-        fields=rows.columns,
-        modules=_tree(trace, "module"),
-        stacks=_tree(trace, "stack"),
-        without=empty,
-        notes=[note for note in notes if note],
-    )
-
-
-def _tree(trace: Trace, by: TreeBy) -> Tree:
-    note = tree_note(trace, by)
-    why = ungrouped(trace, by) if note else ""
-    return Tree(trace.tree(by), f"{note}: {why}" if note and why else note)
-
-
-def _memory(trace: Trace, alone: Ranks) -> Memory:
-    peaks = trace.memory()
-    gaps = [why for why in [no_memory(trace)] if why]
-    return Memory(
-        peaks=peaks,
-        points=trace.memory_timeline(MOMENTS),
-        without=" ".join(gaps) or "nothing was allocated",
-        notes=[*gaps, *memory_notes(alone)] if peaks else [],
-    )
-
-
-# ---- Gather what the page of `torchprof diff` tells, and write it.
-
-
 def write_page(
     target: Path,
     ranks: Ranks,
@@ -306,47 +242,55 @@ def write_page(
         ReportError: the file cannot be written; an old one is unchanged.
     """
     sections: list[Section] = []
+    several = len(sides) > 1
     for number, (rank, side) in enumerate(sides.items(), 1):
-        several = len(sides) > 1
-        mine = [row for row in growth if row.get("rank", rank) == rank]
-        label = ranks.label(rank) if several else ""
-        facts = diff_facts(side, label, mine, notes if number == 1 else ())
-        sections += diff_sections(facts, f"rank-{number}-" if several else "")
+        facts = _diff_facts(side)
+        facts["growth"] = [row for row in growth if row.get("rank", rank) == rank]
+        facts["notes"] = notes if number == 1 else ()
+        label, prefix = (ranks.label(rank), f"rank-{number}-") if several else ("", "")
+        sections += diff_sections(facts, label, prefix)
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
+    _write(target, page(title, with_styles(sections), data=data))
+
+
+def _diff_facts(side: Sides) -> dict[str, Any]:
+    """What the page tells of two traces; metrics that changed come first."""
+    per_step = side.steps is not None
+    operators, kernels = (
+        api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
+    )
+    notes = []
+    if side.steps is not None:
+        one, other = side.steps
+        notes.append(f"metrics are those of all steps together: {one} of A, {other} of B")
+    pairs = list(zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True))
+    unknown = [pair for pair in pairs if pair[0]["value"] is pair[1]["value"] is None]
+    if unknown:
+        notes.append(f"measured in neither trace: {', '.join(a['metric'] for a, _ in unknown)}")
+    known = [pair for pair in pairs if pair not in unknown]
+    return {
+        "headings": [heading_of(Ranks({0: trace})) for trace in (side.a, side.b)],
+        "metrics": sorted(known, key=lambda pair: pair[0]["value"] == pair[1]["value"]),
+        "metric_notes": notes,
+        "operators": operators,
+        "kernels": [{**row, "name": readable_kernel(row["name"])} for row in kernels],
+    }
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a file of a page.
+
+    Raises:
+        ReportError: it cannot be written; an old one is unchanged.
+    """
     try:
-        write_text(target, page(title, with_styles(sections), data=data))
+        write_text(target, text)
     except (OSError, ValueError) as error:
         raise ReportError(
             f"{target}: cannot be written", system_message(error), "name another file"
         ) from None
-
-
-def diff_facts(
-    side: Sides, label: str, growth: Sequence[TableRow], notes: Sequence[str]
-) -> DiffFacts:
-    """All that the page tells of two traces."""
-    a, b = (Ranks({0: trace}) for trace in (side.a, side.b))
-    per_step = side.steps is not None
-    rows: dict[str, list[dict[str, Any]]] = {
-        by: api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
-    }
-    note = ""
-    if side.steps is not None:
-        one, other = side.steps
-        note = f"metrics are those of all steps together: {one} of A, {other} of B"
-    metrics = zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True)
-    return DiffFacts(
-        label=label,
-        headings=(heading_of(a), heading_of(b)),
-        metrics=list(metrics),
-        growth=growth,
-        metric_note=note,
-        operators=rows["op"],
-        kernels=rows["kernel"],
-        notes=list(notes),
-    )
 
 
 # ---- `torchprof report`: reports of test sessions and traces as one page of HTML.
@@ -358,14 +302,6 @@ def run_report(options: Namespace) -> int:
     """Write the page, and its assets if they go into a folder."""
     target = Path(options.output)
     _check(target, options.files, options.assets)
-    from pytest_torchprof.render.html.page import (
-        asset_files,
-        check_asset,
-        check_page,
-        page,
-        write_text,
-    )
-
     check_page(target)
     for name in asset_files() if options.assets is not None else ():
         check_asset(Path(options.assets) / name)
@@ -390,8 +326,6 @@ def run_report(options: Namespace) -> int:
     folder = None if options.assets is None else Path(options.assets)
     looks = dict(asset_files())
     if traces:
-        from pytest_torchprof.render.html.trace_page import plot_styles, with_styles
-
         looks["torchprof.css"] += plot_styles()
         sections = sections if folder else with_styles(sections)
     text = page(
@@ -402,12 +336,7 @@ def run_report(options: Namespace) -> int:
     )
     styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
     for where, content in {**styled, target: text}.items():
-        try:
-            write_text(where, content)
-        except (OSError, ValueError) as error:
-            raise ReportError(
-                f"{where}: cannot be written", system_message(error), "name another file"
-            ) from None
+        _write(where, content)
     return OK
 
 
@@ -439,10 +368,7 @@ def _check(target: Path, files: Sequence[str], assets: str | None) -> None:
 
 def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, Mapping[str, Any]]:
     """A report's sections, its verdict, and its data."""
-    from pytest_torchprof.render.html.page import Sources
-    from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
-
-    report: StoredReport = read_report(path, _NEXT)
+    report = read_report(path, _NEXT)
     if report.interrupted:
         warn(f"{path}: the session was interrupted; tests may be missing")
     sections = report_sections(report, Sources(Path.cwd()), prefix=prefix, name=name)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import jinja2
@@ -20,7 +21,13 @@ from markupsafe import Markup
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.files import is_other_file, replacing
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.core.units import (
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+    plural,
+)
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import end_of, shorten, width_of
@@ -145,9 +152,19 @@ def json_block(data: object) -> Markup:
     return Markup(text.replace("<", r"\u003c"))  # noqa: S704 - JSON, not HTML
 
 
+def macros(template: str, **asked: Any) -> Any:
+    """The macros of a file of `templates/`, which may use what is ``asked``."""
+    return _environment().get_template(template, globals=asked).module
+
+
+def asset(name: str) -> str:
+    """A file of `assets/`."""
+    return _text("assets", name)
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: _text("templates", name)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -155,6 +172,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
+    made.filters |= {
+        "quantity": format_quantity, "plural": plural, "spread": format_spread, "exact": exact,
+        "line": shown,
+    }  # fmt: skip
+    made.globals |= {"pair": format_pair, "change": format_change}
+    return made
 
 
 def _shown(value: Any) -> Any:
@@ -322,7 +345,7 @@ def data_table(
     fields: Sequence[str],
     *,
     numbered: bool = False,
-    headings: Mapping[str, str] | None = None,
+    headings: Mapping[str, str] = MappingProxyType({}),
 ) -> Markup:
     """A table called ``name``; fields that no row has a value for are left out.
 
@@ -330,32 +353,20 @@ def data_table(
     not known is ``null`` there.  ``numbered``: a first column counts the rows. ``headings`` of
     columns that need other words than usual.
     """
-    headings = headings or {}
     used = [field for field in fields if any(row.get(field) is not None for row in rows)]
     numeric = {field for field in used if all(_is_number(row.get(field)) for row in rows)}
-    head = [
-        element(
-            "th",
-            headings.get(field) or heading(field).replace("_", " "),
-            scope="col",
-            data_field=field,
-            class_="number" if field in numeric else None,
-        )
-        for field in used
-    ]
+    head = [element("th", "#", scope="col", class_="number")] if numbered else []
+    for field in used:
+        words = headings.get(field) or heading(field).replace("_", " ")
+        class_ = "number" if field in numeric else None
+        head.append(element("th", words, scope="col", data_field=field, class_=class_))
     body = []
     for number, row in enumerate(rows, 1):
         cells = [_cell(field, row.get(field), field in numeric) for field in used]
         first = [element("td", str(number), class_="t-rank")] if numbered else []
         body.append(element("tr", *first, *cells))
-    first = [element("th", "#", scope="col", class_="number")] if numbered else []
-    table = element(
-        "table",
-        element("thead", element("tr", *first, *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table=name,
-    )
+    parts = element("thead", element("tr", *head)), element("tbody", *body)
+    table = element("table", *parts, class_="data", data_table=name)
     return element("div", table, class_="scroll")
 
 
@@ -364,42 +375,18 @@ def _is_number(value: object) -> bool:
 
 
 def _cell(field: str, value: Any, is_number: bool) -> Markup:
-    if is_number:
-        return element("td", cell(field, value), class_="number", data_value=exact(value))
     words = cell(field, value)
+    if is_number:
+        return element("td", words, class_="number", data_value=exact(value))
     if field == "cause":
         return element("td", words, class_="t-cause")
     if field in _WORDS:
         return element("td", shown(words, 400), class_="t-words")
     if field not in _NAMES or value is None:
         return element("td", shown(words, 80))
-    whole = value if isinstance(value, CountedNames) or not isinstance(value, str) else str(value)
-    full = shown(str(whole))
-    width = _NAMES[field]
+    full, width = shown(str(value)), _NAMES[field]
+    short = shown(words, width)
     if field in _ENDS and width_of(words) > width:
         short = f"…{end_of(words, width - 1)}"
-    else:
-        short = shown(words, width)
-    return element(
-        "td", element("code", short), class_="t-name", title=full if full != short else None
-    )
-
-
-def notes(lines: Sequence[str]) -> Markup | None:
-    """What is to be known of the numbers above; None without lines."""
-    if not lines:
-        return None
-    return element("ul", *(element("li", shown(line, 600)) for line in lines), class_="t-notes")
-
-
-def metrics_table(heads: Sequence[tuple[str, str | None]], body: Sequence[Markup]) -> Markup:
-    """A table of metrics, of rows that are made; each heading with the class of its column."""
-    head = [element("th", words, scope="col", class_=class_) for words, class_ in heads]
-    table = element(
-        "table",
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table="metrics",
-    )
-    return element("div", table, class_="scroll")
+    title = full if full != short else None
+    return element("td", element("code", short), class_="t-name", title=title)

@@ -132,8 +132,6 @@ def _page_target(options: Namespace) -> Path | None:
     target = Path(options.html)
     if any(same_file(target, Path(name)) for name in (options.a, options.b)):
         raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     check_page(target)
     return target
 

@@ -109,15 +109,13 @@ def _page_target(options: Namespace) -> Path | None:
     """The page to write, if one is asked for; its name is checked first.
 
     Raises:
-        SettingsError: it would replace a file that is no page.
+        SettingsError: it is a folder, or would replace a file that is no page.
     """
     if options.html is None:
         return None
     from pytest_torchprof.render.html.page import check_page
 
     target = Path(options.html)
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     check_page(target)
     return target
 

@@ -61,9 +61,7 @@ from pytest_torchprof.render.html.report_page import data_of, headline, report_s
 from pytest_torchprof.render.html.trace_page import (
     diff_sections,
     finding_row,
-    plot_styles,
     trace_sections,
-    with_styles,
 )
 from pytest_torchprof.render.kernel_names import readable_kernel
 from pytest_torchprof.render.report import (
@@ -252,7 +250,7 @@ def write_page(
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
-    _write(target, page(title, with_styles(sections), data=data))
+    _write(target, page(title, sections, data=data))
 
 
 def _diff_facts(side: Sides) -> dict[str, Any]:
@@ -301,87 +299,73 @@ _NEXT = "name a trace, or a report of pytest --torchprof --torchprof-json=FILE"
 def run_report(options: Namespace) -> int:
     """Write the page, and its assets if they go into a folder."""
     target = Path(options.output)
-    _check(target, options.files, options.assets)
+    folder = None if options.assets is None else Path(options.assets)
+    _check_other(target, options.files, "the files to read", "page")
     check_page(target)
-    for name in asset_files() if options.assets is not None else ():
-        check_asset(Path(options.assets) / name)
+    assets = {} if folder is None else {folder / name: look for name, look in asset_files().items()}
+    if folder is not None:
+        _check_folder(folder, target)
+        for path in assets:
+            check_asset(path)
     chips = extra_chips(options)
     paths = [Path(name) for name in options.files]
-    names = short_names(paths)
     several = len(paths) > 1
     sections: list[Section] = []
-    traces: list[Section] = []
     data: dict[str, Any] = {}
-    title = plural(len(paths), "file")
-    for number, (path, name) in enumerate(zip(paths, names, strict=True), 1):
+    title = ""
+    for number, (path, name) in enumerate(zip(paths, short_names(paths), strict=True), 1):
         prefix, label = (f"file-{number}-", name) if several else ("", "")
         if path.is_dir() or (not path.is_fifo() and is_trace(path)):
-            made, own_title, own_data = _of_trace(path, prefix, label, chips)
-            traces += made
+            ranks = load_traces([str(path)], None)
+            sections += sections_of(ranks, chips, prefix=prefix, name=label)
+            title, data[name] = path.resolve().name, data_of_traces(ranks)
         else:
-            made, own_title, own_data = _of_report(path, prefix, label)
-        sections += made
-        data[name] = own_data
-        title = title if several else own_title
-    folder = None if options.assets is None else Path(options.assets)
-    looks = dict(asset_files())
-    if traces:
-        looks["torchprof.css"] += plot_styles()
-        sections = sections if folder else with_styles(sections)
+            report = read_report(path, _NEXT)
+            if report.interrupted:
+                warn(f"{path}: the session was interrupted; tests may be missing")
+            sections += report_sections(report, Sources(Path.cwd()), prefix=prefix, name=label)
+            title, data[name] = headline(report), data_of(report)
     text = page(
-        title,
+        plural(len(paths), "file") if several else title,
         sections,
         data={"files": data} if several else next(iter(data.values())),
         assets=None if folder is None else _link(target, folder),
     )
-    styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
-    for where, content in {**styled, target: text}.items():
+    for where, content in {**assets, target: text}.items():
         _write(where, content)
     return OK
 
 
-def _check(target: Path, files: Sequence[str], assets: str | None) -> None:
-    """Reject a target that would replace what is read, and a folder that can be none.
+def _check_other(target: Path, names: Sequence[str], what: str, made: str) -> None:
+    """Reject a target that would replace what is read.
+
+    Raises:
+        SettingsError: it is one of these files.
+    """
+    if any(same_file(target, Path(name)) for name in names):
+        raise SettingsError(
+            f"{target}: this is one of {what}",
+            "they are never overwritten",
+            f"give another name for the {made}",
+        )
+
+
+def _check_folder(folder: Path, target: Path) -> None:
+    """Reject a folder of styles and scripts that can be none, or that no page could link to.
 
     Raises:
         SettingsError: it is so.
     """
-    if any(same_file(target, Path(name)) for name in files):
-        raise SettingsError(
-            f"{target}: this is one of the files to read",
-            "they are never overwritten",
-            "give another name for the page",
-        )
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
-    if assets is not None and target == Path("/dev/stdout"):
+    if target == Path("/dev/stdout"):
         raise SettingsError(
             "--assets does not go with -o -",
             "a page on standard output has no place from which it could link to a folder",
             "name a file with -o",
         )
-    if assets is not None and (path := in_the_way(Path(assets))) is not None:
+    if (path := in_the_way(folder)) is not None:
         raise SettingsError(
-            f"{assets} cannot be a folder", f"{path} exists and is a file", "name another folder"
+            f"{folder} cannot be a folder", f"{path} exists and is a file", "name another folder"
         )
-
-
-def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, Mapping[str, Any]]:
-    """A report's sections, its verdict, and its data."""
-    report = read_report(path, _NEXT)
-    if report.interrupted:
-        warn(f"{path}: the session was interrupted; tests may be missing")
-    sections = report_sections(report, Sources(Path.cwd()), prefix=prefix, name=name)
-    return sections, headline(report), data_of(report)
-
-
-def _of_trace(
-    path: Path, prefix: str, name: str, chips: Sequence[Device]
-) -> tuple[list[Section], str, Mapping[str, Any]]:
-    """The sections of a trace, or of the traces in a folder, their title, and their data."""
-    ranks = load_traces([str(path)], None)
-    sections = sections_of(ranks, chips, prefix=prefix, name=name)
-    return sections, path.resolve().name, data_of_traces(ranks)
 
 
 def _link(target: Path, folder: Path) -> str:
@@ -516,12 +500,7 @@ def run_export(options: Namespace) -> int:
 def run_merge(options: Namespace) -> int:
     """Write the merged report."""
     target = Path(options.output)
-    if any(same_file(target, Path(name)) for name in options.reports):
-        raise SettingsError(
-            f"{target}: this is one of the reports",
-            "they are never overwritten",
-            "give another name for the output",
-        )
+    _check_other(target, options.reports, "the reports", "output")
     document = merged({name: read_report(Path(name)) for name in options.reports})
     check_target(target)
     try:

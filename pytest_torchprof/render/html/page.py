@@ -8,7 +8,7 @@ import functools
 import hashlib
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -45,13 +45,14 @@ ASSET_MARK = "/* of a page of torchprof */"
 
 
 def check_page(path: Path) -> None:
-    """Reject a name for a page that is the name of another kind of file.
+    """Reject a name for a page that is the name of a folder, or of another kind of file.
 
     Raises:
-        SettingsError: such a file exists.
+        SettingsError: it is so.
     """
-    if is_other_file(path, _is_page):
-        raise _not_replaced(path, "a page of torchprof", "name another file")
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a folder", next_step="name a file in it")
+    _check(path, lambda head: MARK.encode() in head, "a page of torchprof", "file")
 
 
 def check_asset(path: Path) -> None:
@@ -60,23 +61,18 @@ def check_asset(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, _is_asset):
-        raise _not_replaced(path, "of a page of torchprof", "name another folder")
+    ours = ASSET_MARK.encode()
+    _check(path, lambda head: head.startswith(ours), "of a page of torchprof", "folder")
 
 
-def _not_replaced(path: Path, wanted: str, other: str) -> SettingsError:
-    found = f"it exists and is not {wanted}"
-    return SettingsError(f"{path} is not replaced", found, f"{other}, or remove this file first")
+def _check(path: Path, is_ours: Callable[[bytes], bool], wanted: str, other: str) -> None:
+    def is_page(path: Path) -> bool:
+        with path.open("rb") as file:
+            return is_ours(file.read(_MARK_WITHIN_BYTES))
 
-
-def _is_asset(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(ASSET_MARK)) == ASSET_MARK.encode()
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(_MARK_WITHIN_BYTES)
+    if is_other_file(path, is_page):
+        next_step = f"name another {other}, or remove this file first"
+        raise SettingsError(f"{path} is not replaced", f"it exists and is not {wanted}", next_step)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -94,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
 # Jinja2 is imported here, so this module is imported only where a page is asked for.
 
 #: Files of `assets/`, in the order in which they are in the page.
-STYLES = ("base.css", "report.css")
+STYLES = ("base.css", "report.css", "plots.css")
 SCRIPTS = ("filter.js",)
 
 _HERE = resources.files("pytest_torchprof.render.html")
@@ -110,7 +106,7 @@ def page(
     ``data`` is in the page as JSON. ``assets`` is the folder, relative to the page, with the files
     of `asset_files`; by default, they are in the page.
     """
-    styles, scripts = _joined("assets", STYLES), _joined("assets", SCRIPTS)
+    styles, scripts = _joined(STYLES), _joined(SCRIPTS)
     made = render(
         "page.html",
         title=title,
@@ -129,8 +125,8 @@ def page(
 def asset_files() -> Mapping[str, str]:
     """The styles and scripts of pages whose assets are in a folder: file name → content."""
     return {
-        "torchprof.css": f"{ASSET_MARK}\n{_joined('assets', STYLES)}",
-        "torchprof.js": f"{ASSET_MARK}\n{_joined('assets', SCRIPTS)}",
+        "torchprof.css": f"{ASSET_MARK}\n{_joined(STYLES)}",
+        "torchprof.js": f"{ASSET_MARK}\n{_joined(SCRIPTS)}",
     }
 
 
@@ -155,11 +151,6 @@ def json_block(data: object) -> Markup:
 def macros(template: str, **asked: Any) -> Any:
     """The macros of a file of `templates/`, which may use what is ``asked``."""
     return _environment().get_template(template, globals=asked).module
-
-
-def asset(name: str) -> str:
-    """A file of `assets/`."""
-    return _text("assets", name)
 
 
 @functools.cache
@@ -187,8 +178,8 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _joined(folder: str, names: Sequence[str]) -> str:
-    return "\n".join(_text(folder, name) for name in names)
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join(_text("assets", name) for name in names)
 
 
 @functools.cache
@@ -243,56 +234,44 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._files: dict[str, tuple[str, ...]] = {}
-        self._trees: dict[str, ast.Module | None] = {}
+        self._lines = functools.cache(functools.partial(_read, root))
 
     def around(self, location: str | None, operators: str | None) -> Excerpt | None:
         """The lines around a finding's ``location``; None if they are not at hand."""
         place = source_line(location, operators, self._root)
-        if place is None:
+        if place is None or not 1 <= place.line <= len(self._lines(place.path)):
             return None
-        lines = self._lines(place.path)
-        if not 1 <= place.line <= len(lines):
-            return None
-        first = max(1, place.line - _AROUND)
-        shown = lines[first - 1 : place.line + _AROUND]
-        return Excerpt(place.path, place.line, _numbered(shown, first, place.line))
+        first, last = max(1, place.line - _AROUND), place.line + _AROUND
+        return self._excerpt(place.path, first, last, place.line)
 
     def of_test(self, nodeid: str) -> Excerpt | None:
         """The first lines of a test's function; None if it is not found."""
         file, _, name = nodeid.partition("::")
         place = source_line(f"{file}:1", None, self._root)
-        found = None if place is None else self._function(place.path, name.partition("[")[0])
-        if place is None or found is None:
+        if place is None:
             return None
-        first, last = found
-        lines = self._lines(place.path)[first - 1 : last]
-        shown = _numbered(lines[:_MOST_LINES], first, 0)
-        return Excerpt(place.path, first, shown, len(lines) - len(shown))
-
-    def _function(self, path: str, name: str) -> tuple[int, int] | None:
-        """The first and the last line of the function, from 1."""
-        if path not in self._trees:
-            self._trees[path] = _parsed("\n".join(self._lines(path)))
-        scope: ast.AST | None = self._trees[path]
-        for part in name.split("::"):
+        scope: ast.AST | None = _parsed(self._lines(place.path))
+        for part in name.partition("[")[0].split("::"):
             scope = _defined(part, scope)
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         first = min([scope.lineno, *(mark.lineno for mark in scope.decorator_list)])
-        return first, scope.end_lineno or first
+        last = scope.end_lineno or first
+        shown = min(last, first + _MOST_LINES - 1)
+        return self._excerpt(place.path, first, shown)._replace(line=first, cut=last - shown)
 
-    def _lines(self, path: str) -> tuple[str, ...]:
-        if path not in self._files:
-            self._files[path] = _read(self._root, path)
-        return self._files[path]
+    def _excerpt(self, path: str, first: int, last: int, named: int = 0) -> Excerpt:
+        lines = enumerate(self._lines(path)[first - 1 : last], first)
+        cut = [(number, shorten(text.expandtabs(4), _WIDEST)) for number, text in lines]
+        return Excerpt(path, named, [CodeLine(at, text, at == named) for at, text in cut])
 
 
-def _parsed(code: str) -> ast.Module | None:
+@functools.lru_cache(maxsize=16)
+def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the user's code, which pytest has told
         try:
-            return ast.parse(code)
+            return ast.parse("\n".join(lines))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -302,13 +281,6 @@ def _defined(name: str, scope: ast.AST | None) -> ast.AST | None:
     parts = getattr(scope, "body", [])
     found = [part for part in parts if isinstance(part, kinds) and part.name == name]
     return found[-1] if found else None  # the last one is the one that counts
-
-
-def _numbered(lines: Sequence[str], first: int, named: int) -> list[CodeLine]:
-    return [
-        CodeLine(number, shorten(text.expandtabs(4), _WIDEST), number == named)
-        for number, text in enumerate(lines, first)
-    ]
 
 
 def _read(root: Path, path: str) -> tuple[str, ...]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from markupsafe import Markup
-from msgspec.structs import replace
-
 from pytest_torchprof.analysis.breakdown import IDLE
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render.findings import by_cost, more_modules, rule_totals
 from pytest_torchprof.render.html import charts
-from pytest_torchprof.render.html.page import Section, asset, data_table, macros
-from pytest_torchprof.render.html.svg import category_class, element, exact, shown
+from pytest_torchprof.render.html.page import Section, data_table, macros
+from pytest_torchprof.render.html.svg import category_class, exact, shown
 from pytest_torchprof.render.table import cell
 from pytest_torchprof.work.kernels import CATEGORIES
 
@@ -61,18 +58,6 @@ def trace_sections(facts: Facts, label: str = "", prefix: str = "") -> list[Sect
 def diff_sections(facts: Facts, label: str = "", prefix: str = "") -> list[Section]:
     """What two traces are, then metrics, operators and kernels, the largest change first."""
     return _sections(_DIFF, facts, label, prefix)
-
-
-def with_styles(sections: Sequence[Section]) -> list[Section]:
-    """The same sections, of which the first has the colors of all plots, once a page."""
-    first, *others = sections
-    style = element("style", Markup(plot_styles()))  # noqa: S704 - our own file
-    return [replace(first, body=style + first.body), *others]
-
-
-def plot_styles() -> str:
-    """The colors of all plots, as CSS."""
-    return asset("plots.css")
 
 
 def _sections(titles: Mapping[str, str], facts: Facts, label: str, prefix: str) -> list[Section]:

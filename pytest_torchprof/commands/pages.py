@@ -45,7 +45,6 @@ from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import in_the_way, same_file, system_message
 from pytest_torchprof.core.units import plural
-from pytest_torchprof.render.export import POLICY, perfetto_page
 from pytest_torchprof.render.findings import gaps
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
 from pytest_torchprof.render.html.page import (
@@ -55,6 +54,7 @@ from pytest_torchprof.render.html.page import (
     check_asset,
     check_page,
     page,
+    render,
     write_text,
 )
 from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
@@ -375,8 +375,23 @@ def _link(target: Path, folder: Path) -> str:
 
 
 # ---- `torchprof open`: hand a trace to the Perfetto UI in a browser.
+#
+# Source of the protocol: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. The
+# UI gets the trace by a message to its window: its own security policy lets it fetch from one
+# port only.
 
 HOST: Final = "127.0.0.1"
+#: The only origin that the trace is sent to.
+PERFETTO: Final = "https://ui.perfetto.dev"
+#: What the page itself may do: run its script, and ask our server.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+)
+
+
+def perfetto_page(name: str, nonce: str) -> str:
+    """The page for a trace of this name; scripts and styles run by the nonce only."""
+    return str(render("perfetto.html", title=name, nonce=nonce, origin=PERFETTO))
 
 
 def run_open(options: Namespace) -> int:
@@ -468,7 +483,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
-        self.send_header("Content-Security-Policy", POLICY.format(nonce=self.server.nonce))
+        self.send_header("Content-Security-Policy", _POLICY.format(nonce=self.server.nonce))
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")

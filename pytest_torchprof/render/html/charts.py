@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from markupsafe import Markup
 from msgspec import field
@@ -55,19 +55,8 @@ _BAR: Final = 28
 _CAUSES: Final = 8
 
 
-class Part(Frozen, frozen=True):
-    """One part of a bar: its class, its name, its ms, and its share if that is known."""
-
-    class_: str
-    name: str
-    time_ms: float
-    share: float | None
-
-    @property
-    def words(self) -> str:
-        """The time, with the share."""
-        time = format_quantity(self.time_ms, "ms")
-        return time if self.share is None else f"{time} · {cell('share', self.share)}"
+#: A part of a bar: its class, its name, its ms, and its share if that is known.
+Part: TypeAlias = tuple[str, str, float, "float | None"]
 
 
 def category_name(category: str) -> str:
@@ -77,18 +66,18 @@ def category_name(category: str) -> str:
 
 def breakdown_parts(rows: Sequence[BreakdownRow]) -> list[Part]:
     """What a device ran, the most first, then its idle time; rows without a time are left out."""
-    parts = [
-        Part(category_class(row.category), category_name(row.category), row.time_ms, row.share)
-        for row in rows
-        if row.time_ms is not None
+    known = [(row, row.time_ms) for row in rows if row.time_ms is not None]
+    known.sort(key=lambda one: (one[0].category == IDLE, -one[1]))
+    return [
+        (category_class(row.category), category_name(row.category), time_ms, row.share)
+        for row, time_ms in known
     ]
-    return sorted(parts, key=lambda part: (part.name == IDLE, -part.time_ms))
 
 
 def idle_parts(rows: Sequence[IdleRow]) -> list[Part]:
     """The causes of one device's idle time, the most first."""
     return [
-        Part(f"i-{min(at, _CAUSES) + 1}", row.cause, row.time_ms, row.share)
+        (f"i-{min(at, _CAUSES) + 1}", row.cause, row.time_ms, row.share)
         for at, row in enumerate(rows)
     ]
 
@@ -97,14 +86,15 @@ def stacked_bar(name: str, parts: Sequence[Part], label: str) -> Markup:
     """The bar, as wide as the page, and a legend with every number; nothing without parts."""
     if not parts:
         return Markup("")
-    whole = sum(part.time_ms for part in parts)
-    x, bars = 0.0, []
-    for part in parts:
-        width = WIDTH * part.time_ms / whole if whole else 0.0
-        shape = box(part.class_, x, 0, width, _BAR)
-        bars.append(mark(shape, title=f"{part.name}: {part.words}", value=part.time_ms))
+    whole = sum(time_ms for _, _, time_ms, _ in parts)
+    x, bars, entries = 0.0, [], []
+    for class_, who, time_ms, share in parts:
+        width = WIDTH * time_ms / whole if whole else 0.0
+        time = format_quantity(time_ms, "ms")
+        words = time if share is None else f"{time} · {cell('share', share)}"
+        bars.append(mark(box(class_, x, 0, width, _BAR), title=f"{who}: {words}", value=time_ms))
+        entries.append((class_, who, words, time_ms))
         x += width
-    entries = [(part.class_, part.name, part.words, part.time_ms) for part in parts]
     return drawing(name, _BAR, label, bars, "bar") + legend(entries)
 
 

@@ -14,7 +14,7 @@ from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render.findings import by_cost, more_modules, rule_totals
 from pytest_torchprof.render.html import charts
 from pytest_torchprof.render.html.page import Section, data_table, macros
-from pytest_torchprof.render.html.svg import category_class, exact, shown
+from pytest_torchprof.render.html.svg import category_class, shown
 from pytest_torchprof.render.table import cell
 from pytest_torchprof.work.kernels import CATEGORIES
 
@@ -203,9 +203,8 @@ def _times(rows: Sequence[Row], field: str) -> list[tuple[str, float, float]]:
 
 #: By the names in `trace.html`.
 _ASKED: Final[Mapping[str, Any]] = {
+    "charts": charts,
     "table": data_table,
-    "exact": exact,
-    "line": shown,
     "category_class": category_class,
     "by_device": _by_device,
     "by_cost": by_cost,
@@ -218,13 +217,4 @@ _ASKED: Final[Mapping[str, Any]] = {
     "without_dots": _without_dots,
     "times": _times,
     "as_dicts": lambda rows: [vars(row) for row in rows],
-    "stacked_bar": charts.stacked_bar,
-    "breakdown_parts": charts.breakdown_parts,
-    "idle_parts": charts.idle_parts,
-    "timeline": charts.timeline,
-    "roofline_plot": charts.roofline_plot,
-    "tree_of": charts.tree_of,
-    "icicle": charts.icicle,
-    "memory_plot": charts.memory_plot,
-    "change_bars": charts.change_bars,
 }

@@ -404,8 +404,7 @@ def _dot(number: int, row: KernelRow, x: Scale, y: Scale, longest: float) -> Mar
 _ROW: Final = 22
 #: Narrower parts are merged.
 _NARROWEST: Final = 4.0
-#: So many parts are drawn at most, the largest; and so many levels.
-MOST_PARTS: Final = 1200
+#: So many levels are drawn at most.
 MOST_LEVELS: Final = 28
 #: Of a letter, on average, at the size of the labels.
 _LETTER: Final = 7.2
@@ -457,8 +456,7 @@ def icicle(name: str, root: Node, label: str, what: str) -> Markup:
 
     Parts that are too narrow are one with their siblings that are, too.
     """
-    totals = sorted(_totals(root), reverse=True)
-    least = max(root.total * _NARROWEST / WIDTH, *totals[MOST_PARTS : MOST_PARTS + 1], 0.0)
+    least = root.total * _NARROWEST / WIDTH
     words = f"{what}: {format_quantity(root.total, 'ms')}"
     shape = box("h-root", 0, 0, WIDTH, _ROW - 1)
     parts = [mark(shape, text(6, 15, words), title=words, value=root.total)]
@@ -479,14 +477,6 @@ def icicle(name: str, root: Node, label: str, what: str) -> Markup:
             parts.append(_part(shown_name, title, "h-more", x, level, rest, root.total))
             deepest = max(deepest, level)
     return drawing(name, (deepest + 1) * _ROW, label, parts, "icicle roomy")
-
-
-def _totals(root: Node) -> Iterator[float]:
-    stack = [*root.below]
-    while stack:
-        node = stack.pop()
-        yield node.total
-        stack += node.below
 
 
 def _node(node: Node, x: float, level: int, whole: float) -> Markup:

@@ -50,11 +50,12 @@ class Found:
 def run_ab(options: Namespace) -> int:
     """Compare two revisions, test by test."""
     args, report = _report_of(options.rest)
-    page = None if options.html is None else Path(options.html).absolute()
-    if page is not None:
+    page = None
+    if options.html is not None:
         from pytest_torchprof.render.html.page import check_page
 
-        check_page(page)
+        check_page(Path(options.html))
+        page = Path(options.html).absolute()
     found = Found()
     start = time.perf_counter()
     failure = None

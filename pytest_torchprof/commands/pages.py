@@ -102,7 +102,7 @@ KERNELS_BY: Final = "op,kernel"
 def sections_of(
     ranks: Ranks, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
-    """The sections of these traces, one after the other, without their styles.
+    """The sections of these traces, one after the other.
 
     Where a page is of more, ``prefix`` is that of their anchors, and ``name`` tells them apart.
     """
@@ -131,9 +131,8 @@ def data_of_traces(ranks: Ranks) -> dict[str, Any]:
 def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
     """All that the page of a trace tells, by the names in `trace.html`."""
     alone = Ranks({0: trace})
-    events, kernels, operators, peaks = (
-        trace.events, trace.kernels(KERNELS_BY, chips), trace.ops(), trace.memory(),
-    )  # fmt: skip
+    events, kernels = trace.events, trace.kernels(KERNELS_BY, chips)
+    operators, peaks = trace.ops(), trace.memory()
     if unused := unused_chips(trace, chips):
         warn(unused)
     on_device = bool(events.selection[events.device_rows].any())
@@ -174,9 +173,10 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
         "kernel_notes": kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if kernels else [],
         "operators": operators,
         "trees": {by: (trace.tree(by), _tree_note(trace, by)) for by in ("module", "stack")},
-        "operator_notes": list(
-            filter(None, [*notes_of(alone, no_flops), calls_in_words([call_counts(trace)])])
-        ),
+        "operator_notes": [
+            *notes_of(alone, no_flops),
+            *filter(None, [calls_in_words([call_counts(trace)])]),
+        ],
         "peaks": peaks,
         "points": trace.memory_timeline(MOMENTS),
         "no_memory": memory_gap or "nothing was allocated",
@@ -193,9 +193,8 @@ def _steps(trace: Trace) -> tuple[list[StepMark], float | None]:
     first = int(trace.events.ts[0])
     columns = steps.number, steps.begin - first, steps.end - first
     rows = zip(*(column[inside].tolist() for column in columns), strict=True)
-    return [StepMark(*row) for row in rows], float(
-        np.median((steps.end - steps.begin)[inside])
-    ) / 1e6
+    median = np.median((steps.end - steps.begin)[inside])
+    return [StepMark(*row) for row in rows], float(median) / 1e6
 
 
 def _tree_note(trace: Trace, by: TreeBy) -> str:

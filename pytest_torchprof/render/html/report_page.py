@@ -16,6 +16,7 @@ from pytest_torchprof.core.units import format_change, format_pair, format_quant
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, shorten_text
 from pytest_torchprof.render.html.page import Section, macros, page, render
+from pytest_torchprof.render.html.svg import Scale
 
 if TYPE_CHECKING:
     from pytest_torchprof.render.html.page import Sources
@@ -149,8 +150,7 @@ def _of_budget(metric: StoredMetric) -> Markup:
 
 def limits_in_words(metric: StoredMetric) -> str:
     """``at least 2, at most 9``; empty if there is no limit."""
-    limits = {"at least": metric.least, "at most": metric.limit}
-    return _named(metric, limits)
+    return _named(metric, {"at least": metric.least, "at most": metric.limit})
 
 
 def _named(metric: StoredMetric, values: Mapping[str, float | None]) -> str:
@@ -165,11 +165,10 @@ def _of_rounds(metric: StoredMetric, before: Sequence[float]) -> Markup:
     high = now if metric.high is None else metric.high
     marks = [now, low, high, *metric.rounds, *before]
     marks += [mark for mark in (metric.min, metric.baseline, metric.limit) if mark is not None]
-    least, largest = min(marks), max(marks)
-    scale = (_WIDTH - 2 * _EDGE) / (largest - least) if largest > least else 0
+    x = Scale(min(marks), max(marks), _EDGE, _WIDTH - _EDGE)
 
     def at(value: float) -> float:
-        return round(_EDGE + (value - least) * scale, 1)
+        return round(x.at(value), 1)
 
     quartiles = ""
     if metric.low is not None and metric.high is not None:

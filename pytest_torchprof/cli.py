@@ -15,6 +15,7 @@ from pytest_torchprof.commands.arguments import (
     LIMIT,
     LINT_FORMAT,
     MERGE,
+    ONE_TABLE,
     OUTPUT,
     PEAKS,
     RANK,
@@ -24,13 +25,11 @@ from pytest_torchprof.commands.arguments import (
     TABLE_FORMAT,
     TRACES,
     Command,
-    ab_command,
     argument,
-    bound_command,
-    distributed_commands,
-    history_command,
+    choice,
     make_parser,
     parsed,
+    switch,
 )
 from pytest_torchprof.core.errors import BAD_USAGE, TorchprofError, error_line
 from pytest_torchprof.render import escape
@@ -39,6 +38,8 @@ OK, INTERRUPTED = 0, 130
 
 #: If set to anything, internal errors show their traceback.
 DEBUG = "TORCHPROF_DEBUG"
+
+_TRACE = "the trace, or a folder"
 
 COMMANDS = (
     Command(
@@ -53,25 +54,14 @@ COMMANDS = (
         "commands.timeline:run_steps",
         "TRACE… [--step A:B]",
         "each step of a trace: time, device work, memory; outliers and drift",
-        (TRACES, STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK, *FLEET),
+        (TRACES, *ONE_TABLE, *FLEET),
     ),
     Command(
         "idle",
         "commands.timeline:run_idle",
         "TRACE… [--by place|cause]",
         "what the host did while the device was idle",
-        (
-            TRACES,
-            argument("--by", choices=("place", "cause"), default="place"),
-            STEP,
-            STEP_NAME,
-            SORT,
-            LIMIT,
-            TABLE_FORMAT,
-            RANK,
-            MERGE,
-            *FLEET,
-        ),
+        (TRACES, choice("--by", ("place", "cause")), *ONE_TABLE, MERGE, *FLEET),
     ),
     Command(
         "ops",
@@ -80,19 +70,11 @@ COMMANDS = (
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
             TRACES,
-            argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
+            choice("--by", ("name", "shape", "stack", "module")),
             argument(
-                "--depth",
-                type=to.some,
-                metavar="N",
-                help="with --by module or stack: at most N levels of the tree",
+                "--depth", "N", "with --by module or stack: at most N levels of the tree", to.some
             ),
-            STEP,
-            STEP_NAME,
-            SORT,
-            LIMIT,
-            TABLE_FORMAT,
-            RANK,
+            *ONE_TABLE,
             MERGE,
             *FLEET,
         ),
@@ -106,21 +88,13 @@ COMMANDS = (
             TRACES,
             argument(
                 "--by",
-                type=to.grouping,
-                metavar="PART,…",
+                "PART,…",
+                "name or op, or several of op, kernel (the same as name) and shape; several add "
+                "the roofline, what to gain, and the launches (default: name)",
+                to.grouping,
                 default="name",
-                help="name or op, or several of op, kernel (the same as name) and shape; several "
-                "add the roofline, what to gain, and the launches (default: name)",
             ),
-            STEP,
-            STEP_NAME,
-            SORT,
-            LIMIT,
-            PEAKS,
-            TABLE_FORMAT,
-            RANK,
-            MERGE,
-            *FLEET,
+            *(STEP, STEP_NAME, SORT, LIMIT, PEAKS, TABLE_FORMAT, RANK, MERGE, *FLEET),
         ),
     ),
     Command(
@@ -130,32 +104,23 @@ COMMANDS = (
         "anti-patterns, with place, count, cost and fix",
         (
             TRACES,
-            argument(
-                "--fail",
-                action="store_true",
-                help="exit with 1 if anything is found, or if nothing could be checked",
-            ),
-            argument("--ignore", metavar="RULE,…", default="", help="rules to skip"),
+            switch("--fail", "exit with 1 if anything is found, or if nothing could be checked"),
+            argument("--ignore", "RULE,…", "rules to skip", str, default=""),
             argument(
                 "--thresholds",
-                metavar="RULE.NAME=VALUE,…",
+                "RULE.NAME=VALUE,…",
+                "thresholds of rules, with units: pageable-copy.bytes=2 MiB",
+                str,
                 default="",
-                help="thresholds of rules, with units: pageable-copy.bytes=2 MiB",
             ),
             argument(
                 "--min-gain",
-                metavar="PCT",
-                type=to.percent,
+                "PCT",
+                "hide what would gain less than this share of the time (default: 0.1)",
+                to.percent,
                 default=0.1,
-                help="hide what would gain less than this share of the time (default: 0.1)",
             ),
-            STEP,
-            STEP_NAME,
-            LIMIT,
-            LINT_FORMAT,
-            RANK,
-            MERGE,
-            *FLEET,
+            *(STEP, STEP_NAME, LIMIT, LINT_FORMAT, RANK, MERGE, *FLEET),
         ),
     ),
     Command(
@@ -163,10 +128,7 @@ COMMANDS = (
         "commands.lint:run_rules",
         "[RULE]",
         "list the anti-pattern rules, or explain one",
-        (
-            argument("code", nargs="?", metavar="RULE", help="explain this rule, with examples"),
-            FORMAT,
-        ),
+        (argument("code", "RULE", "explain this rule, with examples", str, nargs="?"), FORMAT),
     ),
     Command(
         "diff",
@@ -174,33 +136,30 @@ COMMANDS = (
         "A B [--by op|kernel] [--per-step] [--fail-over PCT] [--html FILE]",
         "what appeared, disappeared, or changed between two traces",
         (
-            argument("a", type=to.name, metavar="A", help="the trace before, or a folder"),
-            argument("b", type=to.name, metavar="B", help="the trace now"),
-            argument("--by", choices=("op", "kernel"), default="op"),
+            argument("a", "A", "the trace before, or a folder"),
+            argument("b", "B", "the trace now"),
+            choice("--by", ("op", "kernel")),
             argument(
                 "--fail-over",
-                type=to.percent,
-                metavar="PCT",
-                help="exit with 1 if the time grew by more than this many percent",
+                "PCT",
+                "exit with 1 if the time grew by more than this many percent",
+                to.percent,
             ),
             argument(
                 "--html",
-                type=to.beside,
-                metavar="FILE",
-                help="also write a page of HTML: metrics, operators and kernels by change",
+                "FILE",
+                "also write a page of HTML: metrics, operators and kernels by change",
+                to.beside,
             ),
             STEP,
             STEP_NAME,
-            argument(
+            switch(
                 "--per-step",
-                action=argparse.BooleanOptionalAction,
-                help="compare the steps alone, and divide by their number (default: if the numbers "
+                "compare the steps alone, and divide by their number (default: if the numbers "
                 "differ)",
+                argparse.BooleanOptionalAction,
             ),
-            SORT,
-            LIMIT,
-            FORMAT,
-            RANK,
+            *(SORT, LIMIT, FORMAT, RANK),
         ),
     ),
     Command(
@@ -209,12 +168,9 @@ COMMANDS = (
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
-            argument("trace", type=to.name, metavar="IN", help="the trace, or a folder"),
-            argument("target", type=to.beside, metavar="OUT",
-                      help="the file to write; .gz compresses it"),
-            PEAKS,
-            FORMAT,
-            RANK,
+            argument("trace", "IN", _TRACE),
+            argument("target", "OUT", "the file to write; .gz compresses it", to.beside),
+            *(PEAKS, FORMAT, RANK),
         ),
     ),
     Command(
@@ -223,13 +179,10 @@ COMMANDS = (
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
-            argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"),
-            argument("target", type=to.beside, metavar="OUT", help="the file to write"),
-            argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
-            STEP,
-            STEP_NAME,
-            FORMAT,
-            RANK,
+            argument("trace", "TRACE", _TRACE),
+            argument("target", "OUT", "the file to write", to.beside),
+            choice("--metric", ("self_cpu_ms", "self_cuda_ms")),
+            *(STEP, STEP_NAME, FORMAT, RANK),
         ),
     ),
     Command(
@@ -237,7 +190,7 @@ COMMANDS = (
         "commands.pages:run_open",
         "TRACE",
         "show a trace in the Perfetto UI, to which the browser hands it",
-        (argument("trace", type=to.name, metavar="TRACE", help="the trace, or a folder"), RANK),
+        (argument("trace", "TRACE", _TRACE), RANK),
     ),
     Command(
         "memory",
@@ -246,22 +199,26 @@ COMMANDS = (
         "peak memory, what was live at the peak by operator and category, and leaks between steps",
         (
             TRACES,
-            argument(
+            switch(
                 "--timeline",
-                action="store_true",
-                help="the live memory over time, by category; --limit N gives N moments per device",
+                "the live memory over time, by category; --limit N gives N moments per device",
             ),
-            STEP,
-            STEP_NAME,
-            LIMIT,
-            TABLE_FORMAT,
-            RANK,
-            MERGE,
-            *FLEET,
+            *(STEP, STEP_NAME, LIMIT, TABLE_FORMAT, RANK, MERGE, *FLEET),
         ),
     ),
-    *distributed_commands(
-        TRACES, STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK, *FLEET, merge=MERGE
+    Command(
+        "collectives",
+        "commands.distributed:run_collectives",
+        "TRACE… [--merge]",
+        "calls that communicate: bytes, time, bandwidth, and the wait for the last rank",
+        (TRACES, *ONE_TABLE, *FLEET, MERGE),
+    ),
+    Command(
+        "ranks",
+        "commands.distributed:run_ranks",
+        "FOLDER",
+        "each rank of a job: computing, communicating, idle; who waits for whom, imbalance",
+        (TRACES, *ONE_TABLE, *FLEET),
     ),
     Command(
         "report",
@@ -269,12 +226,19 @@ COMMANDS = (
         "REPORT|TRACE… -o FILE [--assets DIR]",
         "reports of --torchprof-json, or traces, as a page of HTML: one file that opens anywhere",
         (
-            argument("files", nargs="+", type=to.name, metavar="REPORT|TRACE",
-                      help="files of --torchprof-json, traces, or folders of traces"),
+            argument(
+                "files",
+                "REPORT|TRACE",
+                "files of --torchprof-json, traces, or folders of traces",
+                nargs="+",
+            ),
             OUTPUT,
-            argument("--assets", type=to.name, metavar="DIR", help="put styles and scripts into "
-                      "this folder, for servers that allow them only as files (default: they are "
-                      "in the page)"),
+            argument(
+                "--assets",
+                "DIR",
+                "put styles and scripts into this folder, for servers that allow them only as "
+                "files (default: they are in the page)",
+            ),
             PEAKS,
         ),
     ),
@@ -284,13 +248,13 @@ COMMANDS = (
         "REPORT --format bmf|gha-benchmark|openmetrics|csv",
         "a report of --torchprof-json for Bencher, github-action-benchmark, Prometheus, or a table",
         (
-            argument("report", type=to.name, metavar="REPORT", help="a file of --torchprof-json"),
-            argument(
+            argument("report", "REPORT", "a file of --torchprof-json"),
+            choice(
                 "--format",
-                choices=("bmf", "gha-benchmark", "openmetrics", "csv"),
-                required=True,
-                help="Bencher Metric Format, github-action-benchmark's customSmallerIsBetter, "
+                ("bmf", "gha-benchmark", "openmetrics", "csv"),
+                "Bencher Metric Format, github-action-benchmark's customSmallerIsBetter, "
                 "OpenMetrics text, or CSV",
+                required=True,
             ),
         ),
     ),
@@ -299,16 +263,100 @@ COMMANDS = (
         "commands.pages:run_merge",
         "REPORT… -o FILE",
         "one report of several, such as those of the shards of a test suite",
+        (argument("reports", "REPORT", "files of --torchprof-json", nargs="+"), OUTPUT),
+    ),
+    Command(
+        "bound",
+        "commands.bound:run_bound",
+        "TRACE|REPORT… [--device CHIP]…",
+        "what a chip would at least have to do for each operator, and what fusing would save",
         (
-            argument("reports", nargs="+", type=to.name, metavar="REPORT",
-                      help="files of --torchprof-json"),
-            OUTPUT,
+            argument(
+                "files",
+                "TRACE|REPORT",
+                "traces, folders of traces, or files of --torchprof-json whose tests have traces",
+                nargs="+",
+            ),
+            argument(
+                "--device",
+                "CHIP",
+                "a chip of docs/devices.md, such as 'H100 SXM'; several compare (default: the "
+                "chip of --torchprof-device, or the trace's own)",
+                action="append",
+            ),
+            *(PEAKS, STEP, STEP_NAME, SORT, LIMIT, FORMAT, RANK),
         ),
     ),
-    bound_command(PEAKS, STEP, STEP_NAME, SORT, LIMIT, FORMAT, RANK),
-    history_command(LIMIT, FORMAT),
-    ab_command(LIMIT, FORMAT),
-)  # fmt: skip
+    Command(
+        "history",
+        "commands.history:run_history",
+        "[DIR] [--html FILE] | compare BRANCH [DIR] | gc [DIR]",
+        "what changed over the runs of --torchprof-history: steps and drifts with their commits",
+        (
+            argument(
+                "words",
+                "DIR",
+                "the folder or URL of the history (default: torchprof_history of pytest's "
+                "configuration); compare BRANCH: what changed since the merge base with it; gc: "
+                "list the runs whose commits nothing leads to",
+                nargs="*",
+            ),
+            argument("--test", "GLOB", "only tests of this name or glob"),
+            argument("--metric", "M", "only metrics of this name or glob"),
+            argument(
+                "--branch",
+                "B",
+                "only runs of this branch and of the commits that it is built on; with compare, "
+                "the branch that is compared (default: what is checked out)",
+            ),
+            argument(
+                "--html",
+                "FILE",
+                "also write a page of HTML with the changes and the curves of their series",
+                to.beside,
+            ),
+            switch("--yes", "with gc: remove what it lists"),
+            *(LIMIT, FORMAT),
+        ),
+    ),
+    Command(
+        "ab",
+        "commands.ab:run_ab",
+        "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
+        "find tests that are slower than in another revision, run alternately",
+        (
+            argument(
+                "ref",
+                "REF",
+                "git revision for side A; B is the working tree, with its uncommitted changes",
+                str,
+                nargs="?",
+            ),
+            argument("--a", "PATH", "a source tree for side A, instead of REF"),
+            argument("--b", "PATH", "a source tree for side B (default: the working tree)"),
+            argument("--python-a", "PY", "Python of side A (default: this one)"),
+            argument("--python-b", "PY", "Python of side B (default: this one)"),
+            argument(
+                "--min-time",
+                "S",
+                "seconds of measured calls per test and side, at most (default: 1)",
+                to.seconds,
+                default=1.0,
+            ),
+            argument("--rounds", "N", "run exactly this many pairs of turns per test", to.some),
+            argument(
+                "--threshold",
+                "PCT",
+                "ignore changes smaller than this many percent (default: 2)",
+                to.percent,
+                default=2.0,
+            ),
+            argument("--html", "FILE", "also write the report as a page of HTML", to.beside),
+            *(LIMIT, FORMAT),
+        ),
+        rest="PYTEST ARGS",
+    ),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.random import PCG64, Generator
 
 from pytest_torchprof.analysis.device_time import idle_of
 from pytest_torchprof.analysis.memory import changes_of
@@ -415,6 +414,8 @@ def _p_value_of_change(column: Floats, height: float, splits: Splits) -> float |
         return None
     if chance * len(splits.at) < _CERTAIN:
         return 1 / (_ORDERS + 1)
+    from numpy.random import PCG64, Generator  # loads OpenSSL
+
     random = Generator(PCG64(len(column)))  # the same answer each time
     limit = height * (1 - 1e-9)
     tried = 0

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.tables import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
-from pytest_torchprof.render import ab, escape, table
+from pytest_torchprof.render import ab, escape
 from pytest_torchprof.render import escape as streams
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.report import check_target, report_document, write_document
+from pytest_torchprof.render.table import Table, to_json
 from pytest_torchprof.verdict.paired import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -213,9 +214,9 @@ def _show(options: Namespace, found: Found) -> None:
     rows, left = limited(options, [{"row": row} for row in found.rows])
     shown: list[PairedRow] = [row["row"] for row in rows]
     if options.format == "json":
-        write(table.to_json(_document(options, found, shown, left)))
+        write(to_json(_document(options, found, shown, left)))
     elif options.format == "csv":
-        write(table.to_csv([ab.row_cells(row) for row in shown], ab.FIELDS))
+        write(Table([ab.row_cells(row) for row in shown], ab.FIELDS).csv())
     else:
         page = ab.Page(
             heading=[f"{side.name}: {side.label}" for side in found.sides or ()],

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import reprlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pytest_torchprof.core.errors import BAD_USAGE
-from pytest_torchprof.core.values import StepRange
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import StepRange
 
 # ---- What options of the command accept: from the text that a user typed to a value, or an
 # error.
@@ -23,37 +26,25 @@ def _refused(text: str, wanted: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {wanted}")
 
 
-def _number(kind: type[R], text: str, suffix: str = "") -> R | None:
-    """The finite number in a text; None for anything else."""
-    try:
-        value = kind(text.strip().removesuffix(suffix))
-    except ValueError:
-        return None
-    return value if -float("inf") < value < float("inf") else None
+def _at_least(kind: type[R], least: R, wanted: str, suffix: str = "") -> Callable[[str], R]:
+    """What makes a finite number of at least this, with or without its unit, of a text."""
+
+    def number(text: str) -> R:
+        try:
+            value = kind(text.strip().removesuffix(suffix))
+        except ValueError:
+            value = kind(-1)
+        if not least <= value < float("inf"):
+            raise _refused(text, wanted)
+        return value
+
+    return number
 
 
-def percent(text: str) -> float:
-    """A percentage of 0 or more, with or without its sign."""
-    value = _number(float, text, "%")
-    if value is None or value < 0:
-        raise _refused(text, "a percentage of 0 or more")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number of 0 or more."""
-    value = _number(int, text)
-    if value is None or value < 0:
-        raise _refused(text, "a whole number of 0 or more")
-    return value
-
-
-def some(text: str) -> int:
-    """A whole number of 1 or more."""
-    value = _number(int, text)
-    if value is None or value < 1:
-        raise _refused(text, "a whole number of 1 or more")
-    return value
+percent = _at_least(float, 0.0, "a percentage of 0 or more", "%")
+count = _at_least(int, 0, "a whole number of 0 or more")
+some = _at_least(int, 1, "a whole number of 1 or more")
+seconds = _at_least(float, sys.float_info.min, "a number of seconds above 0", "s")
 
 
 def grouping(text: str) -> str:
@@ -67,16 +58,10 @@ def grouping(text: str) -> str:
     return text
 
 
-def seconds(text: str) -> float:
-    """Seconds above 0, with or without the unit."""
-    value = _number(float, text, "s")
-    if value is None or value <= 0:
-        raise _refused(text, "a number of seconds above 0")
-    return value
-
-
 def steps(text: str) -> StepRange:
     """Steps of a trace: ``N`` or ``A:B``."""
+    from pytest_torchprof.core.values import StepRange  # --help needs no numpy
+
     try:
         return StepRange.parse(text)
     except ValueError:
@@ -136,9 +121,24 @@ class Command:
     rest: str = ""
 
 
-def argument(*names: str, **options: object) -> Add:
-    """One argument, as `argparse` takes it."""
-    return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
+def argument(
+    names: str, metavar: str, about: str, kind: Callable[[str], Any] = name, **more: Any
+) -> Add:
+    """One argument: its names as words, and what its value is called, is for, and may be."""
+    return lambda parser: parser.add_argument(
+        *names.split(), metavar=metavar, help=about, type=kind, **more
+    )
+
+
+def choice(names: str, choices: Sequence[str], about: str | None = None, **more: Any) -> Add:
+    """One of several words, by default the first."""
+    more = {"default": choices[0]} | more
+    return lambda parser: parser.add_argument(names, choices=choices, help=about, **more)
+
+
+def switch(names: str, about: str, action: Any = "store_true") -> Add:
+    """What is given or not."""
+    return lambda parser: parser.add_argument(names, action=action, help=about)
 
 
 def make_parser(commands: Sequence[Command]) -> Parser:
@@ -194,251 +194,59 @@ _PATHS = (
 )
 
 
-TRACES = argument("traces", nargs="+", type=name, metavar="TRACE", help=_PATHS)
-FORMAT = argument(
-    "--format", choices=_FORMATS, default="table", help="output format (default: table)"
-)
-TABLE_FORMAT = argument(
+TRACES = argument("traces", "TRACE", _PATHS, nargs="+")
+FORMAT = choice("--format", _FORMATS, "output format (default: table)")
+TABLE_FORMAT = choice(
     "--format",
-    choices=(*_FORMATS, "parquet"),
-    default="table",
-    help="output format; parquet needs -o and pyarrow (default: table)",
+    (*_FORMATS, "parquet"),
+    "output format; parquet needs -o and pyarrow (default: table)",
 )
-LINT_FORMAT = argument(
+LINT_FORMAT = choice(
     "--format",
-    choices=(*_FORMATS, "parquet", "github", "gitlab", "sarif"),
-    default="table",
-    help="output format: also annotations of GitHub Actions, GitLab's Code Quality report, or "
+    (*_FORMATS, "parquet", "github", "gitlab", "sarif"),
+    "output format: also annotations of GitHub Actions, GitLab's Code Quality report, or "
     "SARIF 2.1.0 (default: table)",
 )
-RANK = argument("--rank", type=count, metavar="N", help="with several ranks, read only this one")
-LIMIT = argument(
-    "--limit",
-    type=count,
-    metavar="N",
-    help="print at most N rows, 0 for all (default for tables: 30)",
-)
-SORT = argument("--sort", metavar="FIELD", help="sort by this field, largest first")
-PEAKS = argument(
-    "--device-peaks",
-    type=name,
-    metavar="FILE",
-    help="JSON file with a chip's peak rates",
-)
-
-OUTPUT = argument(
-    *("-o", "--output"), type=output, metavar="FILE", required=True, help="file; - is stdout"
-)
-
+RANK = argument("--rank", "N", "with several ranks, read only this one", count)
+LIMIT = argument("--limit", "N", "print at most N rows, 0 for all (default for tables: 30)", count)
+SORT = argument("--sort", "FIELD", "sort by this field, largest first", str)
+PEAKS = argument("--device-peaks", "FILE", "JSON file with a chip's peak rates")
+OUTPUT = argument("-o --output", "FILE", "file; - is stdout", output, required=True)
 STEP = argument(
     "--step",
-    type=steps,
-    metavar="N|A:B",
-    help="only step N, or the steps from A to before B (B is not included; either may be missing), "
+    "N|A:B",
+    "only step N, or the steps from A to before B (B is not included; either may be missing), "
     "by their own numbers",
+    steps,
 )
 STEP_NAME = argument(
     "--step-name",
-    type=name,
-    metavar="NAME",
-    help="the annotations that are the steps, by name or glob (default: ProfilerStep#N, else what "
+    "NAME",
+    "the annotations that are the steps, by name or glob (default: ProfilerStep#N, else what "
     "repeats over most of the time)",
 )
-
-MERGE = argument(
+MERGE = switch(
     "--merge",
-    action="store_true",
-    help="add the traces up: a row for each name over all traces, with its least and most in one",
+    "add the traces up: a row for each name over all traces, with its least and most in one",
 )
 #: Of commands that print a table of many traces.
 FLEET = (
     argument(
         "--jobs",
-        type=count,
-        metavar="N",
-        help="read traces in up to N processes, fewer if memory is short; 0 for one a processor",
+        "N",
+        "read traces in up to N processes, fewer if memory is short; 0 for one a processor",
+        count,
     ),
     argument(
         "--dask",
-        type=name,
-        metavar="ADDRESS",
-        help="read them on the workers of this Dask scheduler, such as tcp://host:8786",
+        "ADDRESS",
+        "read them on the workers of this Dask scheduler, such as tcp://host:8786",
     ),
-    argument(
+    switch(
         "--no-cache",
-        action="store_true",
-        help="with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
+        "with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
     ),
-    argument(
-        *("-o", "--output"),
-        type=output,
-        metavar="FILE",
-        help="the file of --format parquet; - is stdout",
-    ),
+    argument("-o --output", "FILE", "the file of --format parquet; - is stdout", output),
 )
-
-
-# ---- The arguments of `torchprof bound`.
-
-
-def bound_command(*shared: Add) -> Command:
-    """The command, with the arguments that it shares with others."""
-    return Command(
-        "bound",
-        "commands.bound:run_bound",
-        "TRACE|REPORT… [--device CHIP]…",
-        "what a chip would at least have to do for each operator, and what fusing would save",
-        (
-            argument(
-                "files",
-                nargs="+",
-                type=name,
-                metavar="TRACE|REPORT",
-                help="traces, folders of traces, or files of --torchprof-json whose tests have "
-                "traces",
-            ),
-            argument(
-                "--device",
-                action="append",
-                type=name,
-                metavar="CHIP",
-                help="a chip of docs/devices.md, such as 'H100 SXM'; several compare (default: the "
-                "chip of --torchprof-device, or the trace's own)",
-            ),
-            *shared,
-        ),
-    )
-
-
-# ---- The arguments of `torchprof ab`.
-
-
-def ab_command(*shared: Add) -> Command:
-    """The command, with the arguments that it shares with others."""
-    return Command(
-        "ab",
-        "commands.ab:run_ab",
-        "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
-        "find tests that are slower than in another revision, run alternately",
-        (
-            argument(
-                "ref",
-                nargs="?",
-                metavar="REF",
-                help="git revision for side A; B is the working tree, with its uncommitted changes",
-            ),
-            argument(
-                "--a", type=name, metavar="PATH", help="a source tree for side A, instead of REF"
-            ),
-            argument(
-                "--b",
-                type=name,
-                metavar="PATH",
-                help="a source tree for side B (default: the working tree)",
-            ),
-            argument(
-                "--python-a",
-                type=name,
-                metavar="PY",
-                help="Python of side A (default: this one)",
-            ),
-            argument(
-                "--python-b",
-                type=name,
-                metavar="PY",
-                help="Python of side B (default: this one)",
-            ),
-            argument(
-                "--min-time",
-                type=seconds,
-                default=1.0,
-                metavar="S",
-                help="seconds of measured calls per test and side, at most (default: 1)",
-            ),
-            argument(
-                "--rounds",
-                type=some,
-                metavar="N",
-                help="run exactly this many pairs of turns per test",
-            ),
-            argument(
-                "--threshold",
-                type=percent,
-                default=2.0,
-                metavar="PCT",
-                help="ignore changes smaller than this many percent (default: 2)",
-            ),
-            argument(
-                "--html",
-                type=beside,
-                metavar="FILE",
-                help="also write the report as a page of HTML",
-            ),
-            *shared,
-        ),
-        rest="PYTEST ARGS",
-    )
-
-
-# ---- The arguments of `torchprof history`.
-
-
-def history_command(*shared: Add) -> Command:
-    """The command, with the arguments that it shares with others."""
-    return Command(
-        "history",
-        "commands.history:run_history",
-        "[DIR] [--html FILE] | compare BRANCH [DIR] | gc [DIR]",
-        "what changed over the runs of --torchprof-history: steps and drifts with their commits",
-        (
-            argument(
-                "words",
-                nargs="*",
-                type=name,
-                metavar="DIR",
-                help="the folder or URL of the history (default: torchprof_history of pytest's "
-                "configuration); compare BRANCH: what changed since the merge base with it; gc: "
-                "list the runs whose commits nothing leads to",
-            ),
-            argument("--test", type=name, metavar="GLOB", help="only tests of this name or glob"),
-            argument("--metric", type=name, metavar="M", help="only metrics of this name or glob"),
-            argument(
-                "--branch",
-                type=name,
-                metavar="B",
-                help="only runs of this branch and of the commits that it is built on; with "
-                "compare, the branch that is compared (default: what is checked out)",
-            ),
-            argument(
-                "--html",
-                type=beside,
-                metavar="FILE",
-                help="also write a page of HTML with the changes and the curves of their series",
-            ),
-            argument("--yes", action="store_true", help="with gc: remove what it lists"),
-            *shared,
-        ),
-    )
-
-
-# ---- The commands about jobs of several ranks.
-
-
-def distributed_commands(*shared: Add, merge: Add) -> tuple[Command, ...]:
-    """The commands, with the arguments that they share with others; ``merge``: that of rows."""
-    return (
-        Command(
-            "collectives",
-            "commands.distributed:run_collectives",
-            "TRACE… [--merge]",
-            "calls that communicate: bytes, time, bandwidth, and the wait for the last rank",
-            (*shared, merge),
-        ),
-        Command(
-            "ranks",
-            "commands.distributed:run_ranks",
-            "FOLDER",
-            "each rank of a job: computing, communicating, idle; who waits for whom, imbalance",
-            shared,
-        ),
-    )
+#: Of commands that print one table.
+ONE_TABLE = (STEP, STEP_NAME, SORT, LIMIT, TABLE_FORMAT, RANK)

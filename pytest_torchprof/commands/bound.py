@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.analysis.estimates import (
     BoundRow,
@@ -16,7 +16,7 @@ from pytest_torchprof.analysis.estimates import (
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.uncounted import reason_of
 from pytest_torchprof.commands.inputs import extra_chips, load_steps, notes_of, used_devices
-from pytest_torchprof.commands.tables import show_tables, table_of
+from pytest_torchprof.commands.tables import show
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.core.unknown import Why, because
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
+    from pytest_torchprof.render.table import Row
     from pytest_torchprof.work.devices import Device
 
 _WHAT: Final = (
@@ -46,7 +47,7 @@ def run_bound(options: Namespace) -> int:
     options.traces = [path for name in options.files for path in _traces(name)]
     extra = extra_chips(options)
     ranks = load_steps(options, options.traces)
-    chips = _chips(options, next(iter(ranks.values())), extra)
+    chips = _chips(options, next(iter(ranks.traces.values())), extra)
 
     def rows(trace: Trace) -> Rows[BoundRow]:
         found = [row for chip in chips for row in bound_rows(trace.events, chip)]
@@ -57,12 +58,11 @@ def run_bound(options: Namespace) -> int:
 
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
-    for rank, trace in ranks.items():
-        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
-        notes += [f"{mark}{line}" for line in _fusion_notes(trace, chips)]
-    extra_rows = {"fusions": _fusion_rows(ranks.values(), chips)}
-    tables = {rank: table_of(rows(trace)) for rank, trace in ranks.items()}
-    return show_tables(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
+    for rank, trace in ranks.traces.items():
+        notes += [f"{ranks.mark(rank)}{line}" for line in _fusion_notes(trace, chips)]
+    extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
+    tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
+    return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
 
 
 def _traces(name: str) -> list[str]:
@@ -125,21 +125,13 @@ def _unknown(trace: Trace) -> str:
     return f"left out: {in_words(reason_of(parts, 0, '1'))}" if parts else ""
 
 
-def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[dict[str, Any]]:
+def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[Row]:
     """Chains of elementwise operators, and what one kernel each would save on each chip."""
-    return [
-        {
-            "operators": list(row.operators),
-            "shape": None if row.shape is None else list(row.shape),
-            "calls": row.calls,
-            "bytes": row.bytes,
-            "fused_bytes": row.fused_bytes,
-            "saved_launches": row.saved_launches,
-            "saved_ms": {chip.name: _saved_ms(row.bytes - row.fused_bytes, chip) for chip in chips},
-        }
-        for trace in traces
-        for row in fusions(trace.events)
-    ]
+    rows = [row for trace in traces for row in trace.fusions().to_dicts()]
+    for row in rows:
+        less = row["bytes"] - row["fused_bytes"]
+        row["saved_ms"] = {chip.name: _saved_ms(less, chip) for chip in chips}
+    return rows
 
 
 def _saved_ms(less: int, chip: Device) -> float:

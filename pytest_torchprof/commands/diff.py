@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.diff import DiffRow, Growth, growth, replacements
+from pytest_torchprof.analysis.diff import Growth, growth, replacements
 from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
-    heading_of,
     load_steps,
     notes_of,
     ranks_in_words,
@@ -19,28 +17,25 @@ from pytest_torchprof.commands.inputs import (
 from pytest_torchprof.commands.tables import (
     FAILED,
     OK,
+    TEXTS,
     Sides,
-    TableRow,
-    columns_of,
     notes_on_steps,
+    page_target,
     show,
     side_by_side,
-    sorted_rows,
     steps_by_rank,
-    with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.files import same_file
 from pytest_torchprof.core.units import format_change, format_pair, plural
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.kernel_names import readable_kernel
-from pytest_torchprof.render.table import fields_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.inputs import Parts
+    from pytest_torchprof.render.table import Row
 
 #: How many replacements to print, and the maximum width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
@@ -48,13 +43,11 @@ _REPLACEMENTS, _NAME = 12, 48
 
 def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
-    target = _page_target(options)
+    target = page_target(options, (options.a, options.b))
     before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
     _check_ranks(options, before, now)
-    sides = {
-        rank: side_by_side(a, b, options)
-        for rank, (a, b) in zip(now, zip(before.values(), now.values(), strict=True), strict=True)
-    }
+    pairs = zip(before.traces.values(), now.traces.values(), strict=True)
+    sides = {rank: side_by_side(a, b, options) for rank, (a, b) in zip(now, pairs, strict=True)}
     made = {
         rank: api.diff(side.a, side.b, options.by, per_step=side.steps is not None)
         for rank, side in sides.items()
@@ -80,28 +73,24 @@ def run_diff(options: Namespace) -> int:
         from pytest_torchprof.commands.pages import write_page
 
         write_page(target, now, sides, extra["growth"], notes)
-    rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
-    same = sum(row["change"] == "same" for row in rows)
-    if options.format in ("table", "markdown"):
-        rows = [row for row in rows if row["change"] != "same"]
-        if same:
-            notes.append(f"{plural(same, 'more row')} unchanged")
-        if options.by == "kernel":
-            rows = [{**row, "name": readable_kernel(row["name"])} for row in rows]
-    fields = columns_of(now, fields_of(DiffRow))
-    if options.format in ("table", "markdown"):
-        fields = _in_order(fields, options.by)
-    rows = sorted_rows(rows, options.sort, fields)
-    head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
+    tables = {rank: rows.table() for rank, rows in made.items()}
+    if options.format in TEXTS:
+        same = sum(row.change == "same" for rows in made.values() for row in rows)
+        notes += [f"{plural(same, 'more row')} unchanged"] if same else []
+        for table in tables.values():
+            table.columns = _in_order(table.fields, options.by)
+            table.rows = [row for row in table.rows if row["change"] != "same"]
+            for row in table.rows if options.by == "kernel" else ():
+                row["name"] = readable_kernel(row["name"])
+    head = f"a: {before.heading}\nb: {now.heading}"
     extra["traces"] = {
-        side: [str(trace.path) for trace in ranks.values()]
-        for side, ranks in (("a", before), ("b", now))
+        side: [part.path for part in ranks.values()] for side, ranks in (("a", before), ("b", now))
     }
-    show(options, now, rows, fields, None, notes, extra=extra, head=head)
+    show(options, now, tables, notes=notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
 
 
-def _check_ranks(options: Namespace, before: Ranks, now: Ranks) -> None:
+def _check_ranks(options: Namespace, before: Parts, now: Parts) -> None:
     """Reject what has no counterpart.
 
     Raises:
@@ -119,24 +108,7 @@ def _check_ranks(options: Namespace, before: Ranks, now: Ranks) -> None:
         )
 
 
-def _page_target(options: Namespace) -> Path | None:
-    """The page to write, if one is asked for; its name is checked before a long read.
-
-    Raises:
-        SettingsError: it would replace a trace, or another file that is no page.
-    """
-    if options.html is None:
-        return None
-    from pytest_torchprof.render.html.page import check_page
-
-    target = Path(options.html)
-    if any(same_file(target, Path(name)) for name in (options.a, options.b)):
-        raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
-    check_page(target)
-    return target
-
-
-def _in_order(fields: list[str], by: str) -> list[str]:
+def _in_order(fields: Sequence[str], by: str) -> list[str]:
     """Columns of a table: exclusive times, by which it is sorted, before inclusive ones.
 
     A kernel encloses nothing, so both are the same.
@@ -153,7 +125,7 @@ def _short(name: str) -> str:
     return shorten(readable_kernel(name), _NAME)
 
 
-def _growth(options: Namespace, sides: Mapping[int, Sides]) -> tuple[list[str], TableRow]:
+def _growth(options: Namespace, sides: Mapping[int, Sides]) -> tuple[list[str], Row]:
     """Notes on total times, and whether one grew beyond the limit, if there is one."""
     limit = options.fail_over
     lines, growths, failed = [], [], False

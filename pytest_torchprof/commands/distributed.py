@@ -15,21 +15,12 @@ from pytest_torchprof.analysis.communication import (
 )
 from pytest_torchprof.analysis.missing import device_time_gap
 from pytest_torchprof.analysis.rank_waits import rank_calls, waits_between
-from pytest_torchprof.commands.inputs import device_time_note
+from pytest_torchprof.commands.inputs import device_time_note, part_of
 from pytest_torchprof.commands.tables import (
     COLLECTIVES,
-    OK,
-    TableRow,
     ask,
     at_steps,
-    columns_of,
-    part_of,
     show,
-    show_merged,
-    show_tables,
-    sorted_rows,
-    table_of,
-    with_rank,
 )
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.render.table import Rows, fields_of
@@ -51,7 +42,8 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.analysis.rank_waits import RankCalls
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.tables import Body, Parts, Table
+    from pytest_torchprof.commands.inputs import Body, Parts
+    from pytest_torchprof.render.table import Row, Table
     from pytest_torchprof.trace.ranks import RankSource
 
 
@@ -62,12 +54,11 @@ def run_ranks(options: Namespace) -> int:
     """Each rank of a job."""
     parts = ask(options, "commands.distributed:ranks_part")
     table = rank_table_of(parts.each("rank"), one_job=not parts.apart)
-    fields = [field for field in fields_of(RankRow) if field != "rank"]
-    rows = [row for one in table.rows for row in _rows(parts, one)]
-    fields = columns_of(parts, fields) if parts.are_for_machines else [parts.column, *fields]
-    rows = sorted_rows(rows, options.sort, fields)
-    show(options, parts, rows, fields, None, [*_notes(parts, table)], extra=_extra(parts, table))
-    return parts.status(OK)
+    # With its rank, even where there is no other.
+    alone = len(parts) == 1 and not parts.are_for_machines
+    fields = [field for field in fields_of(RankRow) if alone or field != "rank"]
+    tables = {int(row.rank): Rows([row], fields).table() for row in table.rows}
+    return show(options, parts, tables, notes=_notes(parts, table), extra=_extra(parts, table))
 
 
 def ranks_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -82,15 +73,6 @@ def ranks_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         own_rank=rank_of(trace.events.metadata),
         world_size=size if type(size) is int else 0,
     )
-
-
-def _rows(parts: Parts, row: RankRow) -> list[TableRow]:
-    """The row with its rank, even where there is no other."""
-    own = dataclasses.asdict(row)
-    rank = int(own.pop("rank"))
-    if parts.are_for_machines:
-        return with_rank(parts, rank, [own])
-    return [{parts.column: parts.value(rank), **own}]
 
 
 def _notes(parts: Parts, table: RankTable) -> Iterator[str]:
@@ -130,10 +112,10 @@ def _world_size(parts: Parts) -> int:
     return max(map(int, parts.each("world_size").values()))
 
 
-def _extra(parts: Parts, table: RankTable) -> TableRow:
+def _extra(parts: Parts, table: RankTable) -> Row:
     """What JSON has beside the rows."""
     found = table.found
-    extra: TableRow = {
+    extra: Row = {
         "waits": [{**vars(row)} for row in table.waits],  # up to a million of a thousand ranks
         "imbalance": [dataclasses.asdict(row) for row in table.imbalance],
         "collectives_compared": None if found is None else found.collectives,
@@ -172,11 +154,7 @@ def run_collectives(options: Namespace) -> int:
             for row in table.rows:
                 row["wait_ms"] = waits[tuple(row[field] for field in ROW_KEY)]
         notes += compared(found)
-    if options.merge:
-        return parts.status(
-            show_merged(options, parts, COLLECTIVES, tables, order="total_ms", notes=notes)
-        )
-    return parts.status(show_tables(options, parts, tables, order="total_ms", notes=notes))
+    return show(options, parts, tables, order="total_ms", how=COLLECTIVES, notes=notes)
 
 
 def collectives_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -188,7 +166,7 @@ def collectives_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     return part_of(
         trace,
         [_nothing(trace), _sizes_note(trace), _times_note(trace), _groups_note(trace)],
-        table=table_of(Rows(made, fields_of(CollectiveRow), unknown)),
+        table=Rows(made, fields_of(CollectiveRow), unknown).table(),
         calls=rank_calls(trace.events),
     )
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.commands.inputs import warn
 from pytest_torchprof.commands.tables import (
     OK,
     TABLE_ROWS,
-    TableRow,
+    laid_out,
+    page_target,
     print_table,
     terminal_width,
     write,
 )
-from pytest_torchprof.core.errors import HistoryError, SettingsError
-from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.errors import HistoryError, SettingsError, writing
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
 from pytest_torchprof.history.git import unreachable
 from pytest_torchprof.history.question import (
@@ -29,8 +29,7 @@ from pytest_torchprof.history.question import (
 )
 from pytest_torchprof.history.runs import DAMAGED, FOREIGN, NEWER, UNREADABLE
 from pytest_torchprof.history.stores import INI, Store, configured_history, store_of
-from pytest_torchprof.render import table
-from pytest_torchprof.render.table import can_show, sparkline
+from pytest_torchprof.render.table import Table, can_show, sparkline, to_json
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.history.git import Order
     from pytest_torchprof.history.question import Change
+    from pytest_torchprof.render.table import Row
 
 #: As CSV has them.
 FIELDS = (
@@ -74,7 +74,7 @@ def run_history(options: Namespace) -> int:
         return _gc(options, rest)
     if options.yes:
         raise SettingsError("--yes belongs to torchprof history gc")
-    store, target = _store(options.words), _page_target(options)
+    store, target = _store(options.words), page_target(options)
     question = Question(options.test, options.metric, options.branch)
     found = answer(store, question, Path.cwd())
     _report_skipped(store, found.skipped)
@@ -90,49 +90,29 @@ def run_history(options: Namespace) -> int:
     if target is not None:
         kept = [one for one in found.series if question.narrow or one.changes]
         _write_page(target, found._replace(series=kept), store, rows)
-    parts: TableRow = {"runs": len(found.order.runs)}
+    parts: Row = {"runs": len(found.order.runs)}
     if question.narrow:
         parts["series"] = [_series_row(one, found) for one in found.series]
     return _print(options, store, _Page(rows, parts, _head(store, found), found.notes))
 
 
-class _Page:
+class _Page(NamedTuple):
     """What is printed: rows of changes, more parts of JSON, a heading, and notes."""
 
-    def __init__(
-        self, rows: list[TableRow], parts: TableRow, head: str, notes: Sequence[str]
-    ) -> None:
-        self.rows, self.parts, self.head, self.notes = rows, parts, head, list(notes)
+    rows: list[Row]
+    parts: Row
+    head: str
+    notes: Sequence[str]
 
 
-def _page_target(options: Namespace) -> Path | None:
-    """The page to write, if one is asked for; its name is checked first.
-
-    Raises:
-        SettingsError: it is a folder, or would replace a file that is no page.
-    """
-    if options.html is None:
-        return None
-    from pytest_torchprof.render.html.page import check_page
-
-    target = Path(options.html)
-    check_page(target)
-    return target
-
-
-def _write_page(target: Path, found: Answer, store: Store, rows: list[TableRow]) -> None:
+def _write_page(target: Path, found: Answer, store: Store, rows: list[Row]) -> None:
     from pytest_torchprof.render.html.history_page import History, history_page
     from pytest_torchprof.render.html.page import write_text
 
-    history = History(
-        store.shown, found.order, found.line, found.series, [_plain(row) for row in rows],
-        found.notes,
-    )  # fmt: skip
-    try:
+    changes = [_plain(row) for row in rows]
+    history = History(store.shown, found.order, found.line, found.series, changes, found.notes)
+    with writing(target):
         write_text(target, history_page(history))
-    except (OSError, ValueError) as error:
-        what = f"{target}: cannot be written"
-        raise HistoryError(what, system_message(error), "name another file") from None
 
 
 def _store(words: Sequence[str]) -> Store:
@@ -170,7 +150,7 @@ def _report_skipped(store: Store, skipped: Mapping[str, int]) -> None:
         warn(f"{store.shown}: skipped {total}: {each}")
 
 
-def _rows(series: Sequence[SeriesAnswer], order: Order, line: Sequence[int] = ()) -> list[TableRow]:
+def _rows(series: Sequence[SeriesAnswer], order: Order, line: Sequence[int] = ()) -> list[Row]:
     """A row for each change, the newest first; a table shows its series along the line."""
     found = [(change, one) for one in series for change in one.changes]
     found.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
@@ -186,7 +166,7 @@ def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
     )
 
 
-def _row(change: Change, one: SeriesAnswer, order: Order) -> TableRow:
+def _row(change: Change, one: SeriesAnswer, order: Order) -> Row:
     run, since, series = order.runs[change.at], order.runs[change.since], one.series
     return {
         "test": series.test,
@@ -208,12 +188,12 @@ def _row(change: Change, one: SeriesAnswer, order: Order) -> TableRow:
     }
 
 
-def _plain(row: TableRow) -> TableRow:
+def _plain(row: Row) -> Row:
     """As JSON has it."""
     return {field: value for field, value in row.items() if field not in (_BARS, _BETWEEN)}
 
 
-def _series_row(one: SeriesAnswer, found: Answer) -> TableRow:
+def _series_row(one: SeriesAnswer, found: Answer) -> Row:
     series = one.series
     places = sorted(one.values)
     runs = [found.order.runs[place] for place in places]
@@ -252,9 +232,9 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
             "rows": rows[: limit or None],
             "notes": page.notes,
         }
-        return write(table.to_json(document))
+        return write(to_json(document))
     if options.format == "csv":
-        return print_table(options, page.rows[: limit or None], FIELDS)
+        return print_table(options, Table(page.rows[: limit or None], FIELDS))
     limit = TABLE_ROWS if limit is None else limit
     shown = [_in_words(row) for row in page.rows[: limit or None]]
     notes = list(page.notes)
@@ -263,7 +243,7 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
     if len(shown) < len(page.rows):
         notes.append(f"{len(page.rows) - len(shown)} more changes; --limit 0 shows all")
     text = ""
-    series: list[TableRow] = page.parts.get("series", [])
+    series: list[Row] = page.parts.get("series", [])
     if series:
         lines = [_series_in_words(row) for row in series[: limit or None]]
         if len(lines) < len(series):
@@ -271,25 +251,16 @@ def _print(options: Namespace, store: Store, page: _Page) -> int:
         text = _table(options, lines, _SERIES_FIELDS) + "\n"
     fields = FIELDS if series else (*FIELDS, "values")
     changes = _table(options, shown, fields) if shown else "no change\n"
-    return write(_laid_out(options, page.head, text + changes, notes))
+    return write(laid_out(options, page.head, text + changes, notes))
 
 
-def _table(options: Namespace, rows: Sequence[TableRow], fields: Sequence[str]) -> str:
-    if not can_show(sys.stdout.encoding):
-        fields = [field for field in fields if field != "values"]
-    if options.format == "markdown":
-        return table.markdown_table(rows, fields)
-    return table.text_table(rows, fields, width=terminal_width())
+def _table(options: Namespace, rows: list[Row], fields: Sequence[str]) -> str:
+    bars = can_show(sys.stdout.encoding)
+    table = Table(rows, [field for field in fields if bars or field != "values"])
+    return table.markdown() if options.format == "markdown" else table.text(terminal_width())
 
 
-def _laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
-    if options.format == "markdown":
-        return table.markdown_page([head], body, notes)
-    tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
-    return f"{head}\n\n{body}{tail}"
-
-
-def _in_words(row: TableRow) -> TableRow:
+def _in_words(row: Row) -> Row:
     before, value = format_pair(row["before"], row["value"], row["unit"])
     return {
         **row,
@@ -306,12 +277,12 @@ def _commit(commit: str | None, *, dirty: bool = False) -> str | None:
     return commit and commit[:_SHORT] + ("+" if dirty else "")
 
 
-def _commits(row: TableRow) -> str | None:
+def _commits(row: Row) -> str | None:
     last = _commit(row["commit"], dirty=row["dirty"])
     return f"{_commit(row['since'])}..{last}" if row[_BETWEEN] and row["since"] else last
 
 
-def _series_in_words(row: TableRow) -> TableRow:
+def _series_in_words(row: Row) -> Row:
     last = format_quantity(row["last"], row["unit"])
     return {**row, "last": last, "values": sparkline(row["values"])}
 
@@ -333,7 +304,7 @@ def _compare(options: Namespace, words: Sequence[str]) -> int:
         notes.append(f"{found.new:,} series are new since the merge base")
     if found.short:
         notes.append(f"{found.short:,} series of times have too few runs for an answer")
-    parts: TableRow = {"commit": sides.tip, "merge_base": sides.base, "compared": found.compared}
+    parts: Row = {"commit": sides.tip, "merge_base": sides.base, "compared": found.compared}
     rows = _rows(found.series, found.order)
     return _print(options, store, _Page(rows, parts, _compared(found), notes))
 
@@ -347,7 +318,7 @@ def _compared(found: Comparison) -> str:
 def _gc(options: Namespace, words: Sequence[str]) -> int:
     store = _store(words)
     swept = unreachable(store, Path.cwd())
-    rows: list[TableRow] = [
+    rows: list[Row] = [
         {
             "file": one.run.name,
             "commit": one.run.commit,
@@ -363,9 +334,9 @@ def _gc(options: Namespace, words: Sequence[str]) -> int:
     done = "removed" if options.yes else "to remove"
     if options.format == "json":
         document = {"schema": "torchprof-history-gc/1", "removed": options.yes, "rows": rows}
-        return write(table.to_json(document))
+        return write(to_json(document))
     if options.format == "csv":
-        return print_table(options, rows, _GC_FIELDS)
+        return print_table(options, Table(rows, _GC_FIELDS))
     head = f"{store.shown}: {done}: {len(rows)} of {plural(swept.total, 'run')}"
     notes = []
     if rows and not options.yes:
@@ -374,5 +345,5 @@ def _gc(options: Namespace, words: Sequence[str]) -> int:
         notes.append(f"{plural(swept.others, 'run')} of other repositories stay")
     shown = [{**row, "commit": _commit(row["commit"])} for row in rows]
     body = _table(options, shown, _GC_FIELDS) if rows else "nothing\n"
-    write(_laid_out(options, head, body, notes))
+    write(laid_out(options, head, body, notes))
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.analysis import kernels as kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
@@ -13,7 +13,7 @@ from pytest_torchprof.analysis.kernels import UNLINKED
 from pytest_torchprof.analysis.missing import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
-from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.errors import BAD_USAGE, SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS
 from pytest_torchprof.render import escape
@@ -41,42 +41,90 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-class OfOneTrace(Protocol):
-    """A trace, or what was found in it."""
+class Body(NamedTuple):
+    """What a command's question brings of one trace.
 
-    @property
-    def path(self) -> object:
-        """Its file."""
+    Attributes:
+        described: device and size, in words.
+        selected_steps: the numbers of the steps that count; None for a whole trace.
+        lines: the same notes for each trace, in the same order; empty where there is none.
+        said: warnings for stderr.
+        values: what the command prints, by name.
+    """
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was wrong with the file."""
+    described: str
+    selected_steps: list[int] | None
+    lines: tuple[str, ...]
+    said: tuple[str, ...]
+    values: dict[str, Any]
+
+
+class Part(NamedTuple):
+    """The same, with the address of its trace, and what was wrong with the file."""
+
+    path: str
+    warnings: tuple[str, ...]
+    body: Body
 
     @property
     def selected_steps(self) -> list[int] | None:
-        """The numbers of the steps that count; None for a whole trace."""
+        """As in the body."""
+        return self.body.selected_steps
 
 
-T = TypeVar("T", bound=OfOneTrace)
-
-
-class Several(dict[int, T]):
-    """By rank; or by number, if they are not the ranks of one job.
+class Parts(dict[int, Part]):
+    """Parts by rank; or by number, if the traces are not the ranks of one job.
 
     ``apart`` says why they are not. Then each is named after its file, and nothing is summed.
     ``left_out``: files that could not be read. ``are_for_machines``: rows always have the whole
-    name of their trace, and the rank.
+    name of their trace, and the rank. ``unread_named``: a file that the user named could not be
+    read, while others were. ``is_fleet``: such files do not end the command.
     """
 
     apart: str = ""
     left_out: tuple[LeftOut, ...] = ()
     are_for_machines: bool = False
+    unread_named: bool = False
+    is_fleet: bool = False
     _names: dict[int, str] | None = None
+
+    def status(self, status: int) -> int:
+        """The exit status: that of bad input if a named file could not be read."""
+        return BAD_USAGE if self.unread_named else status
+
+    def each(self, name: str) -> dict[int, Any]:
+        """One value of the body of each part."""
+        return {rank: part.body.values[name] for rank, part in self.items()}
+
+    @property
+    def traces(self) -> dict[int, Trace]:
+        """Those of `part_with`."""
+        return self.each("trace")
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes on each trace: once if they agree, otherwise with the trace's name."""
+        return self.some_notes(0, None)
+
+    def some_notes(self, start: int, stop: int | None) -> list[str]:
+        """The notes from one place in `Body.lines` to another."""
+        return merge_lines(self, {rank: p.body.lines[start:stop] for rank, p in self.items()})
 
     @property
     def heading(self) -> str:
-        """What was read: file, device, size."""
-        raise NotImplementedError
+        """What was read: file, device, size; of a fleet, what could not be read, too."""
+        lines = []
+        for rank, part in list(self.items())[:SHOWN]:
+            mark = f"rank {rank}: " if len(self) > 1 and not self.apart else ""
+            name = self.value(rank) if self.apart else PurePath(part.path).name
+            lines.append(escape.line(f"{mark}{name}: {part.body.described}"))
+        if (more := len(self) - SHOWN) > 0:
+            lines.append(f"… and {plural(more, f'more {self.column}')}")
+        left_out = self.left_out if self.is_fleet else ()
+        lines += [escape.line(f"not read: {file.error}") for file in left_out[:SHOWN]]
+        if (more := len(left_out) - SHOWN) > 0:
+            lines.append(f"… and {plural(more, 'more file')} not read")
+        return "\n".join(lines)
 
     @property
     def unread(self) -> list[str]:
@@ -106,24 +154,28 @@ class Several(dict[int, T]):
         return self._names
 
     def label(self, rank: int) -> str:
-        """The prefix of a note on one of several traces."""
+        """What this trace is called in a note."""
         return f"{self.value(rank)}" if self.apart else f"rank {rank}"
 
+    def mark(self, rank: int) -> str:
+        """What a note on it begins with, where there are several."""
+        return f"{self.label(rank)}: " if len(self) > 1 else ""
 
-def heading_of_several(several: Several[T], described: Callable[[T], str]) -> str:
-    """What was read: file, device, size."""
-    lines = []
-    for rank, one in list(several.items())[:SHOWN]:
-        mark = f"rank {rank}: " if len(several) > 1 and not several.apart else ""
-        name = several.value(rank) if several.apart else PurePath(str(one.path)).name
-        lines.append(escape.line(f"{mark}{name}: {described(one)}"))
-    if (more := len(several) - SHOWN) > 0:
-        lines.append(f"… and {plural(more, f'more {several.column}')}")
-    return "\n".join(lines)
+
+def part_of(
+    trace: Trace,
+    /,
+    lines: Sequence[str | None] = (),
+    said: Sequence[str] = (),
+    **values: Any,
+) -> Body:
+    """A part of this trace."""
+    notes = tuple(line or "" for line in lines)
+    return Body(described(trace), trace.selected_steps, notes, tuple(filter(None, said)), values)
 
 
 def merge_lines(
-    several: Several[T], lines: Mapping[int, Sequence[str | None]], shown: int = SHOWN
+    several: Parts, lines: Mapping[int, Sequence[str | None]], shown: int = SHOWN
 ) -> list[str]:
     """Notes on each trace: once if they agree on all traces, otherwise with the trace's name.
 
@@ -142,29 +194,26 @@ def merge_lines(
     return notes
 
 
-class Ranks(Several[Trace]):
-    """Traces by rank; or by number, if they are not the ranks of one job."""
-
-    @property
-    def heading(self) -> str:
-        """See `heading_of`."""
-        return heading_of(self)
+def part_with(trace: Trace) -> Part:
+    """A part that has the whole trace."""
+    return Part(str(trace.path), trace.warnings, part_of(trace, trace=trace))
 
 
 #: Reading a file of this size takes seconds, so stderr shows a progress bar.
 BAR_FROM_BYTES = 200 * 2**20
 
 
-def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
+def load_traces(paths: Sequence[str], rank: int | None) -> Parts:
     """Read these files and folders, and report what was wrong with them."""
     with reading_bar(_bytes_of(paths)) as progress:
         job = read_job([Path(path) for path in paths], rank=rank, progress=progress)
-    ranks = Ranks((number, Trace(events, Path(events.source))) for number, events in job.traces)
+    traces = ((number, Trace(events, Path(events.source))) for number, events in job.traces)
+    ranks = Parts((number, part_with(trace)) for number, trace in traces)
     ranks.left_out = job.left_out
-    ranks.apart = several_jobs([trace.events for trace in ranks.values()])
-    for trace in ranks.values():
-        for warning in trace.warnings:
-            warn(f"{trace.path}: {warning}")
+    ranks.apart = several_jobs([events for _, events in job.traces])
+    for part in ranks.values():
+        for warning in part.warnings:
+            warn(f"{part.path}: {warning}")
     for file in ranks.left_out:
         warn(f"left out: {file.error}")
     if ranks.apart:
@@ -172,7 +221,7 @@ def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
     return ranks
 
 
-def load_steps(options: Namespace, paths: Sequence[str]) -> Ranks:
+def load_steps(options: Namespace, paths: Sequence[str]) -> Parts:
     """Read these files and folders; of each trace, only the steps that are asked for, if any.
 
     Raises:
@@ -181,8 +230,8 @@ def load_steps(options: Namespace, paths: Sequence[str]) -> Ranks:
     ranks = load_traces(paths, options.rank)
     if options.step is not None or options.step_name is not None:
         chosen, name = options.step or ALL_STEPS, options.step_name or ""
-        for rank, trace in ranks.items():
-            ranks[rank] = trace.step(chosen, name)
+        for rank, trace in ranks.traces.items():
+            ranks[rank] = part_with(trace.step(chosen, name))
     return ranks
 
 
@@ -212,11 +261,6 @@ def _bytes_of(paths: Sequence[str]) -> int:
 def extra_chips(options: Namespace) -> tuple[Device, ...]:
     """The chips of ``--device-peaks``."""
     return read_peaks(Path(options.device_peaks)) if options.device_peaks else ()
-
-
-def heading_of(ranks: Ranks) -> str:
-    """What was read: file, device, size."""
-    return heading_of_several(ranks, described)
 
 
 def described(trace: Trace) -> str:
@@ -255,11 +299,10 @@ def _devices(trace: Trace) -> str:
     return f"{there} there, {len(used)} used{which}"
 
 
-def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
+def notes_of(ranks: Parts, *lines: Callable[[Trace], str | None]) -> list[str]:
     """Notes on each trace: once if they agree on all traces, otherwise with the trace's name."""
-    return merge_lines(
-        ranks, {rank: [line(trace) for line in lines] for rank, trace in ranks.items()}
-    )
+    each = {rank: [line(trace) for line in lines] for rank, trace in ranks.traces.items()}
+    return merge_lines(ranks, each)
 
 
 def used_devices(trace: Trace) -> set[int]:
@@ -277,7 +320,7 @@ def unlinked_note(trace: Trace) -> str:
     return f"{count} of {plural(every, 'device event')} have no runtime call: operator {UNLINKED}"
 
 
-def only(ranks: Ranks) -> Trace:
+def only(ranks: Parts) -> Trace:
     """The one trace that a command can work on.
 
     Raises:
@@ -287,7 +330,7 @@ def only(ranks: Ranks) -> Trace:
         raise SettingsError(
             "this needs a single trace, not several", ranks_in_words(ranks), "give --rank N"
         )
-    return next(iter(ranks.values()))
+    return next(iter(ranks.traces.values()))
 
 
 def no_flops(trace: Trace) -> str:
@@ -404,7 +447,7 @@ def ungrouped(trace: Trace, by: str) -> str:
     return f"recorded without {field}s ({option}=True records them)".replace("shapess", "shapes")
 
 
-def ranks_in_words(ranks: Ranks) -> str:
+def ranks_in_words(ranks: Parts) -> str:
     """The ranks, in words."""
     if ranks.apart:
         return f"{', '.join(map(ranks.label, ranks))} (numbers {', '.join(map(str, ranks))})"

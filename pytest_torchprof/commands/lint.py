@@ -7,12 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.commands.inputs import SHOWN, rule_book, warn
+from pytest_torchprof.commands.inputs import SHOWN, part_of, rule_book, warn
 from pytest_torchprof.commands.tables import (
     FAILED,
     FINDINGS,
     OK,
-    TableRow,
     added_fields,
     ask,
     at_steps,
@@ -20,7 +19,6 @@ from pytest_torchprof.commands.tables import (
     document,
     limited,
     merged,
-    part_of,
     print_table,
     rows_of_each,
     terminal_width,
@@ -31,10 +29,9 @@ from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import Finding
 from pytest_torchprof.render import ci as reports
 from pytest_torchprof.render import findings as text
-from pytest_torchprof.render import table as row_formats
 from pytest_torchprof.render.ci import MOST_ANNOTATIONS, plain_line, workflow_commands
 from pytest_torchprof.render.findings import defaults, page, page_of
-from pytest_torchprof.render.table import fields_of
+from pytest_torchprof.render.table import Table, fields_of, to_json
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.registry import RULES, check_chosen
 from pytest_torchprof.rules.rule import codes, parse_thresholds, span_ns
@@ -45,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks, Several
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
+    from pytest_torchprof.render.table import Row
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
 
@@ -58,8 +55,8 @@ CI_FORMATS = ("github", "gitlab", "sarif")
 
 def print_for_ci(
     options: Namespace,
-    parts: TableRow,
-    worth: list[TableRow],
+    parts: Row,
+    worth: list[Row],
     rules: Sequence[Rule],
     *,
     log: Sequence[str],
@@ -123,11 +120,11 @@ def run_lint(options: Namespace) -> int:
     unchecked = _reasons(found, found.each("gaps"))
     errors = _reasons(found, found.each("errors"))
     wanted = len(book.keys() - ignored)
-    idle = not wanted or any(part["unchecked"] == wanted for part in found.values())
-    blind = _blind(found, found.each("blind"), wanted)
+    idle = not wanted or wanted in found.each("unchecked").values()
+    blind = blind_lines(found, found.each("blind"), wanted)
     worth = _worth(options, rows, {code for code, rule in book.items() if rule.memory})
     shown, left = _limited(options, worth)
-    parts: TableRow = {
+    parts: Row = {
         "findings": shown,
         "unchecked": unchecked,
         "errors": errors,
@@ -136,7 +133,7 @@ def run_lint(options: Namespace) -> int:
     hidden = _hidden([row for row in rows if row not in worth], options.min_gain)
     parts["notes"] = blind
     if options.format == "json":
-        write(row_formats.to_json(document("lint", found, parts)))
+        write(to_json(document("lint", found, parts)))
     elif options.format in CI_FORMATS:
         rules = [rule for code, rule in book.items() if code not in ignored]
         log = _notes({**parts, "left_out": 0}, [], ignored, hidden, idle=idle)
@@ -152,7 +149,8 @@ def run_lint(options: Namespace) -> int:
         shown_fields = every if options.format in _WHOLE else _MARKDOWN
         fields = [*shown_fields, *added] if added else columns_of(found, shown_fields)
         notes = _notes(parts, worth, ignored, hidden, idle=idle)
-        print_table(options, shown, fields, head=found.heading, notes=notes, several=found)
+        table = Table(shown, fields)
+        print_table(options, table, head=found.heading, notes=notes, several=found)
     return found.status(FAILED if options.fail and (rows or errors or blind) else OK)
 
 
@@ -162,27 +160,22 @@ def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     found = check_chosen(trace.events, settings["ignored"], settings["thresholds"])
     return part_of(
         trace,
-        findings=_rows(trace, found),
+        findings=finding_rows(trace, found),
         span_ms=span_ns(trace.events) / 1e6,
         gaps={rule: in_words(why) for rule, why in found.gaps.items()},
         errors=dict(found.errors),
         unchecked=len(found.unchecked),
-        blind=_what_was_blind(trace, found),
+        blind=what_was_blind(trace, found),
     )
 
 
-def finding_rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
-    """Findings of all ranks, the costliest first."""
-    return _by_cost(rows_of_each(ranks, {r: _rows(ranks[r], checked[r]) for r in checked}))
-
-
-def _rows(trace: Trace, found: Checked) -> list[TableRow]:
-    """Findings of one trace."""
+def finding_rows(trace: Trace, found: Checked) -> list[Row]:
+    """Findings of one trace, the costliest first."""
     span_ms = span_ns(trace.events) / 1e6
     # What dynamo recorded is from an earlier run.
     noted = trace.events.facts.compiled is not None
     elsewhere = {rule.code for rule in found.matches if noted and rule.gated_by is not None}
-    return [
+    rows = [
         {
             **vars(finding),
             "page": page_of(finding.rule),
@@ -190,16 +183,17 @@ def _rows(trace: Trace, found: Checked) -> list[TableRow]:
         }
         for finding in found.findings()
     ]
+    return _by_cost(rows)
 
 
-def _merged(found: Parts) -> list[TableRow]:
+def _merged(found: Parts) -> list[Row]:
     """Findings over all traces; shares are of the time of all."""
     rows = merged(FINDINGS, found, found.each("findings"))
     span_ms = math.fsum(found.each("span_ms").values())
     return _by_cost([{**row, "share": _share(row["cost_ms"], span_ms)} for row in rows])
 
 
-def _by_cost(rows: list[TableRow]) -> list[TableRow]:
+def _by_cost(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: 1 if row["cost_ms"] is None else -row["cost_ms"])
 
 
@@ -208,7 +202,7 @@ def _share(cost_ms: float | None, span_ms: float) -> float | None:
     return None if cost_ms is None or not span_ms else cost_ms / span_ms
 
 
-def _worth(options: Namespace, rows: list[TableRow], memory: Collection[str]) -> list[TableRow]:
+def _worth(options: Namespace, rows: list[Row], memory: Collection[str]) -> list[Row]:
     """Those that gain enough to be shown, an unknown time, or memory, as these rules say.
 
     JSON and CSV have all.
@@ -223,7 +217,7 @@ def _worth(options: Namespace, rows: list[TableRow], memory: Collection[str]) ->
     ]
 
 
-def _hidden(rows: list[TableRow], min_gain: float) -> list[str]:
+def _hidden(rows: list[Row], min_gain: float) -> list[str]:
     """How many findings gain too little to be shown, and their rules, if any do."""
     if not rows:
         return []
@@ -233,7 +227,7 @@ def _hidden(rows: list[TableRow], min_gain: float) -> list[str]:
     return [f"hidden: {plural(len(rows), 'place')} that {less} (--min-gain 0 shows all): {rules}"]
 
 
-def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
+def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
     """The rows that are printed, and how many are not. A table has the costliest of each rule."""
     if options.format != "table":
         return limited(options, rows)
@@ -247,7 +241,7 @@ def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], 
     return [rows[at] for at in sorted(row["at"] for row in chosen)], left
 
 
-def _reasons(several: Several[Any], why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+def _reasons(several: Parts, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
     """Reasons by rule, with the rank unless all ranks agree."""
     reason_by_rule: dict[str, str] = {}
     for rule in dict.fromkeys(rule for reasons in why.values() for rule in reasons):
@@ -262,7 +256,7 @@ def _reasons(several: Several[Any], why: Mapping[int, Mapping[str, str]]) -> dic
     return reason_by_rule
 
 
-class _Blind(NamedTuple):
+class Blind(NamedTuple):
     """Why a result without findings is not clean: ``unchecked`` rules, or the trace's own."""
 
     unchecked: int
@@ -270,38 +264,33 @@ class _Blind(NamedTuple):
     own: str
 
 
-def _what_was_blind(trace: Trace, found: Checked) -> _Blind:
+def what_was_blind(trace: Trace, found: Checked) -> Blind:
+    """What a result of this trace does not cover."""
     why = next((in_words(why) for why in found.unchecked.values()), "")
     own = ""
     if trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
         own = "recorded without operators: rules about operators had nothing to check"
     elif trace.events.cut:
         own = "the file is truncated: the missing part was not checked"
-    return _Blind(len(found.unchecked), why, own)
+    return Blind(len(found.unchecked), why, own)
 
 
-def what_was_blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
-    """Why a result without findings is not clean."""
-    each = {rank: _what_was_blind(trace, checked[rank]) for rank, trace in ranks.items()}
-    return _blind(ranks, each, wanted)
-
-
-def _blind(several: Several[Any], each: Mapping[int, _Blind], wanted: int) -> list[str]:
+def blind_lines(several: Parts, each: Mapping[int, Blind], wanted: int) -> list[str]:
+    """Why a result without findings is not clean, of so many rules."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]
     lines = several.unread
     for rank, one in each.items():
-        mark = f"{several.label(rank)}: " if len(several) > 1 else ""
         if one.unchecked == wanted:
-            lines.append(f"{mark}nothing was checked: {one.why}")
+            lines.append(f"{several.mark(rank)}nothing was checked: {one.why}")
         elif one.own:
-            lines.append(f"{mark}{one.own}")
+            lines.append(f"{several.mark(rank)}{one.own}")
     return lines
 
 
 def _notes(
-    parts: TableRow,
-    rows: list[TableRow],
+    parts: Row,
+    rows: list[Row],
     ignored: frozenset[str],
     hidden: list[str],
     *,
@@ -344,7 +333,7 @@ def run_rules(options: Namespace) -> int:
     if options.format == "json":
         if options.code is not None:
             rows[0]["text"] = page(chosen[0])
-        return write(row_formats.to_json({"schema": "torchprof-rules/1", "rows": rows}))
+        return write(to_json({"schema": "torchprof-rules/1", "rows": rows}))
     if options.code is not None and options.format != "csv":
         return write(page(chosen[0]).partition("\n\n")[2])
     for row, rule in zip(rows, chosen, strict=True):
@@ -354,10 +343,11 @@ def run_rules(options: Namespace) -> int:
         return write(
             text.listing(listed, terminal_width()) + "\ntorchprof rules RULE explains one\n"
         )
-    return print_table(options, rows, ("rule", "summary", "needs", "thresholds", "fix", "page"))
+    fields = ("rule", "summary", "needs", "thresholds", "fix", "page")
+    return print_table(options, Table(rows, fields))
 
 
-def _row(rule: Rule) -> TableRow:
+def _row(rule: Rule) -> Row:
     thresholds = [
         {"name": name, "default": t.default, "unit": t.unit, "why": t.why}
         for name, t in rule.thresholds.items()
@@ -372,6 +362,6 @@ def _row(rule: Rule) -> TableRow:
     }
 
 
-def _details(row: TableRow) -> str:
+def _details(row: Row) -> str:
     needs = f"needs {row['needs'].replace(' ', ', ')}" if row["needs"] else ""
     return "; ".join(filter(None, [needs, row["thresholds"]]))

@@ -27,9 +27,9 @@ from pytest_torchprof.commands.inputs import (
     load_steps,
     load_traces,
     masked_note,
-    merge_lines,
     no_flops,
     only,
+    part_of,
     peaks_used,
     steps_in_words,
     uncounted_note,
@@ -40,22 +40,20 @@ from pytest_torchprof.commands.inputs import (
 )
 from pytest_torchprof.commands.tables import (
     OPS,
+    TEXTS,
     ask,
     at_steps,
     kernels_by,
-    part_of,
     print_table,
-    show_merged,
-    show_tables,
+    show,
     show_tree,
-    table_of,
     tree_note,
     trees_of,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import write_stacks
-from pytest_torchprof.render.table import cell
+from pytest_torchprof.render.table import Table, cell
 from pytest_torchprof.render.unknown import in_words
 
 if TYPE_CHECKING:
@@ -63,8 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
-    from pytest_torchprof.commands.tables import Body
+    from pytest_torchprof.commands.inputs import Body
     from pytest_torchprof.work.devices import Device
 
 
@@ -84,19 +81,13 @@ def run_ops(options: Namespace) -> int:
     if is_tree:
         trees = parts.each("tree")
         if not options.merge and (
-            options.format in ("table", "markdown") or (options.format == "csv" and options.depth)
+            options.format in TEXTS or (options.format == "csv" and options.depth)
         ):
             show_tree(options, parts, trees, [note for note in notes if note])
             return parts.status(0)
         extra = {"tree": trees_of(options, parts, trees)}
     tables = parts.each("table")
-    if options.merge:
-        return parts.status(
-            show_merged(options, parts, OPS, tables, order="self_cpu_ms", notes=notes)
-        )
-    return parts.status(
-        show_tables(options, parts, tables, order="share", notes=notes, extra=extra)
-    )
+    return show(options, parts, tables, order="share", how=OPS, notes=notes, extra=extra)
 
 
 def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -113,8 +104,8 @@ def ops_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
             tree_note(trace, by) if is_tree else "",
         ],
         calls=call_counts(trace),
-        table=table_of(trace.ops(by)),
-        tree=table_of(trace.tree(by, settings["depth"])) if is_tree else None,
+        table=trace.ops(by).table(),
+        tree=trace.tree(by, settings["depth"]).table() if is_tree else None,
     )
 
 
@@ -138,16 +129,14 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = tuple(replace(chip, peaks=dict(chip.peaks)) for chip in extra_chips(options))
     parts = ask(options, "commands.ops:kernels_part", by=options.by, chips=chips)
-    tables, unknown = parts.each("table"), {"operator": UNLINKED}
-    if options.merge:
-        how = kernels_by(options.by)
-        return parts.status(
-            show_merged(
-                options, parts, how, tables, order="total_ms", notes=parts.notes, unknown=unknown
-            )
-        )
-    return parts.status(
-        show_tables(options, parts, tables, order="total_ms", notes=parts.notes, unknown=unknown)
+    return show(
+        options,
+        parts,
+        parts.each("table"),
+        order="total_ms",
+        how=kernels_by(options.by),
+        notes=parts.notes,
+        unknown={"operator": UNLINKED},
     )
 
 
@@ -156,19 +145,14 @@ def kernels_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     trace, by, chips = at_steps(trace, settings), settings["by"], settings["chips"]
     return part_of(
         trace,
-        _lines(trace, chips, parse_grouping(by)),
+        kernel_lines(trace, chips, parse_grouping(by)),
         [unused_chips(trace, chips)],
-        table=table_of(trace.kernels(by, chips)),
+        table=trace.kernels(by, chips).table(),
     )
 
 
-def kernel_notes(ranks: Ranks, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
-    """What is to be known of the numbers, for rows by these words of a grouping."""
-    lines = {rank: _lines(trace, chips, words) for rank, trace in ranks.items()}
-    return merge_lines(ranks, lines)
-
-
-def _lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+def kernel_lines(trace: Trace, chips: Sequence[Device], words: AbstractSet[str]) -> list[str]:
+    """What is to be known of the numbers, for rows by these words of a grouping; some are empty."""
     lines = [
         device_time_note(trace),
         unlinked_note(trace),
@@ -227,7 +211,7 @@ def run_stacks(options: Namespace) -> int:
     lost = trace.events.once(gap)
     notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
     notes += [steps] if (steps := steps_in_words(trace)) else []
-    return print_table(options, [row], list(row), schema="stacks", notes=notes)
+    return print_table(options, Table([row], list(row)), notes=notes)
 
 
 # ---- `torchprof augment`: the same trace with FLOPs, bytes and achieved % on its kernels.
@@ -242,4 +226,4 @@ def run_augment(options: Namespace) -> int:
     for warning in done.warnings:
         warn(f"{options.trace}: {warning}")
     row = {"file": options.target, "events": done.events, "counters": done.counters}
-    return print_table(options, [row], list(row), schema="augment")
+    return print_table(options, Table([row], list(row)))

@@ -21,29 +21,28 @@ from pytest_torchprof.analysis.breakdown import busy_timelines
 from pytest_torchprof.analysis.kernels import UNLINKED, device_of, parse_grouping
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.inputs import (
-    Ranks,
+    Parts,
     call_counts,
     calls_in_words,
     cpu_time_note,
     device_time_note,
     extra_chips,
-    heading_of,
     load_traces,
     no_flops,
-    notes_of,
     only,
+    part_with,
     peaks_used,
     ungrouped,
     unused_chips,
     warn,
 )
-from pytest_torchprof.commands.lint import finding_rows, what_was_blind
-from pytest_torchprof.commands.ops import kernel_notes
+from pytest_torchprof.commands.lint import blind_lines, finding_rows, what_was_blind
+from pytest_torchprof.commands.ops import kernel_lines
 from pytest_torchprof.commands.summary import span_note
-from pytest_torchprof.commands.tables import OK, rows_by_rank, tree_note, write
-from pytest_torchprof.commands.timeline import idle_gap, memory_notes, no_memory
-from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.files import in_the_way, same_file, system_message
+from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
+from pytest_torchprof.commands.timeline import idle_gap, memory_notes, memory_texts, no_memory
+from pytest_torchprof.core.errors import SettingsError, writing
+from pytest_torchprof.core.files import in_the_way, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.findings import gaps
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
@@ -80,11 +79,12 @@ from pytest_torchprof.trace.steps import chosen_steps, steps_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.operators import TreeBy
-    from pytest_torchprof.commands.tables import Sides, TableRow
+    from pytest_torchprof.commands.tables import Sides
+    from pytest_torchprof.render.table import Row, Rows
     from pytest_torchprof.work.devices import Device
 
 
@@ -100,7 +100,7 @@ KERNELS_BY: Final = "op,kernel"
 
 
 def sections_of(
-    ranks: Ranks, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
+    ranks: Parts, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
     """The sections of these traces, one after the other.
 
@@ -108,7 +108,7 @@ def sections_of(
     """
     found: list[Section] = []
     several = len(ranks) > 1
-    for number, (rank, trace) in enumerate(list(ranks.items())[:MOST_TRACES], 1):
+    for number, (rank, trace) in enumerate(list(ranks.traces.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
         facts = facts_of(trace, chips)
         if number == 1 and (left := len(ranks) - MOST_TRACES) > 0:
@@ -118,19 +118,24 @@ def sections_of(
     return found
 
 
-def data_of_traces(ranks: Ranks) -> dict[str, Any]:
+def data_of_traces(ranks: Parts) -> dict[str, Any]:
     """What the page has as JSON: the main tables, as the commands print them."""
+
+    def rows(make: Callable[[Trace], Rows[Any]]) -> list[Row]:
+        made = {rank: make(trace).to_dicts() for rank, trace in ranks.traces.items()}
+        return rows_of_each(ranks, made)
+
     return {
-        "traces": [str(trace.path) for trace in ranks.values()],
-        "metrics": rows_by_rank(ranks, Trace.summary),
-        "breakdown": rows_by_rank(ranks, Trace.breakdown),
-        "idle": rows_by_rank(ranks, lambda trace: trace.idle("cause")),
+        "traces": [part.path for part in ranks.values()],
+        "metrics": rows(Trace.summary),
+        "breakdown": rows(Trace.breakdown),
+        "idle": rows(lambda trace: trace.idle("cause")),
     }
 
 
 def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
     """All that the page of a trace tells, by the names in `trace.html`."""
-    alone = Ranks({0: trace})
+    alone = Parts({0: part_with(trace)})
     events, kernels = trace.events, trace.kernels(KERNELS_BY, chips)
     operators, peaks = trace.ops(), trace.memory()
     if unused := unused_chips(trace, chips):
@@ -141,9 +146,9 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
     checked = check_chosen(events)
     unchecked = {rule: in_words(why) for rule, why in checked.gaps.items()}
     memory_gap = no_memory(trace)
-    time_lines = (cpu_time_note, device_time_note, span_note)
+    time_notes = cpu_time_note(trace), device_time_note(trace), span_note(trace)
     return {
-        "heading": heading_of(alone),
+        "heading": alone.heading,
         "warnings": list(trace.warnings),
         "metrics": trace.summary().to_dicts(),
         "steps": steps,
@@ -151,17 +156,17 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
         "no_device": no_device,
         "breakdown": trace.breakdown(),
         "timelines": busy_timelines(events, SHARES),
-        "time_notes": [note for line in time_lines for note in notes_of(alone, line)],
+        "time_notes": [*filter(None, time_notes)],
         "idle_causes": trace.idle("cause"),
         "idle": [
             {**row, "where": row["location"] or row["path"]} for row in trace.idle().to_dicts()
         ],
         "no_idle": idle_gap(trace) or (no_device and f"idle time is not measured: {no_device}"),
-        "findings": [finding_row(row) for row in finding_rows(alone, {0: checked})],
+        "findings": [finding_row(row) for row in finding_rows(trace, checked)],
         "finding_notes": [
             *gaps("not checked", unchecked),
             *gaps("failed, so not checked", checked.errors),
-            *what_was_blind(alone, {0: checked}, len(gather().rules)),
+            *blind_lines(alone, {0: what_was_blind(trace, checked)}, len(gather().rules)),
         ],
         "kernels": kernels,
         "kernel_table": [
@@ -170,17 +175,23 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
         ],
         "roofs": _roofs(trace, kernels, chips),
         "no_kernels": peaks_used(trace, chips),
-        "kernel_notes": kernel_notes(alone, chips, parse_grouping(KERNELS_BY)) if kernels else [],
+        "kernel_notes": [
+            note
+            for note in kernel_lines(trace, chips, parse_grouping(KERNELS_BY))
+            if note and kernels
+        ],
         "operators": operators,
         "trees": {by: (trace.tree(by), _tree_note(trace, by)) for by in ("module", "stack")},
-        "operator_notes": [
-            *notes_of(alone, no_flops),
-            *filter(None, [calls_in_words([call_counts(trace)])]),
-        ],
+        "operator_notes": [*filter(None, [no_flops(trace), calls_in_words([call_counts(trace)])])],
         "peaks": peaks,
         "points": trace.memory_timeline(MOMENTS),
         "no_memory": memory_gap or "nothing was allocated",
-        "memory_notes": [*filter(None, [memory_gap]), *memory_notes(alone)] if peaks else [],
+        "memory_notes": [
+            *filter(None, [memory_gap]),
+            *memory_notes(alone, {0: memory_texts(trace)}),
+        ]
+        if peaks
+        else [],
     }
 
 
@@ -228,15 +239,15 @@ def _roofs(
 
 def write_page(
     target: Path,
-    ranks: Ranks,
+    ranks: Parts,
     sides: Mapping[int, Sides],
-    growth: Sequence[TableRow],
+    growth: Sequence[Row],
     notes: Sequence[str],
 ) -> None:
     """Write the page of a comparison; ``growth`` and ``notes`` are what the command prints.
 
     Raises:
-        ReportError: the file cannot be written; an old one is unchanged.
+        TraceError: the file cannot be written; an old one is unchanged.
     """
     sections: list[Section] = []
     several = len(sides) > 1
@@ -249,7 +260,8 @@ def write_page(
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
-    _write(target, page(title, sections, data=data))
+    with writing(target):
+        write_text(target, page(title, sections, data=data))
 
 
 def _diff_facts(side: Sides) -> dict[str, Any]:
@@ -268,26 +280,12 @@ def _diff_facts(side: Sides) -> dict[str, Any]:
         notes.append(f"measured in neither trace: {', '.join(a['metric'] for a, _ in unknown)}")
     known = [pair for pair in pairs if pair not in unknown]
     return {
-        "headings": [heading_of(Ranks({0: trace})) for trace in (side.a, side.b)],
+        "headings": [Parts({0: part_with(trace)}).heading for trace in (side.a, side.b)],
         "metrics": sorted(known, key=lambda pair: pair[0]["value"] == pair[1]["value"]),
         "metric_notes": notes,
         "operators": operators,
         "kernels": [{**row, "name": readable_kernel(row["name"])} for row in kernels],
     }
-
-
-def _write(target: Path, text: str) -> None:
-    """Write a file of a page.
-
-    Raises:
-        ReportError: it cannot be written; an old one is unchanged.
-    """
-    try:
-        write_text(target, text)
-    except (OSError, ValueError) as error:
-        raise ReportError(
-            f"{target}: cannot be written", system_message(error), "name another file"
-        ) from None
 
 
 # ---- `torchprof report`: reports of test sessions and traces as one page of HTML.
@@ -331,7 +329,8 @@ def run_report(options: Namespace) -> int:
         assets=None if folder is None else _link(target, folder),
     )
     for where, content in {**assets, target: text}.items():
-        _write(where, content)
+        with writing(where):
+            write_text(where, content)
     return OK
 
 
@@ -517,9 +516,6 @@ def run_merge(options: Namespace) -> int:
     _check_other(target, options.reports, "the reports", "output")
     document = merged({name: read_report(Path(name)) for name in options.reports})
     check_target(target)
-    try:
+    with writing(target):
         write_document(target, document)
-    except (OSError, ValueError) as error:
-        found = system_message(error)
-        raise ReportError(f"{target}: cannot be written", found, "name another file") from None
     return OK

@@ -10,20 +10,20 @@ from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
     merge_lines,
+    part_of,
     uncounted_note,
 )
 from pytest_torchprof.commands.tables import (
     BREAKDOWN,
     METRICS,
     OK,
-    TableRow,
     added_fields,
     ask,
     at_steps,
+    by_rank,
     columns_of,
     document,
     merged,
-    part_of,
     print_table,
     rows_of_each,
     table_text,
@@ -33,9 +33,8 @@ from pytest_torchprof.commands.tables import (
 from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import MissingValue, Profile, Value
-from pytest_torchprof.render import table
 from pytest_torchprof.render.report import metrics_of
-from pytest_torchprof.render.table import sum_of
+from pytest_torchprof.render.table import Table, cell, sum_of, to_json
 from pytest_torchprof.render.unknown import metric_rows
 from pytest_torchprof.verdict.compare import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
     from pytest_torchprof.core.values import Sample
     from pytest_torchprof.places.idle_rows import IdleRow
-    from pytest_torchprof.render.table import Rows
+    from pytest_torchprof.render.table import Row, Rows
 
 
 Metrics = dict[str, Value]
@@ -59,10 +58,10 @@ def run_summary(options: Namespace) -> int:
     parts = ask(options, "commands.summary:summary_part")
     values: dict[int, Metrics] = parts.each("values")
     total = _total_metrics(values.values(), parts.apart)
-    samples = next(iter(parts.values()))["samples"] if len(parts) == 1 else {}
+    samples = next(iter(parts.each("samples").values())) if len(parts) == 1 else {}
     notes = parts.some_notes(0, 1)
     if options.format == "json":
-        shown: TableRow = {"metrics": _reported(total, samples)}
+        shown: Row = {"metrics": _reported(total, samples)}
         shown["breakdown"] = rows_of_each(parts, parts.each("breakdown"))
         shown["idle"] = rows_of_each(parts, parts.each("idle"))
         shown["notes"] = notes
@@ -71,9 +70,9 @@ def run_summary(options: Namespace) -> int:
             shown["breakdown"] = merged_breakdown(parts)
             del shown["idle"]
         if len(parts) > 1:
-            each = {str(parts.value(rank)): _reported(values[rank]) for rank in parts}
-            shown["by_trace" if parts.apart else "ranks"] = each
-        write(table.to_json(document("summary", parts, shown)))
+            each = {rank: _reported(values[rank]) for rank in parts}
+            shown["by_trace" if parts.apart else "ranks"] = by_rank(parts, each)
+        write(to_json(document("summary", parts, shown)))
         return parts.status(OK)
     if options.merge:
         return parts.status(_print_merged(options, parts, notes))
@@ -84,7 +83,7 @@ def run_summary(options: Namespace) -> int:
         row["class"] = row.pop("klass")
     if options.format in ("csv", "parquet"):
         fields = columns_of(parts, ("metric", "value", "unit", "class", "reason"))
-        print_table(options, rows, fields, several=parts)
+        print_table(options, Table(rows, fields), several=parts)
         return parts.status(OK)
     if len(parts) > 1:  # repeating them for each rank adds nothing
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
@@ -96,14 +95,14 @@ def run_summary(options: Namespace) -> int:
         row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
     fields = columns_of(parts, ("metric", "value", "reason"))
     times = _breakdown_text(options, parts)
-    write(f"{times}\n{table_text(options, rows, fields, notes=notes)}")
+    write(f"{times}\n{table_text(options, Table(rows, fields), notes=notes)}")
     return parts.status(OK)
 
 
-def merged_metrics(parts: Parts) -> list[TableRow]:
+def merged_metrics(parts: Parts) -> list[Row]:
     """Each metric over all traces."""
     each = {rank: metric_rows(own).to_dicts() for rank, own in parts.each("values").items()}
-    order = list(next(iter(parts.values()))["values"])
+    order = list(next(iter(parts.each("values").values())))
     rows = merged(METRICS, parts, each)
     for row in rows:
         row["class"] = row.pop("klass")
@@ -113,7 +112,7 @@ def merged_metrics(parts: Parts) -> list[TableRow]:
     return sorted(rows, key=lambda row: order.index(row["metric"]))
 
 
-def merged_breakdown(parts: Parts) -> list[TableRow]:
+def merged_breakdown(parts: Parts) -> list[Row]:
     """Where the time of all devices goes."""
     rows = merged(BREAKDOWN, parts, parts.each("breakdown"))
     total = sum_of(row["time_ms"] for row in rows)
@@ -127,21 +126,20 @@ def _print_merged(options: Namespace, parts: Parts, notes: list[str]) -> int:
     rows = merged_metrics(parts)
     fields = ("metric", "value", "unit", "class", "reason", *added_fields(METRICS, parts))
     if options.format in ("csv", "parquet"):
-        return print_table(options, rows, fields, several=parts)
+        return print_table(options, Table(rows, fields), several=parts)
     unknown = [row["metric"] for row in rows if row["max_value"] is None]
     notes += [f"not measured: {', '.join(unknown)}"] if unknown else []
     rows = [row for row in rows if row["max_value"] is not None]
     for row in rows:
         for field in ("value", "min_value", "max_value"):
             row[field] = format_quantity(row[field], row["unit"])
-    times = table_text(
-        options,
-        merged_breakdown(parts),
-        ("category", "time_ms", "share", "total_ms", "calls", *added_fields(BREAKDOWN, parts)),
-        head=parts.heading,
+    added = added_fields(BREAKDOWN, parts)
+    breakdown = Table(
+        merged_breakdown(parts), ("category", "time_ms", "share", "total_ms", "calls", *added)
     )
+    times = table_text(options, breakdown, head=parts.heading)
     shown = [field for field in fields if field not in {"unit", "class"}]
-    return write(f"{times}\n{table_text(options, rows, shown, notes=notes)}")
+    return write(f"{times}\n{table_text(options, Table(rows, shown), notes=notes)}")
 
 
 def summary_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -169,10 +167,10 @@ _EXPOSED = {name: f"{name}, exposed" for name in EXPOSED}
 
 def _breakdown_text(options: Namespace, parts: Parts) -> str:
     """Where the time goes: a row for each category, and what the idle time is."""
-    rows: list[TableRow] = []
-    for rank, part in parts.items():
-        mine = part["breakdown"]
-        for row in mine if part["has_spans"] else ():
+    rows: list[Row] = []
+    has_spans = parts.each("has_spans")
+    for rank, mine in parts.each("breakdown").items():
+        for row in mine if has_spans[rank] else ():
             row["category"] = _EXPOSED.get(row["category"], row["category"])
         rows += with_rank(parts, rank, mine)
     if not rows:
@@ -181,7 +179,7 @@ def _breakdown_text(options: Namespace, parts: Parts) -> str:
     if len({row["device"] for row in rows}) == 1:
         fields.remove("device")
     notes = parts.some_notes(1, None)
-    return table_text(options, rows, fields, head=parts.heading, notes=notes)
+    return table_text(options, Table(rows, fields), head=parts.heading, notes=notes)
 
 
 def _idle_causes(trace: Trace) -> Rows[IdleRow]:
@@ -208,7 +206,7 @@ def _idle(trace: Trace) -> str:
     rows = trace.idle("cause")
     if not rows:
         return ""
-    parts = [f"{row.cause} {table.cell('share', row.share)}" for row in rows[:_SOME]]
+    parts = [f"{row.cause} {cell('share', row.share)}" for row in rows[:_SOME]]
     more = ", …" if len(rows) > _SOME else ""
     return f"idle: {', '.join(parts)}{more}{_largest_gap(trace, rows)}; torchprof idle shows where"
 
@@ -219,7 +217,7 @@ def _largest_gap(trace: Trace, causes: Rows[IdleRow]) -> str:
     if longest <= sum(row.time_ms for row in causes) / 2:
         return ""  # most traces: to locate what causes all gaps would take longer than the summary
     row = max(trace.idle(), key=lambda row: row.longest_ms)
-    at = f" at {table.cell('location', row.location)}" if row.location else ""
+    at = f" at {cell('location', row.location)}" if row.location else ""
     return f"; {format_quantity(row.longest_ms, 'ms')} in one gap: {row.what or row.cause}{at}"
 
 

@@ -1,8 +1,7 @@
-"""A command's table: printed, cut into parts, merged, as a tree, or as Parquet."""
+"""A command's table over one or several traces: asked for, added up, and printed; trees, too."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,41 +15,35 @@ from pytest_torchprof.analysis.communication import ROW_KEY
 from pytest_torchprof.analysis.kernels import UNLINKED, parse_grouping
 from pytest_torchprof.analysis.operators import TreeRow, call_tree
 from pytest_torchprof.commands.inputs import (
-    SHOWN,
-    Several,
-    described,
-    heading_of_several,
+    Part,
+    Parts,
     merge_lines,
-    notes_of,
     reading_bar,
     warn,
 )
 from pytest_torchprof.core.errors import (
-    BAD_USAGE,
     SettingsError,
     TraceError,
     not_onto_itself,
     not_replaced,
-    not_written,
 )
-from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.files import is_other_file, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS, CountedNames, StepRange
-from pytest_torchprof.fleet.mapping import (
-    Answer,
-    Merging,
-    Question,
-    answer,
-    default_folder,
-    merged_rows,
-    remove_old,
-)
+from pytest_torchprof.fleet.mapping import Answer, Question, answer, default_folder, remove_old
 from pytest_torchprof.fleet.sources import find_sources, is_many
 from pytest_torchprof.render import escape
-from pytest_torchprof.render import table as row_formats
 from pytest_torchprof.render.kernel_names import short_kernels
-from pytest_torchprof.render.table import Rows, fields_of, sum_of
+from pytest_torchprof.render.table import (
+    Merging,
+    Table,
+    cell,
+    fields_of,
+    heading,
+    markdown_page,
+    pyarrow_or_error,
+    to_json,
+)
 from pytest_torchprof.trace.ranks import (
     LeftOut,
     chosen_ranks,
@@ -65,12 +58,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks
+    from pytest_torchprof.commands.inputs import Body
     from pytest_torchprof.fleet.sources import Source
+    from pytest_torchprof.render.table import Row
     from pytest_torchprof.trace.read import ReadProgress
 
 
-# ---- Print rows of one or several ranks to stdout, in the requested format.
+# ---- The table of one or several traces: added up, ordered, with its total.
 
 OK, FAILED = 0, 1
 
@@ -78,26 +72,21 @@ OK, FAILED = 0, 1
 TABLE_ROWS = 30
 #: Width of a table in a file or a log.
 _WIDTH = 160
+#: Formats for people.
+TEXTS = ("table", "markdown")
 
 _OVER_BANDWIDTH = (
     "over 100 % of the bandwidth: data came from the L2 cache, the clock was higher than in the "
     "datasheet, or the trace counts whole microseconds"
 )
 
-TableRow = dict[str, Any]
 
-
-def rows_by_rank(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[TableRow]:
-    """Rows of one table of each trace, with its rank where there are several."""
-    return rows_of_each(ranks, {rank: make(trace).to_dicts() for rank, trace in ranks.items()})
-
-
-def rows_of_each(several: Several[Any], rows: Mapping[int, Sequence[TableRow]]) -> list[TableRow]:
+def rows_of_each(several: Parts, rows: Mapping[int, Sequence[Row]]) -> list[Row]:
     """These rows of each trace, with its rank where there are several."""
-    return [row for rank in several for row in with_rank(several, rank, rows[rank])]
+    return [row for rank, own in rows.items() for row in with_rank(several, rank, own)]
 
 
-def with_rank(several: Several[Any], rank: int, rows: Sequence[TableRow]) -> list[TableRow]:
+def with_rank(several: Parts, rank: int, rows: Sequence[Row]) -> list[Row]:
     """These rows, with the rank where there are several."""
     if several.are_for_machines:
         own = {"trace": str(several[rank].path), "rank": None if several.apart else rank}
@@ -108,131 +97,205 @@ def with_rank(several: Several[Any], rank: int, rows: Sequence[TableRow]) -> lis
     return [{**own, **row} for row in rows]
 
 
-def columns_of(several: Several[Any], fields: Sequence[str]) -> list[str]:
+def columns_of(several: Parts, fields: Sequence[str]) -> list[str]:
     """These columns, below the rank where there are several."""
     if several.are_for_machines:
         return ["trace", "rank", *fields]
     return [several.column, *fields] if len(several) > 1 else list(fields)
 
 
-class Table(NamedTuple):
-    """The rows of one trace, as a part has them; the other fields are those of `Rows`."""
-
-    rows: list[TableRow]
-    fields: tuple[str, ...]
-    columns: tuple[str, ...]
-    unknown: frozenset[str]
-    adds_up: tuple[str, ...]
-
-
-def table_of(rows: Rows[Any]) -> Table:
-    """These rows, to be sent and shown elsewhere."""
-    adds_up = tuple(getattr(rows[0], "ADDS_UP", ())) if rows else ()
-    return Table(rows.to_dicts(), rows.fields, rows.columns, rows.unknown, adds_up)
-
-
-def total_of(tables: Iterable[Table]) -> TableRow:
-    """Sums of the fields that add up over all rows; None where those of a trace are unknown."""
-    tables = list(tables)
-    unknown = frozenset().union(*(table.unknown for table in tables))
-    adds_up = next((table.adds_up for table in tables if table.adds_up), ())
-    return {
-        field: None
-        if field.removeprefix("self_") in unknown or any(is_lacking(t, field) for t in tables)
-        else sum_of(row[field] for table in tables for row in table.rows)
-        for field in adds_up
-        if field in tables[0].fields
-    }
-
-
-def is_lacking(table: Table, field: str) -> bool:
-    """Whether no row of the trace has a value in this field, though there are rows."""
-    return bool(table.rows) and all(row[field] is None for row in table.rows)
-
-
-def show_tables(
+def show(
     options: Namespace,
-    several: Several[Any],
+    several: Parts,
     tables: Mapping[int, Table],
     *,
-    order: str,
-    notes: Sequence[str] = (),
+    order: str = "",
+    how: Merging | None = None,
+    notes: Iterable[str] = (),
     unknown: Mapping[str, str] = MappingProxyType({}),
-    extra: TableRow | None = None,
+    extra: Row | None = None,
+    head: str | None = None,
 ) -> int:
-    """One table over all traces, ordered, with its total.
+    """Print one table over all traces, ordered, with its total; return the status of success.
 
-    ``unknown`` gives the text to show for a field without a value. ``extra``: more parts of JSON.
+    ``order``: of which a share is told, and by which several traces are sorted. ``how`` adds the
+    traces up, if that is asked for. ``unknown`` gives the text to show for a field without a value.
+    ``extra``: more parts of JSON.
     """
+    first, *others = tables.values()
+    total = first.total(*others)
+    if how is not None and options.merge:
+        table, total, said = _merged_table(options, several, tables, how, order, total)
+        notes = [f"merged: the rows of {plural(len(several), 'trace')}", *notes, *said]
+        extra = {"merged": len(several)}
+    else:
+        table = _joined_table(options, several, tables, order, total)
+        total = {} if several.apart else total
+        notes = [*notes, *_over_peak(table.rows)]
+    if options.format in TEXTS:
+        for row in table.rows:
+            row.update({field: text for field, text in unknown.items() if row[field] is None})
+    _print(
+        options,
+        several,
+        table,
+        total,
+        list(dict.fromkeys(filter(None, notes))),
+        extra or {},
+        several.heading if head is None else head,
+    )
+    return several.status(OK)
+
+
+def _joined_table(
+    options: Namespace,
+    several: Parts,
+    tables: Mapping[int, Table],
+    order: str,
+    total: Row,
+) -> Table:
+    """The rows of each trace; shares are of all traces if these are of one job."""
     first = next(iter(tables.values()))
     rows = rows_of_each(several, {rank: table.rows for rank, table in tables.items()})
-    fields = columns_of(several, first.fields)
-    total = total_of(tables.values())
+    table = Table(rows, columns_of(several, first.fields), columns_of(several, first.columns))
     if len(several) > 1 and "share" in total and not several.apart:
-        _share_over_ranks(rows, total)
-    if options.sort == "share" and "share" not in fields:
-        options.sort = order
-    notes = [*notes, *_over_peak(rows)]
-    rows = sorted_rows(
-        rows, order if options.sort is None and len(several) > 1 else options.sort, fields
-    )
-    if options.format in ("table", "markdown"):
-        fields = columns_of(several, first.columns)
-    if options.format in ("table", "markdown") and "share" not in fields:
-        whole: dict[Any, float] = {}
-        for row in rows:  # relative to its own trace if the traces are from several jobs
-            key = row["trace"] if several.apart else None
-            whole[key] = whole.get(key, 0) + (row[order] or 0)
-        for row in (*rows, *(() if several.apart else (total,))):
-            part = whole.get(row.get("trace") if several.apart else None)
-            row["share"] = (row[order] or 0) / part if part else None
-        fields.insert(fields.index(order) + 1, "share")
-    if options.format in ("table", "markdown"):
+        _share([*rows, total], total, "self_cuda_ms" if total["self_cuda_ms"] else "self_cpu_ms")
+    chosen = options.sort or (order if len(several) > 1 else "")
+    table.sort(order if chosen == "share" and "share" not in table.fields else chosen)
+    if order and options.format in TEXTS and "share" not in table.columns:
+        table.columns = _behind(order, table.columns)
+        of_job: dict[str | None, list[Row]] = {} if several.apart else {None: []}
         for row in rows:
-            row.update({field: text for field, text in unknown.items() if row[field] is None})
-    shown = [note for note in dict.fromkeys(notes) if note]
-    show(options, several, rows, fields, None if several.apart else total, shown, extra)
-    return OK
+            of_job.setdefault(row["trace"] if several.apart else None, []).append(row)
+        for job, own in of_job.items():
+            whole = {order: sum(row[order] or 0 for row in own)}
+            _share(own if job else [*own, total], whole, order)
+    return table
 
 
-def _over_peak(rows: Sequence[TableRow]) -> Iterator[str]:
+def _behind(field: str, fields: Sequence[str]) -> list[str]:
+    """The fields with that of the share behind this one."""
+    at = fields.index(field) + 1
+    return [*fields[:at], "share", *fields[at:]]
+
+
+def _share(rows: Iterable[Row], whole: Row, of: str) -> None:
+    """Make each row's share relative to this field of the whole."""
+    every = whole[of]
+    for row in rows:
+        row["share"] = (row[of] or 0) / every if every else None
+
+
+def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
     """Notes on rows over 100 % of a peak: possible for bandwidth, an error for compute."""
     if any((row.get("bandwidth_pct") or 0) > 100 for row in rows):
         yield _OVER_BANDWIDTH
     over = [row for row in rows if (row.get("compute_pct") or 0) > 100]
     if over:
         most = max(over, key=lambda row: row["compute_pct"])
-        name = row_formats.cell("kernel", most["kernel"])
+        name = cell("kernel", most["kernel"])
         yield (
             f"warning: {plural(len(over), 'row')} over 100 % of peak compute, the highest {name} "
-            f"({row_formats.cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
+            f"({cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
             "wrong, unless its algorithm needs fewer (Winograd, FFT) or the trace counts whole "
             "microseconds; please report it, with the trace"
         )
 
 
-def _share_over_ranks(rows: Sequence[TableRow], total: TableRow) -> None:
-    """Make each row's share relative to the time of all ranks."""
-    time = "self_cuda_ms" if total["self_cuda_ms"] else "self_cpu_ms"
-    for row in (*rows, total):
-        row["share"] = (row[time] or 0) / total[time] if total[time] else None
+# ---- `--merge`: a row for each name over all traces, instead of one for each trace.
+
+OPS: Final = Merging(("name", "shapes", "stack", "module"), "self_cpu_ms")
+IDLE: Final = Merging(("cause", "what", "location", "path"), "time_ms")
+FINDINGS: Final = Merging(("rule", "message", "location", "module", "path"), "cost_ms")
+#: Peaks of different traces are at different moments, so the largest is told, not a sum.
+MEMORY: Final = Merging(("device", "operator"), "bytes", ("peak_bytes", "bytes", "count"))
+#: Each rank that meets at a call has the same wait.
+COLLECTIVES: Final = Merging(ROW_KEY, "total_ms")
+METRICS: Final = Merging(("metric",), "value")
+BREAKDOWN: Final = Merging(("category",), "time_ms")
+
+_PARTS_OF_KERNELS: Final = {"kernel": "kernel", "op": "operator", "shape": "shapes"}
 
 
-def sorted_rows(rows: list[TableRow], field: str | None, fields: Sequence[str]) -> list[TableRow]:
-    """Largest first; text alphabetically; unknown values last."""
-    if field is None:
-        return rows
-    # A table's heading is accepted too.
-    field = {row_formats.heading(name): name for name in fields}.get(field, field)
-    if field not in fields:
-        raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")
-    known = [row for row in rows if row[field] is not None]
-    text = any(isinstance(row[field], str | list) for row in known)
-    known.sort(key=lambda row: str(row[field]) if text else -row[field])
-    return known + [row for row in rows if row[field] is None]
+def kernels_by(by: str) -> Merging:
+    """Of rows in this grouping, see `parse_grouping`."""
+    words = parse_grouping(by)
+    return Merging(tuple(f for word, f in _PARTS_OF_KERNELS.items() if word in words), "total_ms")
 
 
-def limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
+def merged(how: Merging, parts: Parts, rows: Mapping[int, Sequence[Row]]) -> list[Row]:
+    """The rows of all traces, each with the trace that has the most of it.
+
+    ``rows``: those of each trace, without its rank.
+    """
+    most = f"max_{parts.column}"
+    return [
+        {**row, most: parts.value(at) if at >= 0 else None}
+        for row, at in how.rows((rank, rows[rank]) for rank in parts)
+    ]
+
+
+def added_fields(how: Merging, parts: Parts) -> tuple[str, ...]:
+    """The fields that `merged` adds."""
+    return (*how.added, f"max_{parts.column}")
+
+
+def _merged_table(
+    options: Namespace,
+    parts: Parts,
+    tables: Mapping[int, Table],
+    how: Merging,
+    order: str,
+    total: Row,
+) -> tuple[Table, Row, list[str]]:
+    """A row for each name over all traces, their total, and why a total is unknown."""
+    first = next(iter(tables.values()))
+    if order == "share":
+        on_device = any(row["self_cuda_ms"] for one in tables.values() for row in one.rows)
+        order = "self_cuda_ms" if on_device else "self_cpu_ms"
+        how = how._replace(spread=order)
+    rows = merged(how, parts, {rank: table.rows for rank, table in tables.items()})
+    for row in rows:
+        if "mean_us" in row:
+            known = row["total_ms"] is not None and row["calls"]
+            row["mean_us"] = 1e3 * row["total_ms"] / row["calls"] if known else None
+            row["kernel_short"] = row["kernel"] and short_kernels(row["kernel"])
+            row["operators"] = _operators(how, row)
+    total = {field: value for field, value in total.items() if how.sums(field)}
+    lacking = {
+        rank: [
+            f"no total of {field}: not recorded" if table.lacks(field) else ""
+            for field, value in total.items()
+            if value is None and not all(one.lacks(field) for one in tables.values())
+        ]
+        for rank, table in tables.items()
+    }
+    _share([*rows, total], {order: total.get(order)}, order)
+    added = added_fields(how, parts)
+    fields = [*first.fields, *added]
+    fields = fields if "share" in fields else _behind(order, fields)
+    table = Table([{f: row[f] for f in fields} for row in rows], fields)
+    table.columns = [f for f in fields if f in (*first.columns, "share", *added)]
+    table.sort(options.sort or order)
+    return table, total, merge_lines(parts, lacking)
+
+
+def _operators(how: Merging, row: Row) -> list[Row]:
+    """The operators of a row of kernels with their calls; None for those without a launch."""
+    named = row["operator"]
+    own = "operator" not in how.keys and isinstance(named, CountedNames)
+    parts: dict[Any, int] = dict(named.parts) if own else {}
+    left = row["calls"] - sum(parts.values())
+    parts |= {named if "operator" in how.keys else None: left} if left else {}
+    return [
+        {"operator": None if name == UNLINKED else name, "calls": n} for name, n in parts.items()
+    ]
+
+
+# ---- Printed to stdout, or written as Parquet, in the requested format.
+
+
+def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
     """The rows that are printed, and how many are not."""
     limit = options.limit
     if limit is None:
@@ -241,58 +304,54 @@ def limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], i
     return shown, len(rows) - len(shown)
 
 
-def show(
+def _print(
     options: Namespace,
-    ranks: Several[Any],
-    rows: list[TableRow],
-    fields: list[str],
-    total: TableRow | None,
+    several: Parts,
+    table: Table,
+    total: Row,
     notes: Sequence[str],
-    extra: TableRow | None = None,
-    head: str | None = None,
+    extra: Row,
+    head: str,
 ) -> None:
-    """Print a table of all ranks: rows, total, how many rows are left out, notes."""
+    """Rows, total, how many rows are left out, notes."""
+    rows = table.rows
     shown, left = limited(options, rows)
-    if options.format == "table" and len({row.get("device") for row in rows}) == 1:
-        fields = [field for field in fields if field != "device"]  # the heading names it
     if options.format == "json":
         parts = {"rows": shown, **({"total": total} if total else {}), "left_out": left}
-        parts |= {**(extra or {}), "notes": list(notes)}
-        write(row_formats.to_json(document(options.command, ranks, parts)))
+        parts |= {**extra, "notes": list(notes)}
+        write(to_json(document(options.command, several, parts)))
         return
-    rest = "" if ranks.apart else _rest(rows, shown)
-    lines = [f"… and {plural(left, 'more row')}{rest}: --limit 0 shows all"]
-    if total:
-        total = {fields[0]: "total", **total}
+    if options.format == "table" and len({row.get("device") for row in rows}) == 1:
+        # The heading names it.
+        table.columns = [field for field in table.columns if field != "device"]
+    rest = "" if several.apart else _rest(rows, shown)
+    lines = [f"… and {plural(left, 'more row')}{rest}: --limit 0 shows all"] if left else []
+    table.rows = shown
     print_table(
         options,
-        shown,
-        fields,
-        total=total if rows else None,
-        head=ranks.heading if head is None else head,
-        notes=[*(lines if left else ()), *notes],
-        several=ranks,
+        table,
+        total={table.columns[0]: "total", **total} if total and rows else None,
+        head=head,
+        notes=[*lines, *notes],
+        several=several,
     )
 
 
-def _rest(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
+def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
     """How much of the time the hidden rows have."""
     for field in ("share", "total_ms"):
         if rows and field in rows[0]:
             whole = sum(row[field] or 0 for row in rows)
             part = whole - sum(row[field] or 0 for row in shown)
-            what = "the device time" if _has_device(rows) else "the self CPU time"
+            on_device = any(row.get("total_ms") or row.get("self_cuda_ms") for row in rows)
+            what = "the device time" if on_device else "the self CPU time"
             what = "the idle time" if "gaps" in rows[0] else what
             what = "the bound" if "bound_ms" in rows[0] else what
-            return f" ({row_formats.cell('share', part / whole)} of {what})" if whole else ""
+            return f" ({cell('share', part / whole)} of {what})" if whole else ""
     return ""
 
 
-def _has_device(rows: Sequence[TableRow]) -> bool:
-    return any(row.get("total_ms") or row.get("self_cuda_ms") for row in rows)
-
-
-def document(command: str, ranks: Several[Any], parts: TableRow) -> dict[str, Any]:
+def document(command: str, ranks: Parts, parts: Row) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
     warnings += [f"left out: {file.error}" for file in ranks.left_out]
@@ -308,56 +367,66 @@ def document(command: str, ranks: Several[Any], parts: TableRow) -> dict[str, An
     }
 
 
-def _selected(ranks: Several[Any]) -> TableRow:
+def _selected(ranks: Parts) -> Row:
     """The numbers of the steps, by rank if there are several; nothing for whole traces."""
-    numbers = {str(ranks.value(rank)): trace.selected_steps for rank, trace in ranks.items()}
+    numbers = {rank: trace.selected_steps for rank, trace in ranks.items()}
     if all(steps is None for steps in numbers.values()):
         return {}
-    return {"steps": numbers if len(ranks) > 1 else next(iter(numbers.values()))}
+    return {"steps": by_rank(ranks, numbers)}
+
+
+def by_rank(several: Parts, values: Mapping[int, Any]) -> Any:
+    """The only value, or by rank where there are several."""
+    if len(values) == 1:
+        return next(iter(values.values()))
+    return {str(several.value(rank)): value for rank, value in values.items()}
 
 
 def print_table(
     options: Namespace,
-    rows: list[TableRow],
-    fields: Sequence[str],
+    table: Table,
     *,
-    total: TableRow | None = None,
+    total: Row | None = None,
     head: str = "",
     notes: Sequence[str] = (),
-    schema: str = "",
-    several: Several[Any] | None = None,
+    several: Parts | None = None,
 ) -> int:
     """Print rows in the requested format; return the status of success.
 
     ``several``: what they are of, where they may be written as Parquet.
     """
     if options.format == "parquet" and several is not None:
-        write_parquet(options, several, rows, fields, f"torchprof-{options.command}/1")
+        _write_parquet(options, several, table)
         return OK
     if options.format == "json":
-        return write(row_formats.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
+        schema = f"torchprof-{options.command}/1"
+        return write(to_json({"schema": schema, "rows": table.rows}))
     if options.format == "csv":
-        return write(row_formats.to_csv(rows, fields))
-    return write(table_text(options, rows, fields, total=total, head=head, notes=notes))
+        return write(table.csv())
+    return write(table_text(options, table, total=total, head=head, notes=notes))
 
 
 def table_text(
     options: Namespace,
-    rows: Sequence[TableRow],
-    fields: Sequence[str],
+    table: Table,
     *,
-    total: TableRow | None = None,
+    total: Row | None = None,
     head: str = "",
     notes: Sequence[str] = (),
 ) -> str:
     """Rows between a heading and notes, as text or Markdown."""
     if options.format == "markdown":
-        text = row_formats.markdown_table(rows, fields, total=total)
-        return row_formats.markdown_page(head.splitlines(), text, notes)
-    text = row_formats.text_table(rows, fields, total=total, width=terminal_width())
+        return laid_out(options, head, table.markdown(total), notes)
+    return laid_out(options, head, table.text(terminal_width(), total), notes)
+
+
+def laid_out(options: Namespace, head: str, body: str, notes: Sequence[str]) -> str:
+    """Tables between a heading and notes."""
+    if options.format == "markdown":
+        return markdown_page(head.splitlines(), body, notes)
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
-    return head + text + tail
+    return head + body + tail
 
 
 def terminal_width() -> int:
@@ -373,32 +442,8 @@ def write(text: str) -> int:
     return OK
 
 
-# ---- Rows as a Parquet file, for DuckDB, pandas, and others.
-
-#: The first bytes of every Parquet file.
-_MAGIC = b"PAR1"
-#: Suffixes of fields with fractions. All other numbers are whole, unless a row has a fraction.
-_FRACTIONS = ("_ms", "_us", "_pct", "_per_s", "share", "value", "intensity", "waves", "tail")
-_WHOLE = (
-    "bytes",
-    "flops",
-    "calls",
-    "count",
-    "gaps",
-    "traces",
-    "rank",
-    "step",
-    "modules",
-    "size",
-)
-_TRUTHS = ("accepted",)
-_LARGEST = 2**63
-#: Of a file that could not be read, the only columns with a value.
-_UNREAD = ("trace", "reason")
-
-
 def check_target(options: Namespace) -> None:
-    """Whether the file can be written, before anything is read.
+    """Whether a Parquet file can be written, before anything is read.
 
     Raises:
         SettingsError: no file is named, or one without the format, or pyarrow is missing.
@@ -411,7 +456,7 @@ def check_target(options: Namespace) -> None:
         return
     if not options.output:
         raise SettingsError("--format parquet is a file", "none is named", "add -o FILE")
-    _pyarrow()
+    pyarrow_or_error()
     target = Path(options.output)
     if target.is_dir():
         raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
@@ -421,80 +466,40 @@ def check_target(options: Namespace) -> None:
         raise not_replaced(target, "a Parquet file")
 
 
-def write_parquet(
-    options: Namespace,
-    several: Several[Any],
-    rows: Sequence[dict[str, Any]],
-    fields: Sequence[str],
-    schema: str,
-) -> None:
-    """Write these rows, and one for each file that could not be read, with its ``reason``.
-
-    The schema's metadata has ``torchprof``: JSON with the schema's name and the traces. Lists are
-    JSON, too.
+def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
+    """The file of ``--html``, if it is asked for, before anything is read.
 
     Raises:
-        TraceError: the file cannot be written.
+        SettingsError: it would replace a trace that is read, or another file that is no page.
     """
-    pyarrow = _pyarrow()
-    columns = [*fields, *(name for name in _UNREAD if name not in fields)]
-    unread = [{"trace": f.source, "reason": str(f.error)} for f in several.left_out]
-    all_rows = [*rows, *unread]
-    # Of memory, it is a name.
-    whole = _WHOLE if options.command == "memory" else (*_WHOLE, "device")
-    arrays = {
-        name: _array(pyarrow, name, [row.get(name) for row in all_rows], whole) for name in columns
-    }
-    table = pyarrow.table(arrays)
-    facts = {"schema": schema, "traces": [str(one.path) for one in several.values()]}
-    table = table.replace_schema_metadata({"torchprof": json.dumps(facts)})
-    target = Path(options.output)
-    try:
-        with replacing(target) as file:
-            pyarrow.parquet.write_table(table, file)
-    except (OSError, ValueError) as error:
-        raise not_written(target, system_message(error)) from None
+    if options.html is None:
+        return None
+    from pytest_torchprof.render.html.page import check_page
 
-
-def _array(pyarrow: Any, name: str, values: Sequence[Any], whole: tuple[str, ...]) -> Any:
-    """A column, of the same type in every file unless a value does not fit."""
-    known = [value for value in values if value is not None]
-    kind = _kind(pyarrow, name, known, whole)
-    if kind == pyarrow.string():
-        values = [None if value is None else _text(value) for value in values]
-    elif kind == pyarrow.float64():
-        values = [None if value is None else float(value) for value in values]
-    return pyarrow.array(values, type=kind)
-
-
-def _kind(pyarrow: Any, name: str, known: Sequence[Any], whole: tuple[str, ...]) -> Any:
-    if any(not isinstance(value, int | float) for value in known):
-        return pyarrow.string()
-    if name in _TRUTHS:
-        return pyarrow.bool_()
-    if name.endswith(_FRACTIONS):
-        return pyarrow.float64()
-    if any(isinstance(value, float) or abs(value) >= _LARGEST for value in known):
-        return pyarrow.float64()
-    return pyarrow.int64() if known or name.endswith(whole) else pyarrow.string()
-
-
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, str) else json.dumps(value)
+    target = Path(options.html)
+    if any(same_file(target, Path(name)) for name in read):
+        raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
+    if target.is_dir():
+        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
+    check_page(target)
+    return target
 
 
 def _is_parquet(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(4) == b"PAR1"
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        step = "pip install 'pytest-torchprof[parquet]'"
-        raise SettingsError("--format parquet needs pyarrow", str(error), step) from None
-    return pyarrow
+def _write_parquet(options: Namespace, several: Parts, table: Table) -> None:
+    """Write these rows, and one for each file that could not be read, with its ``reason``."""
+    unread = [{"trace": f.source, "reason": str(f.error)} for f in several.left_out]
+    fields = list(dict.fromkeys((*table.fields, "trace", "reason")))
+    facts = {
+        "schema": f"torchprof-{options.command}/1",
+        "traces": [str(one.path) for one in several.values()],
+    }
+    names = ("device",) if options.command == "memory" else ()
+    Table([*table.rows, *unread], fields).parquet(Path(options.output), facts, names)
 
 
 # ---- What a table needs of each trace: asked where the trace is read, shown where all are
@@ -504,86 +509,6 @@ def _pyarrow() -> Any:
 # command computes, and everything in it can be pickled. It runs in this process, in a worker of
 # ``--jobs``, or in one of ``--dask``. `ask` brings all parts, by rank, and the second function
 # prints them.
-
-
-class Body(NamedTuple):
-    """What a command's question brings of one trace.
-
-    Attributes:
-        described: device and size, in words.
-        selected_steps: the numbers of the steps that count; None for a whole trace.
-        lines: the same notes for each trace, in the same order; empty where there is none.
-        said: warnings for stderr.
-        values: what the command prints, by name.
-    """
-
-    described: str
-    selected_steps: list[int] | None
-    lines: tuple[str, ...]
-    said: tuple[str, ...]
-    values: dict[str, Any]
-
-
-class Part(Frozen, frozen=True):
-    """The same, with the address of its trace, and what was wrong with the file."""
-
-    path: str
-    warnings: tuple[str, ...]
-    selected_steps: list[int] | None
-    body: Body
-
-    def __getitem__(self, name: str) -> Any:
-        """A value of the body."""
-        return self.body.values[name]
-
-
-class Parts(Several[Part]):
-    """Parts by rank.
-
-    ``unread_named``: a file that the user named could not be read, while others were.
-    ``is_fleet``: such files do not end the command.
-    """
-
-    unread_named: bool = False
-    is_fleet: bool = False
-
-    def status(self, status: int) -> int:
-        """The exit status: that of bad input if a named file could not be read."""
-        return BAD_USAGE if self.unread_named else status
-
-    def each(self, name: str) -> dict[int, Any]:
-        """One value of the body of each part."""
-        return {rank: part[name] for rank, part in self.items()}
-
-    @property
-    def notes(self) -> list[str]:
-        """The notes on each trace: once if they agree, otherwise with the trace's name."""
-        return self.some_notes(0, None)
-
-    def some_notes(self, start: int, stop: int | None) -> list[str]:
-        """The notes from one place in `Body.lines` to another."""
-        return merge_lines(self, {rank: p.body.lines[start:stop] for rank, p in self.items()})
-
-    @property
-    def heading(self) -> str:
-        """What was read: file, device, size; of a fleet, what could not be read, too."""
-        lines = [heading_of_several(self, lambda part: part.body.described)]
-        left_out = self.left_out if self.is_fleet else ()
-        lines += [escape.line(f"not read: {file.error}") for file in left_out[:SHOWN]]
-        if (more := len(left_out) - SHOWN) > 0:
-            lines.append(f"… and {plural(more, 'more file')} not read")
-        return "\n".join(lines)
-
-
-def part_of(
-    trace: Trace,
-    lines: Sequence[str | None] = (),
-    said: Sequence[str] = (),
-    **values: Any,
-) -> Body:
-    """A part of this trace."""
-    notes = tuple(line or "" for line in lines)
-    return Body(described(trace), trace.selected_steps, notes, tuple(filter(None, said)), values)
 
 
 def at_steps(trace: Trace, settings: Mapping[str, Any]) -> Trace:
@@ -674,14 +599,10 @@ def _one_after_another(
         if progress is not None:
             progress(before + done, max(total, before + done))
 
-    for at, source in sorted(enumerate(sources), key=lambda pair: not _is_missing(pair[1])):
+    # What is missing is known at once.
+    for at, source in sorted(enumerate(sources), key=lambda pair: not pair[1].missing):
         yield at, answer(question, source, None if progress is None else step)
         before += source.size
-
-
-def _is_missing(source: Source) -> bool:
-    """Whether the answer is known at once."""
-    return source.named and not source.remote and not os.path.lexists(source.address)
 
 
 def _counted(
@@ -734,7 +655,7 @@ def _parts(
         assert found is not None  # noqa: S101 - only those that were read are chosen
         body: Body = found.body
         warnings = (*found.warnings, *notes)
-        parts[number] = Part(source.shown, warnings, body.selected_steps, body)
+        parts[number] = Part(source.shown, warnings, body)
         rank = rank_in_name(source.path) if found.own_rank is None else found.own_rank
         jobs.append(replace(found.job, source=source.shown, rank=rank))
     parts.left_out = tuple(left_out)
@@ -762,150 +683,6 @@ def _report(parts: Parts, *, is_merged: bool) -> None:
         warn(f"not the ranks of one job: {parts.apart}; {then}")
 
 
-# ---- `--merge`: a row for each name over all traces, instead of one for each trace.
-
-OPS: Final = Merging(
-    keys=("name", "shapes", "stack", "module"),
-    spread="self_cpu_ms",
-    sums=("calls", "self_cpu_ms", "cpu_ms", "self_cuda_ms", "cuda_ms", "self_cpu_bytes",
-          "self_cuda_bytes", "flops"),
-)  # fmt: skip
-IDLE: Final = Merging(
-    keys=("cause", "what", "location", "path"),
-    spread="time_ms",
-    sums=("time_ms", "gaps"),
-    largest=("longest_ms",),
-)
-FINDINGS: Final = Merging(
-    keys=("rule", "message", "location", "module", "path"),
-    spread="cost_ms",
-    sums=("count", "cost_ms", "bytes"),
-)
-#: Peaks of different traces are at different moments, so the largest is told, not a sum.
-MEMORY: Final = Merging(
-    keys=("device", "operator"), spread="bytes", largest=("peak_bytes", "bytes", "count")
-)
-#: Each rank that meets at a call has the same wait.
-COLLECTIVES: Final = Merging(
-    keys=ROW_KEY,
-    spread="total_ms",
-    sums=("calls", "bytes", "total_ms"),
-    largest=("wait_ms",),
-    weighted=("algbw_gb_per_s", "busbw_gb_per_s"),
-    weight="total_ms",
-)
-METRICS: Final = Merging(keys=("metric",), spread="value", sums=("value",))
-BREAKDOWN: Final = Merging(
-    keys=("category",), spread="time_ms", sums=("time_ms", "total_ms", "calls")
-)
-
-_RATES: Final = ("tflops_per_s", "gb_per_s", "compute_pct", "bandwidth_pct")
-_PARTS_OF_KERNELS: Final = {"kernel": "kernel", "op": "operator", "shape": "shapes"}
-
-
-def kernels_by(by: str) -> Merging:
-    """Of rows in this grouping, see `parse_grouping`."""
-    keys = tuple(_PARTS_OF_KERNELS[word] for word in parse_grouping(by))
-    return Merging(
-        keys=keys,
-        spread="total_ms",
-        sums=("calls", "total_ms", "flops", "bytes", "roofline_ms", "ms_to_gain"),
-        weighted=_RATES,
-        weight="total_ms",
-        names=tuple(name for name in ("kernel", "operator") if name not in keys),
-    )
-
-
-def merged(how: Merging, parts: Parts, rows: Mapping[int, Sequence[TableRow]]) -> list[TableRow]:
-    """The rows of all traces, each with the trace that has the most of it.
-
-    ``rows``: those of each trace, without its rank.
-    """
-    most = f"max_{parts.column}"
-    return [
-        {**row, most: parts.value(at) if at >= 0 else None}
-        for row, at in merged_rows(how, ((rank, rows[rank]) for rank in parts))
-    ]
-
-
-def added_fields(how: Merging, parts: Parts) -> tuple[str, ...]:
-    """The fields that `merged` adds."""
-    return (*how.added, f"max_{parts.column}")
-
-
-def show_merged(
-    options: Namespace,
-    parts: Parts,
-    how: Merging,
-    tables: Mapping[int, Table],
-    *,
-    order: str,
-    notes: Sequence[str] = (),
-    unknown: Mapping[str, str] | None = None,
-) -> int:
-    """One table over all traces with a row for each name, ordered, with its total."""
-    first = next(iter(tables.values()))
-    if order == "self_cpu_ms" and any(
-        row["self_cuda_ms"] for table in tables.values() for row in table.rows
-    ):
-        order = "self_cuda_ms"
-        how = how._replace(spread=order)
-    rows = merged(how, parts, {rank: table.rows for rank, table in tables.items()})
-    for row in rows:
-        if "mean_us" in row:
-            known = row["total_ms"] is not None and row["calls"]
-            row["mean_us"] = 1e3 * row["total_ms"] / row["calls"] if known else None
-            row["kernel_short"] = row["kernel"] and short_kernels(row["kernel"])
-            row["operators"] = _operators(how, row)
-    total = {f: value for f, value in total_of(tables.values()).items() if f in how.sums}
-    lacking = {
-        rank: [
-            f"no total of {field}: not recorded" if is_lacking(table, field) else ""
-            for field, value in total.items()
-            if value is None and not all(is_lacking(one, field) for one in tables.values())
-        ]
-        for rank, table in tables.items()
-    }
-    notes = [*notes, *merge_lines(parts, lacking)]
-    whole = total.get(order)
-    for row in (*rows, total):
-        row["share"] = (row[order] or 0) / whole if whole else None
-    fields = [*first.fields, *added_fields(how, parts)]
-    if "share" not in fields:
-        fields.insert(fields.index(order) + 1, "share")
-    rows = [{f: row[f] for f in fields} for row in sorted_rows(rows, options.sort or order, fields)]
-    if options.format in ("table", "markdown"):
-        fields = [f for f in fields if f in (*first.columns, "share", *added_fields(how, parts))]
-        for row in rows:
-            row.update({f: text for f, text in (unknown or {}).items() if row[f] is None})
-    extra = {"merged": len(parts)}
-    lines = [f"merged: the rows of {plural(len(parts), 'trace')}", *filter(None, notes)]
-    show(options, parts, rows, fields, total, list(dict.fromkeys(lines)), extra)
-    return OK
-
-
-def _operators(how: Merging, row: TableRow) -> list[TableRow]:
-    """The operators of a row of kernels with their calls; None for those without a launch."""
-    named = row["operator"]
-    own = "operator" in how.names and isinstance(named, CountedNames)
-    parts: dict[Any, int] = dict(named.parts) if own else {}
-    left = row["calls"] - sum(parts.values())
-    parts |= {named if "operator" in how.keys else None: left} if left else {}
-    return [
-        {"operator": None if name == UNLINKED else name, "calls": n} for name, n in parts.items()
-    ]
-
-
-def merged_memory(parts: Parts, flat: Mapping[int, Sequence[TableRow]]) -> list[TableRow]:
-    """What was live at the peaks, by kind of device and operator: the most in one trace."""
-    kinds = {
-        rank: [{**row, "device": row["device"].partition(":")[0], "at_ms": None} for row in rows]
-        for rank, rows in flat.items()
-    }
-    rows = merged(MEMORY, parts, kinds)
-    return sorted(rows, key=lambda row: -(row.get("bytes") or 0))
-
-
 # ---- The tree of `torchprof ops --by module` and `--by stack`.
 
 #: Columns of a table, which has no room for all; depth and path are its indentation.
@@ -916,16 +693,16 @@ _COLUMNS = (
 #: By which siblings can be sorted; text cannot.
 _SORTED = tuple(f for f in fields_of(TreeRow) if f not in {"name", "path"})
 #: A field, by its name or a table's heading.
-_FIELDS = {row_formats.heading(name): name for name in _SORTED}
+_FIELDS = {heading(name): name for name in _SORTED}
 #: Numbers of subtrees, whose total is that of the own ones.
 _WHOLE_TREE = ("kernels", "flops", "cpu_bytes", "cuda_bytes")
 _INDENT = "  "
 
 
-def trees_of(options: Namespace, parts: Parts, trees: Mapping[int, Table]) -> list[TableRow]:
+def trees_of(options: Namespace, parts: Parts, trees: Mapping[int, Table]) -> list[Row]:
     """The rows of all traces: each one's tree in its order, the largest if there is a limit."""
     field = _FIELDS.get(options.sort, options.sort)
-    rows: list[TableRow] = []
+    rows: list[Row] = []
     for rank, tree in trees.items():
         mine = _sorted(tree.rows, field) if field in _SORTED else tree.rows
         rows += with_rank(parts, rank, mine)
@@ -946,19 +723,19 @@ def show_tree(
     shown = trees_of(options, parts, trees)
     if options.format == "csv":
         flat = [{**row, "path": " > ".join(row["path"])} for row in shown]
-        return print_table(options, flat, columns_of(parts, fields_of(TreeRow)))
+        return print_table(options, Table(flat, columns_of(parts, fields_of(TreeRow))))
     if options.limit is None and options.format == "table":
         shown = _largest(shown, TABLE_ROWS)
     if left := sum(len(tree.rows) for tree in trees.values()) - len(shown):
         more = f"… and {plural(left, 'more row')}, with smaller shares: --limit 0 shows all"
         notes = [more, *notes]
     fields = columns_of(parts, _COLUMNS)
-    sums = total_of(trees.values())
+    first, *others = trees.values()
+    sums = first.total(*others)
     total = {field: sums[f"self_{field}"] for field in _WHOLE_TREE if f"self_{field}" in sums}
     return print_table(
         options,
-        [{**row, "name": _indented(row, options.format)} for row in shown],
-        fields,
+        Table([{**row, "name": _indented(row, options.format)} for row in shown], fields),
         total={fields[0]: "total", **sums, **total} if shown and not parts.apart else None,
         head=parts.heading,
         notes=notes,
@@ -971,7 +748,7 @@ def tree_note(trace: Trace, by: str) -> str:
     return "the tree is of annotations" if labels == "annotation" else ""
 
 
-def _indented(row: TableRow, form: str) -> str:
+def _indented(row: Row, form: str) -> str:
     """The name of a row: how many share it, and how deep it is."""
     times = f" ×{row['count']}" if row["count"] > 1 else ""
     # Markdown drops leading blanks.
@@ -979,7 +756,7 @@ def _indented(row: TableRow, form: str) -> str:
     return f"{indent * (row['depth'] - 1)}{row['name']}{times}"
 
 
-def _largest(rows: list[TableRow], limit: int) -> list[TableRow]:
+def _largest(rows: list[Row], limit: int) -> list[Row]:
     """So many rows with the largest share, in the order of the tree; parents before children."""
     order = sorted(
         range(len(rows)), key=lambda at: (-(rows[at]["share"] or 0), -rows[at]["cpu_ms"], at)
@@ -987,14 +764,14 @@ def _largest(rows: list[TableRow], limit: int) -> list[TableRow]:
     return [rows[at] for at in sorted(order[:limit])]
 
 
-def _sorted(rows: list[TableRow], field: str) -> list[TableRow]:
+def _sorted(rows: list[Row], field: str) -> list[Row]:
     """The tree with siblings in the order of this field, the largest first."""
-    below: dict[tuple[str, ...], list[TableRow]] = {}
+    below: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         below.setdefault(tuple(row["path"][:-1]), []).append(row)
     for siblings in below.values():
         siblings.sort(key=lambda row: -(row[field] or 0))
-    out: list[TableRow] = []
+    out: list[Row] = []
     stack = below.get((), [])[::-1]
     while stack:
         out.append(row := stack.pop())
@@ -1054,19 +831,18 @@ def side_by_side(a: Trace, b: Trace, options: Namespace) -> Sides:
     return Sides(a, b, (one, other), note)
 
 
-def notes_on_steps(ranks: Ranks, sides: Mapping[int, Sides]) -> list[str]:
+def notes_on_steps(ranks: Parts, sides: Mapping[int, Sides]) -> list[str]:
     """What is divided by what, if anything is."""
-    by_trace = {id(ranks[rank]): side.note for rank, side in sides.items()}
-    return [note for note in notes_of(ranks, lambda trace: by_trace[id(trace)] or None) if note]
+    return merge_lines(ranks, {rank: [side.note] for rank, side in sides.items()})
 
 
-def steps_by_rank(ranks: Ranks, sides: Mapping[int, Sides]) -> object:
+def steps_by_rank(ranks: Parts, sides: Mapping[int, Sides]) -> object:
     """The numbers of steps of both sides, None for totals; by rank if there are several."""
     numbers = {
-        str(ranks.value(rank)): side.steps and dict(zip("ab", side.steps, strict=True))
+        rank: side.steps and dict(zip("ab", side.steps, strict=True))
         for rank, side in sides.items()
     }
-    return numbers if len(ranks) > 1 else next(iter(numbers.values()))
+    return by_rank(ranks, numbers)
 
 
 def _numbers(trace: Trace, name: str) -> list[int]:

@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof.analysis.memory import MemoryPoint, live_at_start
 from pytest_torchprof.analysis.memory import step_moments as moments_of
 from pytest_torchprof.analysis.missing import device_gap, device_time_gap
-from pytest_torchprof.commands.inputs import SHOWN, cpu_time_note, device_time_note, unlinked_note
+from pytest_torchprof.commands.inputs import (
+    SHOWN,
+    cpu_time_note,
+    device_time_note,
+    part_of,
+    unlinked_note,
+)
 from pytest_torchprof.commands.tables import (
     IDLE,
     MEMORY,
     OK,
     TABLE_ROWS,
-    TableRow,
     added_fields,
     ask,
     at_steps,
+    by_rank,
     columns_of,
     document,
     limited,
-    merged_memory,
-    part_of,
+    merged,
     print_table,
     rows_of_each,
     show,
-    show_merged,
-    show_tables,
-    sorted_rows,
-    table_of,
     with_rank,
     write,
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render import table as row_formats
-from pytest_torchprof.render.table import cell, fields_of, heading
+from pytest_torchprof.render.table import Rows, Table, cell, fields_of, heading, to_json
 from pytest_torchprof.render.unknown import device_lines, in_words, leak_lines, unknown_hint
 from pytest_torchprof.trace.steps import known_steps
 from pytest_torchprof.verdict.metrics import METRICS, measure
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.api import Trace
-    from pytest_torchprof.commands.inputs import Ranks, Several
-    from pytest_torchprof.commands.tables import Body, Parts
+    from pytest_torchprof.commands.inputs import Body, Parts
+    from pytest_torchprof.render.table import Row
 
 
 # ---- `torchprof steps`: each step of a trace, and what is usual, stands out or drifts.
@@ -61,20 +61,15 @@ _SHOWN = 8
 def run_steps(options: Namespace) -> int:
     """Each step of a trace."""
     parts = ask(options, "commands.timeline:steps_part")
-    rows = rows_of_each(parts, parts.each("rows"))
-    fields = columns_of(parts, fields_of(StepRow))
-    rows = sorted_rows(rows, options.sort, fields)
     notes = parts.notes
     for rank, lines in list(parts.each("texts").items())[:SHOWN]:
-        mark = f"{parts.label(rank)}: " if len(parts) > 1 else ""
-        notes += [f"{mark}{line}" for line in lines]
-    extra: TableRow = {
-        "step_names": _each(parts, "name"),
+        notes += [f"{parts.mark(rank)}{line}" for line in lines]
+    extra = {
+        "step_names": by_rank(parts, parts.each("name")),
         "statistics": rows_of_each(parts, parts.each("statistics")),
-        "outside": _each(parts, "outside"),
+        "outside": by_rank(parts, parts.each("outside")),
     }
-    show(options, parts, rows, fields, None, notes, extra=extra)
-    return parts.status(OK)
+    return show(options, parts, parts.each("table"), notes=notes, extra=extra)
 
 
 def steps_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -89,19 +84,11 @@ def steps_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         trace,
         [cpu_time_note(trace), device_time_note(trace), unlinked_note(trace)],
         name=table.name,
-        rows=[dataclasses.asdict(row) for row in table.rows],
+        table=Rows(table.rows, fields_of(StepRow)).table(),
         statistics=[dataclasses.asdict(row) for row in table.statistics],
         outside=dict(table.outside),
         texts=_lines(table, whole=whole),
     )
-
-
-def _each(parts: Parts, name: str) -> object:
-    """By rank where there are several."""
-    values = parts.each(name)
-    if len(parts) == 1:
-        return next(iter(values.values()))
-    return {str(parts.value(rank)): value for rank, value in values.items()}
 
 
 def _lines(table: StepTable, *, whole: bool) -> list[str]:
@@ -146,18 +133,13 @@ def _rounded(field: str, value: float) -> float:
 def run_idle(options: Namespace) -> int:
     """What the host did while the device was idle."""
     parts = ask(options, "commands.timeline:idle_part", by=options.by)
-    tables = parts.each("table")
-    if options.merge:
-        return parts.status(
-            show_merged(options, parts, IDLE, tables, order="time_ms", notes=parts.notes)
-        )
-    return parts.status(show_tables(options, parts, tables, order="time_ms", notes=parts.notes))
+    return show(options, parts, parts.each("table"), order="time_ms", how=IDLE, notes=parts.notes)
 
 
 def idle_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
     """What is needed of one trace."""
     trace = at_steps(trace, settings)
-    return part_of(trace, [idle_gap(trace)], table=table_of(trace.idle(settings["by"])))
+    return part_of(trace, [idle_gap(trace)], table=trace.idle(settings["by"]).table())
 
 
 def idle_gap(trace: Trace) -> str:
@@ -183,11 +165,7 @@ def run_memory(options: Namespace) -> int:
     parts = ask(options, "commands.timeline:memory_part", timeline=options.timeline, points=points)
     if options.merge and options.timeline:
         raise SettingsError("--merge and --timeline", "moments of several traces do not match")
-    if options.merge:
-        flat_of_each = {rank: _flat(own) for rank, own in parts.each("rows").items()}
-        rows = merged_memory(parts, flat_of_each)
-    else:
-        rows = rows_of_each(parts, parts.each("rows"))
+    rows = _merged(parts) if options.merge else rows_of_each(parts, parts.each("rows"))
     if options.format == "json":
         return parts.status(_as_json(options, parts, rows))
     notes = parts.some_notes(0, 1)
@@ -200,14 +178,25 @@ def run_memory(options: Namespace) -> int:
         more = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
         notes = more + notes
     if rows:
-        notes += _notes(parts)
+        notes += memory_notes(parts, parts.each("texts"))
     columns = [*fields, *added_fields(MEMORY, parts)] if options.merge else None
-    fields = columns or columns_of(parts, fields)
-    print_table(options, rows, fields, head=parts.heading, notes=notes, several=parts)
+    table = Table(rows, columns or columns_of(parts, fields))
+    print_table(options, table, head=parts.heading, notes=notes, several=parts)
     return parts.status(OK)
 
 
-def _flat(rows: Sequence[TableRow]) -> list[TableRow]:
+def _merged(parts: Parts) -> list[Row]:
+    """What was live at the peaks, by kind of device and operator: the most in one trace."""
+    kinds = {
+        rank: [
+            {**row, "device": row["device"].partition(":")[0], "at_ms": None} for row in _flat(own)
+        ]
+        for rank, own in parts.each("rows").items()
+    }
+    return sorted(merged(MEMORY, parts, kinds), key=lambda row: -(row.get("bytes") or 0))
+
+
+def _flat(rows: Sequence[Row]) -> list[Row]:
     """A row for each operator that had something live at the peak of a device."""
     return [
         {**{k: v for k, v in row.items() if k != "rows"}, **live}
@@ -231,15 +220,14 @@ def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         leaks=None if leaks is None else leaks.to_dicts(),
         unchecked=[*leak_lines(None, moments_of(trace.events))] if rows and leaks is None else [],
         timeline=points,
-        texts=_texts_of(trace),
+        texts=memory_texts(trace),
     )
 
 
-def _as_json(options: Namespace, parts: Parts, rows: list[TableRow]) -> int:
-    starts = {str(parts.value(rank)): own for rank, own in parts.each("start_bytes").items()}
+def _as_json(options: Namespace, parts: Parts, rows: list[Row]) -> int:
     checked = {rank: own for rank, own in parts.each("leaks").items() if own is not None}
     unchecked = [
-        f"{_mark(parts, rank)}{line}"
+        f"{parts.mark(rank)}{line}"
         for rank, lines in parts.each("unchecked").items()
         for line in lines
     ]
@@ -247,13 +235,13 @@ def _as_json(options: Namespace, parts: Parts, rows: list[TableRow]) -> int:
     grown = [row for rank in checked for row in with_rank(parts, rank, checked[rank])]
     shown = {
         "rows": rows,
-        "start_bytes": starts if len(parts) > 1 else next(iter(starts.values())),
+        "start_bytes": by_rank(parts, parts.each("start_bytes")),
         "devices": rows_of_each(parts, parts.each("devices")),
         "leaks": grown if checked else None,
         **({"timeline": rows_of_each(parts, parts.each("timeline"))} if options.timeline else {}),
         "notes": parts.some_notes(0, 1) + _starts(parts, texts) + unchecked,
     }
-    return write(row_formats.to_json(document("memory", parts, shown)))
+    return write(to_json(document("memory", parts, shown)))
 
 
 class _Texts(NamedTuple):
@@ -264,7 +252,8 @@ class _Texts(NamedTuple):
     leaks: list[str]
 
 
-def _texts_of(trace: Trace) -> _Texts:
+def memory_texts(trace: Trace) -> _Texts:
+    """The notes of `memory_notes` on this trace."""
     devices = trace.device_memory()
     categories = [line for device in devices for line in device_lines(device)]
     categories += filter(None, [unknown_hint(trace.events, devices)])
@@ -272,16 +261,8 @@ def _texts_of(trace: Trace) -> _Texts:
     return _Texts(_start(trace), categories, leaks)
 
 
-def memory_notes(ranks: Ranks) -> list[str]:
+def memory_notes(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     """From where peaks count, what was live at each, and what grows from step to step."""
-    return _all_notes(ranks, {rank: _texts_of(trace) for rank, trace in ranks.items()})
-
-
-def _notes(parts: Parts) -> list[str]:
-    return _all_notes(parts, parts.each("texts"))
-
-
-def _all_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
     shown = dict(list(texts.items())[:SHOWN])
     more = len(texts) - len(shown)
     return [
@@ -292,15 +273,11 @@ def _all_notes(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
     ]
 
 
-def _marked(several: Several[Any], lines: Mapping[int, Sequence[str]]) -> list[str]:
-    return [f"{_mark(several, rank)}{line}" for rank, own in lines.items() for line in own]
+def _marked(several: Parts, lines: Mapping[int, Sequence[str]]) -> list[str]:
+    return [f"{several.mark(rank)}{line}" for rank, own in lines.items() for line in own]
 
 
-def _mark(several: Several[Any], rank: int) -> str:
-    return f"{several.label(rank)}: " if len(several) > 1 else ""
-
-
-def _starts(several: Several[Any], texts: Mapping[int, _Texts]) -> list[str]:
+def _starts(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     """The starting points of the peaks: a line for all, and the known amounts."""
     of_steps = any(one.selected_steps is not None for one in several.values())
     when = "the first of these steps started" if of_steps else _WHOLE

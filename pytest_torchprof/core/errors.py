@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.files import system_message
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
@@ -69,9 +72,18 @@ def not_onto_itself(target: object) -> TraceError:
     )
 
 
-def not_written(target: object, found: str) -> TraceError:
-    """The error for an output that cannot be written."""
-    return TraceError(f"{target}: cannot be written", found, "name another file")
+@contextmanager
+def writing(target: object) -> Iterator[None]:
+    """What a command writes.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        what = f"{target}: cannot be written"
+        raise TraceError(what, system_message(error), "name another file") from error
 
 
 def not_replaced(target: object, what: str) -> TraceError:

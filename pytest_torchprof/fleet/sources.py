@@ -45,6 +45,11 @@ class Source(NamedTuple):
         return shown_address(self.address) if self.remote else self.address
 
     @property
+    def missing(self) -> bool:
+        """Whether the user named a file that is not there."""
+        return self.named and not self.remote and not os.path.lexists(self.address)
+
+    @property
     def path(self) -> Path:
         """Its name and folder, for the rank in them."""
         return Path(self.shown.partition("::")[0])

@@ -25,10 +25,10 @@ from pytest_torchprof.core.values import (
     Verdict,
 )
 from pytest_torchprof.render import escape
-from pytest_torchprof.render import table as row_formats
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.report import noise_of, test_of
+from pytest_torchprof.render.table import Table, strong
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import status_of
 from pytest_torchprof.verdict.metrics import METRICS
@@ -275,7 +275,7 @@ def text(page: Page, width: int) -> str:
     cells, columns = cells_of(page.rows, width)
     blocks = [wrapped(page.heading, width)]
     left = "".join(f"{line}\n" for line in _left(page))
-    blocks.append(row_formats.text_table(cells, columns, width=width) + left)
+    blocks.append(Table(cells, columns).text(width) + left)
     for head, lines in _below(page):
         joined = [_joined(line, _short, str) for line in lines]
         indented = [f"  {line}" for line in joined] if head else joined
@@ -290,10 +290,10 @@ def page_markdown(page: Page) -> str:
     cells, columns = cells_of(page.rows, None)
     for cell in cells:
         if cell["verdict"] in _BAD:
-            cell["verdict"] = row_formats.strong(cell["verdict"])
+            cell["verdict"] = strong(cell["verdict"])
     blocks = [
         _listed(map(escape.escape_markdown, page.heading)),
-        row_formats.markdown_table(cells, columns),
+        Table(cells, columns).markdown(),
     ]
     blocks += [escape.escape_markdown(line) for line in _left(page)]
     for head, lines in _below(page):

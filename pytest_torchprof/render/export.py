@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.analysis.operators import NO_OPERATOR
-from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, not_written
-from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
+from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, writing
+from pytest_torchprof.core.files import is_other_file, replacing, same_file
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace import nesting
@@ -90,11 +90,8 @@ def write_augmented(source: Path, target: Path, work: Callable[[Events], KernelW
     if samples:
         last = layout.text.rindex(b"}", layout.start, layout.end) + 1
         insertions.append((last, "".join(f",\n  {sample}" for sample in samples).encode()))
-    try:
-        with replacing(target) as file, _packed(file, target) as out:
-            _splice(layout, sorted(insertions), out)
-    except OSError as error:
-        raise not_written(target, system_message(error)) from error
+    with writing(target), replacing(target) as file, _packed(file, target) as out:
+        _splice(layout, sorted(insertions), out)
     return Augmented(len(additions), len(samples), layout.warnings)
 
 
@@ -328,13 +325,10 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     if is_other_file(target, _is_folded):
         raise not_replaced(target, "a file of folded stacks")
     lines = 0
-    try:
-        with replacing(target) as file:
-            for lines, line in enumerate(found, 1):  # noqa: B007 - the last counts
-                # A control character would make the SVG of a flame graph malformed.
-                file.write(f"{escape.line(line)}\n".encode())
-    except OSError as error:
-        raise not_written(target, system_message(error)) from error
+    with writing(target), replacing(target) as file:
+        for lines, line in enumerate(found, 1):  # noqa: B007 - the last counts
+            # A control character would make the SVG of a flame graph malformed.
+            file.write(f"{escape.line(line)}\n".encode())
     return lines
 
 

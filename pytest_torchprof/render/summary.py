@@ -13,7 +13,7 @@ from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.core.values import NOISY, OWN_COLUMNS, MissingValue, Record, RegionRecord
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, width_of
-from pytest_torchprof.render.table import Align, aligned_columns
+from pytest_torchprof.render.table import aligned_columns
 from pytest_torchprof.render.unknown import in_words, said_once
 from pytest_torchprof.verdict.own import metric_of
 
@@ -92,10 +92,10 @@ def summary_table(
         ]
         for (name, r), row in zip(rows, cells, strict=True)
     ]
-    align: list[Align] = ["right" if h in columns else "left" for h in headers]
-    lines = aligned_columns(headers, body, align, padding=_PADDING) if body else []
-    if left := len(ordered) - len(shown):
-        lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
+    left = [header not in columns for header in headers]
+    lines = aligned_columns(headers, body, left, padding=_PADDING) if body else []
+    if more := len(ordered) - len(shown):
+        lines.append(f"… and {plural(more, 'more test')}: --torchprof-top=0 shows all")
     return list(map(escape.line, [*lines, *_unprofiled(known, folder), *_notes(known, folder)]))
 
 

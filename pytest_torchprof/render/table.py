@@ -1,19 +1,29 @@
-"""Tables as text: rows, formats, columns, and which fields a table of kernels shows."""
+"""One table: columns and rows of data, as text, Markdown, HTML, CSV, JSON and Parquet.
+
+The name of a field tells how its values read, what a narrow terminal does with them, and how they
+add up over ranks and traces.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
+import json
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from itertools import pairwise
+from dataclasses import dataclass, fields
+from itertools import pairwise, zip_longest
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from pytest_torchprof.analysis.kernels import FINE_FIELDS, KernelRow
 from pytest_torchprof.analysis.operators import OpRow, op_rows
+from pytest_torchprof.core.errors import SettingsError, writing
+from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.core.values import CountedNames
 from pytest_torchprof.render import escape
@@ -26,94 +36,31 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.values import Number
     from pytest_torchprof.trace.events import Events
 
-
-# ---- The lines of a text table with aligned columns, including wide characters.
-
-Align = Literal["left", "right"]
-
-_GAP = "  "
+#: A row by field; a field that it lacks is an empty cell, None is an unknown value.
+Row = dict[str, Any]
 
 
-def aligned_columns(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    align: Sequence[Align],
-    *,
-    padding: int = 0,
-) -> list[str]:
-    r"""Lines: headers, a rule, rows. A column is at least as wide as its header and ``padding``.
+# ---- How the values of a field read: the suffix of its name decides.
 
-    >>> rows = [["テスト", "12"], ["a", "3"]]
-    >>> print("\n".join(aligned_columns(["name", "n"], rows, ["left", "right"])))
-    name     n
-    ------  --
-    テスト  12
-    a        3
-    """
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(headers)
-    widths = [
-        max(width_of(header) + padding, *map(width_of, column), 0)
-        for header, column in zip(headers, columns, strict=True)
-    ]
-    lines = [headers, ["-" * width for width in widths], *rows]
-    return [
-        _GAP.join(_padded(*cell) for cell in zip(line, widths, align, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def _padded(text: str, width: int, side: Align) -> str:
-    blanks = " " * (width - width_of(text))
-    return text + blanks if side == "left" else blanks + text
-
-
-# ---- Rows as a table, JSON, CSV or Markdown; the suffix of a field's name decides its format.
-
-Format = Literal["table", "json", "csv", "markdown"]
-
-Row = Mapping[str, Any]
-
-#: Text fields, and the least width at which their values can be told apart.
-_TEXTS = {
-    "name": 24,
-    "kernel": 24,
-    "operator": 16,
-    "what": 16,
-    "cause": 10,
-    "category": 12,
-    "stack": 32,
-    "module": 24,
-    "shapes": 16,
-    "change": 8,
-    "device": 4,
-    "bound": 7,
-    "rank": 5,
-    "trace": 16,
-    "metric": 16,
-    "reason": 24,
-    "rule": 12,
-    "message": 32,
-    "location": 16,
-    "path": 24,
-    "summary": 32,
-    "needs": 8,
-    "thresholds": 16,
-    "fix": 24,
-    "page": 16,
-    "file": 24,
-    "test": 24,
-    "verdict": 7,
-    "outlier": 7,
-    "region": 8,
-    "environment": 12,
-    "commit": 7,
-    "date": 10,
-    "kind": 5,
-    "values": 8,
-    "operation": 12,
-    "group": 10,
-    "dtype": 7,
-}
+#: Names, which a narrow terminal cuts, and the least width at which they can be told apart.
+_CUT = {
+    **dict.fromkeys(("name", "kernel", "module", "path", "fix", "file", "test"), 24),
+    **dict.fromkeys(("operator", "what", "shapes", "trace", "location", "thresholds", "page"), 16),
+    **dict.fromkeys(("category", "environment", "operation"), 12),
+    "stack": 32, "summary": 32, "group": 10, "region": 8, "needs": 8, "dtype": 7,
+}  # fmt: skip
+#: Sentences, which it wraps.
+_WRAPPED = {"reason": 24, "message": 32}
+#: Words that are read in full.
+_WHOLE = frozenset(
+    {"cause", "change", "device", "bound", "rank", "metric", "rule", "verdict", "outlier",
+     "commit", "date", "kind", "values"}
+)  # fmt: skip
+#: Fields that are code as a whole in Markdown.
+_CODE = frozenset(
+    {"name", "kernel", "operator", "stack", "module", "shapes", "location", "path", "file", "test",
+     "trace"}
+)  # fmt: skip
 #: What a narrow terminal drops, least informative first.
 _SPARE = (
     *("registers_per_thread", "shared_memory_bytes", "block", "occupancy_pct", "grid"),
@@ -125,56 +72,22 @@ _SPARE = (
     *("start_ms", "ops", "copied_bytes", "copies", "peak_cpu_bytes", "path", "longest_ms"),
     *("gaps", "operator", "shapes", "values", "environment", "date"),
 )
-#: Read in full by users, so never cut.
-_WHOLE = frozenset(
-    {
-        "cause",
-        "change",
-        "device",
-        "bound",
-        "rank",
-        "metric",
-        "reason",
-        "message",
-        "rule",
-        "verdict",
-        "outlier",
-        "commit",
-        "date",
-        "kind",
-        "values",
-    }
-)
 #: What stands between columns.
-_COLUMN_GAP = 2
+_GAP = "  "
 #: The width that a note suggests, unless the columns need more.
 _WIDE = 160
 
-#: Removed from headings, since cells have their units.
+#: Headings that are not just the field without its unit, which the cells have.
 _HEADINGS = {
-    "tflops_per_s": "TFLOP/s",
-    "gb_per_s": "GB/s",
-    "algbw_gb_per_s": "algbw GB/s",
-    "busbw_gb_per_s": "busbw GB/s",
-    "compute_pct": "compute",
-    "bandwidth_pct": "memory",
-    "peak_bytes": "peak",
-    "ms_to_gain": "gain",
-    "arithmetic_intensity": "FLOP/B",
-    "registers_per_thread": "registers",
-    "shared_memory_bytes": "shared",
-    "occupancy_pct": "occupancy",
-    "live_bytes": "live",
-    "parameters_bytes": "parameters",
-    "gradients_bytes": "gradients",
-    "optimizer_state_bytes": "optimizer",
-    "activations_bytes": "activations",
-    "temporaries_bytes": "temporaries",
-    "unknown_bytes": "unknown",
-    "before_bytes": "before",
-    "a": "A",
-    "b": "B",
-}
+    "tflops_per_s": "TFLOP/s", "gb_per_s": "GB/s", "algbw_gb_per_s": "algbw GB/s",
+    "busbw_gb_per_s": "busbw GB/s", "compute_pct": "compute", "bandwidth_pct": "memory",
+    "peak_bytes": "peak", "ms_to_gain": "gain", "arithmetic_intensity": "FLOP/B",
+    "registers_per_thread": "registers", "shared_memory_bytes": "shared",
+    "occupancy_pct": "occupancy", "live_bytes": "live", "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients", "optimizer_state_bytes": "optimizer",
+    "activations_bytes": "activations", "temporaries_bytes": "temporaries",
+    "unknown_bytes": "unknown", "before_bytes": "before", "a": "A", "b": "B",
+}  # fmt: skip
 #: Which of two traces a field belongs to.
 _SIDE = re.compile(r"_[ab]$")
 _UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
@@ -211,8 +124,6 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-#: Sizes along x, y and z.
-_SIZES = frozenset({"grid", "block"})
 #: Suffix of a field → formatter of its value.
 _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_ms", lambda v: format_quantity(v, "ms")),
@@ -242,7 +153,7 @@ def cell(field: str, value: Any) -> str:
         value = short_kernels(value)
     if isinstance(value, CountedNames):
         return value.renamed(escape.line)
-    if field in _SIZES and isinstance(value, list | tuple):
+    if field in {"grid", "block"} and isinstance(value, list | tuple):  # along x, y and z
         return "×".join(map(str, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
@@ -255,155 +166,6 @@ def cell(field: str, value: Any) -> str:
     return escape.line(str(value))
 
 
-def text_table(
-    rows: Sequence[Row],
-    fields: Sequence[str],
-    *,
-    total: Row | None = None,
-    width: int | None = None,
-    style: str = "simple",
-) -> str:
-    """Rows below a heading, without empty columns, with long names cut in the middle.
-
-    ``width`` is the terminal's; without one, nothing is cut. If names at their shortest are still
-    too wide, columns are dropped and named below. ``total`` is the last row.
-    """
-    everything = [*rows, total] if total else list(rows)
-    shown = [f for f in fields if any(row.get(f) is not None for row in everything)] or list(fields)
-    cells = {f: [cell(f, row[f]) if f in row else "" for row in everything] for f in shown}
-    dropped = [] if width is None else _too_wide(cells, width)
-    shown = [f for f in shown if f not in dropped]
-    if total and fields[0] in dropped:  # whose cell is the label
-        cells[shown[0]][-1] = cells[fields[0]][-1]
-    columns = [cells[f] for f in shown]
-    if width is not None:
-        columns = _fitted(shown, columns, width)
-    body = [list(cells) for cells in zip(*columns, strict=True)]
-    headers = [heading(field) for field in shown]
-    align: list[Align] = ["left" if f in _TEXTS else "right" for f in shown]
-    if style == "simple":
-        lines = aligned_columns(headers, body, align)
-        if total:
-            lines.insert(len(lines) - 1, lines[1])
-    else:
-        lines = _tabulated(headers, body, align, style)
-    if dropped:
-        wide = max(_WIDE, -(-_least_width(cells) // 10) * 10)
-        lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS={wide} shows more")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _tabulated(
-    headers: Sequence[str], body: Sequence[Sequence[str]], align: Sequence[Align], style: str
-) -> list[str]:
-    """As Markdown or HTML."""
-    import tabulate
-
-    before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0
-    try:
-        text = tabulate.tabulate(
-            body,
-            headers=headers,
-            tablefmt=style,
-            disable_numparse=True,
-            colalign=align if body else None,
-        )
-    finally:
-        tabulate.MIN_PADDING = before
-    return text.splitlines()
-
-
-def _least_width(cells: Mapping[str, Sequence[str]]) -> int:
-    """The width at which all of these columns fit, cut as far as possible."""
-    return sum(min(_widths(*item)) + _COLUMN_GAP for item in cells.items()) - _COLUMN_GAP
-
-
-def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    """The columns that do not fit in a narrow terminal, least informative first."""
-    widths = {field: min(_widths(field, column)) for field, column in cells.items()}
-    dropped: list[str] = []
-    for field in _SPARE:
-        if sum(widths.values()) + _COLUMN_GAP * (len(widths) - 1) <= width:
-            break
-        if widths.pop(field, None) is not None:
-            dropped.append(field)
-    return dropped
-
-
-def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
-    """The widest cell, and the least width to cut the column to."""
-    widest = max([len(heading(field)), *map(width_of, column)])
-    if field in _TEXTS and field not in _WHOLE:
-        return widest, min(widest, max(len(heading(field)), _TEXTS[field]))
-    return widest, widest
-
-
-def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
-    """Text columns cut to fit the remaining width, widest first."""
-    both = [_widths(field, column) for field, column in zip(fields, columns, strict=True)]
-    widths, least = [widest for widest, _ in both], [narrow for _, narrow in both]
-    over = sum(widths) + _COLUMN_GAP * (len(widths) - 1) - width
-    while over > 0:
-        i = max(range(len(widths)), key=lambda i: widths[i] - least[i])
-        if widths[i] <= least[i]:
-            break
-        widths[i] -= 1
-        over -= 1
-    return [
-        [_cut(field, text, w) for text in column]
-        for field, w, column in zip(fields, widths, columns, strict=True)
-    ]
-
-
-def _cut(field: str, text: str, width: int) -> str:
-    """Cut names in the middle; cut paths at the start, since the innermost part tells most.
-
-    Of several names, those that fit are shown, and the number left.
-
-    >>> names = CountedNames([("aten::mm", 3), ("aten::fill_", 2), ("aten::add", 1)])
-    >>> _cut("operator", names, 20)
-    'aten::mm ×3, +2 more'
-    """
-    found = text.parts if isinstance(text, CountedNames) else ()
-    if width_of(text) > width and len(found) > 1:
-        for shown in range(len(found) - 1, 0, -1):
-            parts = [f"{name} ×{count}" for name, count in found[:shown]]
-            short = f"{', '.join(parts)}, +{len(found) - shown} more"
-            if width_of(short) <= width:
-                return short
-        rest = f" ×{found[0][1]}, +{len(found) - 1} more"
-        if len(rest) < width:
-            return f"{shorten(found[0][0], width - len(rest))}{rest}"
-    if field in {"stack", "module"} and width_of(text) > width:
-        return f"…{end_of(text, width - 1)}"
-    return shorten(text, width)
-
-
-#: Fields that are code as a whole in Markdown.
-_NAMES = frozenset(
-    {
-        "name",
-        "kernel",
-        "operator",
-        "stack",
-        "module",
-        "shapes",
-        "location",
-        "path",
-        "file",
-        "test",
-        "trace",
-    }
-)
-
-
-def markdown_table(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
-    """The same as a GitHub Markdown table, with nothing cut."""
-    safe = [{f: _marked(f, row.get(f)) for f in fields} for row in rows]
-    whole = {f: total.get(f) for f in fields if f in total} if total else None
-    return text_table(safe, fields, total=whole, style="pipe")
-
-
 class _Marked(str):
     """A cell that is already Markdown."""
 
@@ -413,13 +175,326 @@ class _Marked(str):
 def _marked(field: str, value: Any) -> Any:
     if isinstance(value, _Marked) or not isinstance(value, str | list):
         return value
-    mark = escape.code if field in _NAMES else escape.escape_markdown
+    mark = escape.code if field in _CODE else escape.escape_markdown
     return _Marked(escape.table_cell(mark(cell(field, value))))
 
 
 def strong(text: str) -> str:
     """A bold cell of Markdown."""
     return _Marked(f"**{escape.table_cell(escape.escape_markdown(text))}**")
+
+
+# ---- The lines of a table with aligned columns, including wide characters.
+
+
+def padded(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool], padding: int = 0
+) -> list[list[str]]:
+    """Headers and rows, all cells of a column as wide as the widest, on the left or the right.
+
+    A column is at least as wide as its header and ``padding``.
+    """
+    widths = [
+        max(width_of(header) + padding, *(width_of(row[at]) for row in rows), 0)
+        for at, header in enumerate(headers)
+    ]
+    return [
+        [
+            text + " " * (width - width_of(text)) if is_left else
+            " " * (width - width_of(text)) + text
+            for text, width, is_left in zip(line, widths, left, strict=True)
+        ]
+        for line in (headers, *rows)
+    ]  # fmt: skip
+
+
+def aligned_columns(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool], padding: int = 0
+) -> list[str]:
+    r"""Lines: headers, a rule, rows, see `padded`.
+
+    >>> rows = [["テスト", "12"], ["a", "3"]]
+    >>> print("\n".join(aligned_columns(["name", "n"], rows, [True, False])))
+    name     n
+    ------  --
+    テスト  12
+    a        3
+    """
+    head, *body = padded(headers, rows, left, padding)
+    rule = ["-" * width_of(text) for text in head]
+    return [_GAP.join(line).rstrip() for line in (head, rule, *body)]
+
+
+# ---- The table.
+
+
+@dataclass
+class Table:
+    """Rows of data under their fields.
+
+    Attributes:
+        rows: each by field.
+        fields: what CSV, JSON and Parquet have, in order.
+        columns: what people see, in order, if that is not the same.
+        unknown: fields with unknown parts, whose sums are unknown too.
+        adds_up: fields that can be summed over rows.
+    """
+
+    rows: list[Row]
+    fields: Sequence[str]
+    columns: Sequence[str] = ()
+    unknown: AbstractSet[str] = frozenset()
+    adds_up: Sequence[str] = ()
+
+    def total(self, *others: Table) -> Row:
+        """Sums over these tables of the fields that add up.
+
+        None where no row has a value, where a part is unknown, or where no row of one of several
+        tables has a value.
+        """
+        tables = (self, *others)
+        unknown = frozenset().union(*(table.unknown for table in tables))
+        return {
+            field: None
+            if field.removeprefix("self_") in unknown
+            or (others and any(table.lacks(field) for table in tables))
+            else sum_of(row[field] for table in tables for row in table.rows)
+            for field in next((table.adds_up for table in tables if table.adds_up), ())
+            if field in self.fields
+        }
+
+    def lacks(self, field: str) -> bool:
+        """Whether no row has a value in this field, though there are rows."""
+        return bool(self.rows) and all(row[field] is None for row in self.rows)
+
+    def sort(self, field: str | None) -> None:
+        """Largest first; text alphabetically; unknown values last. Without a field, they stay.
+
+        ``field``: its name, or its heading.
+
+        Raises:
+            SettingsError: there is no such field.
+        """
+        if not field:
+            return
+        field = {heading(name): name for name in self.fields}.get(field, field)
+        if field not in self.fields:
+            one_of = f"one of {', '.join(self.fields)}"
+            raise SettingsError(f"--sort {field}: no such field", "", one_of)
+        known = [row for row in self.rows if row[field] is not None]
+        text = any(isinstance(row[field], str | list) for row in known)
+        known.sort(key=lambda row: str(row[field]) if text else -row[field])
+        self.rows = known + [row for row in self.rows if row[field] is None]
+
+    def text(self, width: int | None = None, total: Row | None = None) -> str:
+        """Rows below a heading, without empty columns, with long names cut in the middle.
+
+        ``width`` is the terminal's; without one, nothing is cut. If names at their shortest are
+        still too wide, columns are dropped and named below. ``total`` is the last row.
+        """
+        cells = self._cells(total)
+        sizes = {field: _widths(field, column) for field, column in cells.items()}
+        needed = _together(least for _, least in sizes.values())
+        dropped = []
+        for field in _SPARE if width is not None else ():
+            if _together(least for _, least in sizes.values()) <= (width or 0):
+                break
+            if sizes.pop(field, None) is not None:
+                dropped.append(field)
+        if total and self.shown[0] in dropped:  # whose cell is the label
+            cells[next(iter(sizes))][-1] = cells[self.shown[0]][-1]
+        fitted = [size for size, _ in sizes.values()]
+        if width is not None:
+            fitted = _fitted([*sizes.values()], width)
+        columns = [
+            [_cut(field, text, own) for text in cells[field]]
+            for field, own in zip(sizes, fitted, strict=True)
+        ]
+        rows = [
+            [*zip_longest(*(text.split("\n") for text in row), fillvalue="")]
+            for row in zip(*columns, strict=True)
+        ]
+        lines = aligned_columns(
+            [*map(heading, sizes)], [line for row in rows for line in row], [*map(_is_text, sizes)]
+        )
+        if total:
+            lines.insert(len(lines) - len(rows[-1]), lines[1])
+        if dropped:
+            wide = max(_WIDE, -(-needed // 10) * 10)
+            lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS={wide} shows more")
+        return "\n".join(lines) + "\n"
+
+    def markdown(self, total: Row | None = None) -> str:
+        """The same as a GitHub Markdown table, with nothing cut."""
+        marked = [{f: _marked(f, row.get(f)) for f in self.shown} for row in self.rows]
+        shown, head, *body = Table(marked, self.shown)._padded(total)  # noqa: SLF001
+        rule = ["-" * (width_of(text) + 1) for text in head]
+        if body:
+            rule = [f":{r}" if _is_text(f) else f"{r}:" for f, r in zip(shown, rule, strict=True)]
+        else:
+            rule = [f"-{line}" for line in rule]
+        lines = [f"| {' | '.join(line)} |\n" for line in (head, *body)]
+        return "".join([lines[0], f"|{'|'.join(rule)}|\n", *lines[1:]])
+
+    def html(self) -> str:
+        """The same for a notebook."""
+        shown, head, *body = self._padded(None)
+        right = [bool(body) and not _is_text(field) for field in shown]
+        styles = [' style="text-align: right;"' * is_right for is_right in right]
+
+        def line(kind: str, texts: Sequence[str]) -> str:
+            cells = zip(styles, texts, strict=True)
+            inner = (f"<{kind}{style}>{html.escape(text)}</{kind}>" for style, text in cells)
+            return f"<tr>{''.join(inner)}</tr>\n"
+
+        rows = "".join(line("td", texts) for texts in body)
+        head_row = line("th", head)
+        return f"<table>\n<thead>\n{head_row}</thead>\n<tbody>\n{rows}</tbody>\n</table>\n"
+
+    def csv(self) -> str:
+        """Raw values under their field names; empty for unknown values."""
+        import csv
+
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.fields, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow({field: escape.csv_value(row.get(field)) for field in self.fields})
+        return out.getvalue()
+
+    def parquet(self, target: Path, facts: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+        """Write a file with a column of the same type in every file, unless a value does not fit.
+
+        Its schema's metadata has ``torchprof``: the ``facts`` as JSON. Lists are JSON, too.
+        ``names``: fields that are text, though the same ones of other tables are numbers.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        pyarrow = pyarrow_or_error()
+        arrays = {
+            field: _array(pyarrow, field, [row.get(field) for row in self.rows], names)
+            for field in self.fields
+        }
+        table = pyarrow.table(arrays)
+        table = table.replace_schema_metadata({"torchprof": json.dumps(facts)})
+        with writing(target), replacing(target) as file:
+            pyarrow.parquet.write_table(table, file)
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """What people see."""
+        return self.columns or self.fields
+
+    def _cells(self, total: Row | None) -> dict[str, list[str]]:
+        """The cells of each column, without empty columns."""
+        rows = [*self.rows, total] if total else self.rows
+        used = [f for f in self.shown if any(row.get(f) is not None for row in rows)]
+        return {
+            field: [cell(field, row[field]) if field in row else "" for row in rows]
+            for field in used or self.shown
+        }
+
+    def _padded(self, total: Row | None) -> list[list[str]]:
+        """The fields that are shown, then their headings and the rows as `padded` has them."""
+        cells = self._cells(total)
+        left = [_is_text(field) for field in cells] if self.rows else [True] * len(cells)
+        body = list(zip(*cells.values(), strict=True))
+        return [[*cells], *padded([*map(heading, cells)], body, left)]
+
+
+def _is_text(field: str) -> bool:
+    return field in _CUT or field in _WRAPPED or field in _WHOLE
+
+
+def _together(widths: Iterable[int]) -> int:
+    """The width of columns side by side."""
+    each = list(widths)
+    return sum(each) + len(_GAP) * (len(each) - 1)
+
+
+def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
+    """The widest cell, and the least width to cut the column to."""
+    widest = max([len(heading(field)), *map(width_of, column)])
+    least = _CUT.get(field) or _WRAPPED.get(field) or widest
+    return widest, min(widest, max(len(heading(field)), least))
+
+
+def _fitted(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
+    """The widths of these columns in the given one: those that can be cut most give first."""
+    widths = [widest for widest, _ in sizes]
+    for _ in range(_together(widths) - width):
+        at = max(range(len(widths)), key=lambda at: widths[at] - sizes[at][1])
+        if widths[at] <= sizes[at][1]:
+            break
+        widths[at] -= 1
+    return widths
+
+
+def _cut(field: str, text: str, width: int) -> str:
+    """Cut names in the middle; cut paths at the start, since the innermost part tells most.
+
+    Of several names, those that fit are shown, and the number left. Sentences become several lines.
+
+    >>> names = CountedNames([("aten::mm", 3), ("aten::fill_", 2), ("aten::add", 1)])
+    >>> _cut("operator", names, 20)
+    'aten::mm ×3, +2 more'
+    """
+    if width_of(text) <= width:
+        return text
+    if field in _WRAPPED:
+        return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+    found = text.parts if isinstance(text, CountedNames) else ()
+    for shown in range(len(found) - 1, 0, -1):
+        parts = [f"{name} ×{count}" for name, count in found[:shown]]
+        short = f"{', '.join(parts)}, +{len(found) - shown} more"
+        if width_of(short) <= width:
+            return short
+    if len(found) > 1:
+        rest = f" ×{found[0][1]}, +{len(found) - 1} more"
+        if len(rest) < width:
+            return f"{shorten(found[0][0], width - len(rest))}{rest}"
+    if field in {"stack", "module"}:
+        return f"…{end_of(text, width - 1)}"
+    return shorten(text, width)
+
+
+#: Suffixes of fields with fractions. All other numbers are whole, unless a row has a fraction.
+_FRACTIONS = ("_ms", "_us", "_pct", "_per_s", "share", "value", "intensity", "waves", "tail")
+_COUNTS = (
+    *("bytes", "flops", "calls", "count", "gaps", "traces", "rank", "step", "modules", "size"),
+    "device",
+)
+_LARGEST = 2**63
+
+
+def pyarrow_or_error() -> Any:
+    """The package.
+
+    Raises:
+        SettingsError: it is missing.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        step = "pip install 'pytest-torchprof[parquet]'"
+        raise SettingsError("--format parquet needs pyarrow", str(error), step) from None
+    return pyarrow
+
+
+def _array(pyarrow: Any, field: str, values: Sequence[Any], names: Sequence[str]) -> Any:
+    known = [value for value in values if value is not None]
+    if any(not isinstance(value, int | float) for value in known):
+        texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+        return pyarrow.array(texts, type=pyarrow.string())
+    if field == "accepted":
+        return pyarrow.array(values, type=pyarrow.bool_())
+    fractions = any(isinstance(value, float) or abs(value) >= _LARGEST for value in known)
+    if fractions or field.endswith(_FRACTIONS):
+        floats = [None if value is None else float(value) for value in values]
+        return pyarrow.array(floats, type=pyarrow.float64())
+    whole = known or (field.endswith(_COUNTS) and field not in names)
+    return pyarrow.array(values, type=pyarrow.int64() if whole else pyarrow.string())
 
 
 def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) -> str:
@@ -429,23 +504,119 @@ def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) ->
     return "\n".join(part for part in (above, table, below) if part)
 
 
-def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
-    """Raw values under their field names; empty for unknown values."""
-    import csv
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({f: escape.csv_value(row.get(f)) for f in fields} for row in rows)
-    return out.getvalue()
-
-
 def to_json(document: Mapping[str, Any]) -> str:
     """One JSON object; non-finite numbers are null."""
     return escape.json_text(document, indent=1) + "\n"
 
 
-# ---- The rows of a table: dataclasses that print as text, HTML, or dictionaries.
+# ---- Rows of many traces as rows of all: sums that are exact, so that no order changes a digit.
+
+#: How fields add up; others are kept where all traces agree, and unknown where they do not.
+_SUMS = (
+    *("value", "count", "cost_ms", "time_ms", "bytes", "total_ms", "calls", "gaps", "flops"),
+    *("self_cpu_ms", "cpu_ms", "self_cuda_ms", "cuda_ms", "self_cpu_bytes", "self_cuda_bytes"),
+    *("roofline_ms", "ms_to_gain"),
+)
+_LARGEST_OF_ALL = ("longest_ms", "wait_ms")
+#: Means, weighted by ``total_ms``.
+_RATES = (
+    *("tflops_per_s", "gb_per_s", "compute_pct", "bandwidth_pct"),
+    *("algbw_gb_per_s", "busbw_gb_per_s"),
+)
+#: Names with their counts, which are added up; a single name counts ``calls`` times.
+_COUNTED = ("kernel", "operator")
+
+
+class Merging(NamedTuple):
+    """How the rows of a table become rows of all traces.
+
+    Attributes:
+        keys: rows that agree in these are one.
+        spread: the time or size whose smallest and largest trace are told.
+        largest: fields of which the largest of all is told, though those of others are added up.
+    """
+
+    keys: tuple[str, ...]
+    spread: str
+    largest: tuple[str, ...] = ()
+
+    @property
+    def added(self) -> tuple[str, str, str]:
+        """The fields that a merged row has beside those of the table: traces, least, and most."""
+        unit = self.spread.rpartition("_")[2]
+        return "traces", f"min_{unit}", f"max_{unit}"
+
+    def sums(self, field: str) -> bool:
+        """Whether this field is added up."""
+        return field in _SUMS and field not in self.largest
+
+    def rows(self, each: Iterable[tuple[int, Sequence[Row]]]) -> list[tuple[Row, int]]:
+        """Rows of all traces, in the order of their keys, and the trace with the most of each.
+
+        That is the first where several have it, and -1 where none has any. ``each``: numbers of
+        traces, and their rows.
+        """
+        found: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
+        for trace, rows in each:
+            for row in rows:
+                key = tuple(repr(row.get(field)) for field in self.keys)
+                found.setdefault(key, []).append((trace, row))
+        return [self._merged(found[key]) for key in sorted(found)]
+
+    def _merged(self, parts: Sequence[tuple[int, Row]]) -> tuple[Row, int]:
+        rows = [row for _, row in parts]
+        present = {field for row in rows for field in row} - {*self.keys}
+        largest = self.largest or [f for f in _LARGEST_OF_ALL if f in present]
+        sums = [field for field in _SUMS if field in present and field not in largest]
+        rates, names = ([f for f in of if f in present] for of in (_RATES, _COUNTED))
+        special = {*sums, *rates, *largest, *names, "share"}
+        out: Row = {}
+        for row in rows:
+            for field, value in row.items():
+                if field not in special and out.setdefault(field, value) != value:
+                    out[field] = None
+        out |= {field: _sum(row.get(field) for row in rows) for field in sums}
+        for field in rates:
+            whole = _sum(_product(row.get(field), row["total_ms"]) for row in rows)
+            out[field] = None if whole is None or not out["total_ms"] else whole / out["total_ms"]
+        out |= {field: _most(row.get(field) for row in rows) for field in largest}
+        out |= {field: _counted(field, rows) for field in names}
+        of_trace: dict[int, list[float | None]] = {}
+        for trace, row in parts:
+            of_trace.setdefault(trace, []).append(row.get(self.spread))
+        both = _most if self.spread in largest else _sum
+        known = {at: value for at, own in of_trace.items() if (value := both(own)) is not None}
+        least, most = min(known.values(), default=None), max(known.values(), default=None)
+        out |= dict(zip(self.added, (len(of_trace), least, most), strict=True))
+        return out, min((trace for trace, value in known.items() if value == most), default=-1)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Unknown if a part is."""
+    parts = list(values)
+    return None if None in parts else sum_of(parts)
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _product(rate: float | None, weight: float | None) -> float | None:
+    return None if rate is None or weight is None else rate * weight
+
+
+def _counted(field: str, rows: Sequence[Row]) -> CountedNames | None:
+    counts: dict[str, int] = {}
+    for row in rows:
+        value = row.get(field)
+        one = [] if value is None else [(str(value), row.get("calls") or 0)]
+        for name, count in value.parts if isinstance(value, CountedNames) else one:
+            counts[name] = counts.get(name, 0) + count
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return CountedNames(ordered) if counts else None
+
+
+# ---- The rows of a table for Python: a list of records.
 
 R = TypeVar("R")
 
@@ -475,23 +646,21 @@ class Rows(list[R], Generic[R]):
         """One dictionary per row, as ``--format json`` prints it; unknown values are None."""
         return [{field: _plain(getattr(row, field)) for field in self.fields} for row in self]
 
+    def table(self) -> Table:
+        """The same as data, which can be sent, merged, and shown elsewhere."""
+        adds_up = tuple(getattr(self[0], "ADDS_UP", ())) if self else ()
+        return Table(self.to_dicts(), self.fields, self.columns, self.unknown, adds_up)
+
     def total(self) -> dict[str, Any]:
         """Sums of the fields that add up; None where no row has a value."""
-        adds_up = getattr(self[0], "ADDS_UP", ()) if self else ()
-        return {
-            field: None
-            if field.removeprefix("self_") in self.unknown
-            else sum_of(getattr(row, field) for row in self)
-            for field in adds_up
-            if field in self.fields
-        }
+        return self.table().total()
 
     def __str__(self) -> str:
         """The table as the command prints it, without cutting anything."""
-        return text_table(self.to_dicts(), self.columns)
+        return self.table().text()
 
     def _repr_html_(self) -> str:
-        return text_table(self.to_dicts(), self.columns, style="html")
+        return self.table().html()
 
 
 def fields_of(row: type) -> list[str]:
@@ -574,13 +743,14 @@ def ops_table(trace: Events, sort_by: str, limit: int) -> str:
     rows = sorted(op_rows(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
     columns = [c for c in OPS_COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
-    names = [shorten(escape.line(row.name), 48) for row in shown]
-    cells = [[_cell(row, column) for column in columns] for row in shown]
-    body = [[name, *row] for name, row in zip(names, cells, strict=True)]
-    align: list[Align] = ["left", *["right"] * len(columns)]  # type: ignore[list-item]
-    text = "\n".join(aligned_columns(["operator", *columns], body, align, padding=2))
-    left = len(rows) - len(shown)
-    return f"{text}\n… and {left} more\n" if left else f"{text}\n"
+    body = [
+        [shorten(escape.line(row.name), 48), *(_cell(row, column) for column in columns)]
+        for row in shown
+    ]
+    left = [True, *[False] * len(columns)]
+    text = "\n".join(aligned_columns(["operator", *columns], body, left, padding=2))
+    more = len(rows) - len(shown)
+    return f"{text}\n… and {more} more\n" if more else f"{text}\n"
 
 
 def _value(row: OpRow, column: str) -> float:
@@ -590,7 +760,7 @@ def _value(row: OpRow, column: str) -> float:
 
 def _cell(row: OpRow, column: str) -> str:
     if getattr(row, OPS_COLUMNS[column][0]) is None:
-        return "–"
+        return UNKNOWN
     value = _value(row, column)
     return format_quantity(value, OPS_COLUMNS[column][2]) if value else ""
 

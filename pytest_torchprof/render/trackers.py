@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.render import escape, table
+from pytest_torchprof.render import escape
+from pytest_torchprof.render.table import Table
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def csv(report: StoredReport) -> Exported:
         }
         for one in series_of(report)
     ]
-    return Exported(table.to_csv(rows, CSV_FIELDS))
+    return Exported(Table(rows, CSV_FIELDS).csv())
 
 
 def _cut(name: str, longest: int) -> str:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchprof.core.values import CountedNames
-from pytest_torchprof.fleet.mapping import Merging, merged_rows
+from pytest_torchprof.render.table import Merging
 
-TIMES = Merging(keys=("name",), spread="time_ms", sums=("time_ms", "calls"))
+TIMES = Merging(("name",), "time_ms")
 NUMBERS = st.floats(-1e300, 1e300) | st.integers(-(2**50), 2**50)
 
 
@@ -21,18 +21,16 @@ def row(name: str, **values: Any) -> dict[str, Any]:
 
 
 def test_rates_are_weighted_and_names_are_counted() -> None:
-    how = Merging(
-        ("k",), "ms", ("ms", "calls"), weighted=("rate",), weight="ms", names=("op",),
-    )  # fmt: skip
+    how = Merging(("shapes",), "total_ms")
     several = CountedNames([("mm", 3), ("add", 1)])
     each = [
-        (0, [{"k": "a", "ms": 1.0, "calls": 4, "rate": 10.0, "op": several}]),
-        (1, [{"k": "a", "ms": 3.0, "calls": 2, "rate": 30.0, "op": "add"}]),
+        (0, [{"shapes": "a", "total_ms": 1.0, "calls": 4, "gb_per_s": 10.0, "operator": several}]),
+        (1, [{"shapes": "a", "total_ms": 3.0, "calls": 2, "gb_per_s": 30.0, "operator": "add"}]),
     ]
-    ((merged, _),) = merged_rows(how, each)
-    assert (25.0, "add ×3, mm ×3") == (merged["rate"], merged["op"])
-    each[0][1][0]["rate"] = None
-    assert merged_rows(how, each)[0][0]["rate"] is None
+    ((merged, _),) = how.rows(each)
+    assert (25.0, "add ×3, mm ×3") == (merged["gb_per_s"], merged["operator"])
+    each[0][1][0]["gb_per_s"] = None
+    assert how.rows(each)[0][0]["gb_per_s"] is None
 
 
 @pytest.mark.thorough
@@ -44,7 +42,7 @@ def test_sums_are_exact_in_any_order(values: list[tuple[str, float]], random: An
         own = [value for other, value in values if other == name]
         whole = all(isinstance(value, int) for value in own)
         expected[name] = sum(own) if whole else float(sum(map(Fraction, own)))
-    found = merged_rows(TIMES, each)
+    found = TIMES.rows(each)
     assert expected == {one["name"]: one["time_ms"] for one, _ in found}
     random.shuffle(each)
-    assert repr(found) == repr(merged_rows(TIMES, each))
+    assert repr(found) == repr(TIMES.rows(each))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_torchprof.core.values import CountedNames
 from pytest_torchprof.render.kernel_names import readable_kernel
-from pytest_torchprof.render.table import cell, markdown_table, text_table, to_csv, to_json
+from pytest_torchprof.render.table import Table, cell, to_json
 
 ROWS: list[dict[str, Any]] = [
     {"name": "aten::mm", "calls": 12345, "self_cpu_ms": 1.5, "flops": 2 * 10**9, "share": 0.9996},
@@ -28,7 +28,7 @@ TOTAL = {"name": "total", "calls": 12346, "self_cpu_ms": 1.5021, "share": 1.0}
 
 def test_a_table_has_scaled_units_a_total_and_no_empty_column() -> None:
     assert_expected_inline(
-        text_table(ROWS, FIELDS, total=TOTAL),
+        Table(ROWS, FIELDS).text(total=TOTAL),
         """\
 name         calls  self_cpu    flops   share
 ----------  ------  --------  -------  ------
@@ -43,7 +43,7 @@ total       12,346    1.5 ms            100 %
 def test_markdown_is_a_table_of_github() -> None:
     rows = [{**ROWS[0], "name": "a|b"}]
     assert_expected_inline(
-        markdown_table(rows, FIELDS),
+        Table(rows, FIELDS).markdown(),
         """\
 | name   |  calls | self_cpu |   flops |  share |
 |:-------|-------:|---------:|--------:|-------:|
@@ -53,7 +53,7 @@ def test_markdown_is_a_table_of_github() -> None:
 
 
 def test_csv_has_raw_values_under_the_names_of_the_fields() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(ROWS, FIELDS))))
+    rows = list(csv.DictReader(io.StringIO(Table(ROWS, FIELDS).csv())))
     assert list(FIELDS) == list(rows[0])
     assert ("12345", "2000000000", "") == tuple(
         rows[0][field] for field in ("calls", "flops", "cuda_ms")
@@ -69,7 +69,7 @@ def test_json_knows_no_number_that_is_not_finite() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) -> None:
     rows = [{"kernel": "k" * 300 + "_end", "operator": "aten::mm", "total_ms": 1.0, "calls": 3}]
-    lines = text_table(rows, ("kernel", "operator", "total_ms", "calls"), width=width).splitlines()
+    lines = Table(rows, ("kernel", "operator", "total_ms", "calls")).text(width).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" in lines[-1]
     assert "_end  aten::mm" in lines[-1]
@@ -81,15 +81,15 @@ def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> No
         "kernel": CountedNames([(long, 12), ("fill<4, int>", 3), ("b", 1)]),
         "operator": CountedNames([("aten::mm", 9), ("c", 7)]),
     }
-    shown = text_table([row], ("kernel", "operator"), width=58).splitlines()[-1]
+    shown = Table([row], ("kernel", "operator")).text(58).splitlines()[-1]
     assert "elementwise add f32 vec4 ×12, +2 more  aten::mm ×9, c ×7" == shown
-    assert "add f32 vec4 ×12, fill<4, int> ×3, b ×1" in text_table([row], ("kernel", "operator"))
-    assert "`aten::mm ×9, c ×7`" in markdown_table([row], ("kernel", "operator"))
+    assert "add f32 vec4 ×12, fill<4, int> ×3, b ×1" in Table([row], ("kernel", "operator")).text()
+    assert "`aten::mm ×9, c ×7`" in Table([row], ("kernel", "operator")).markdown()
 
 
 def test_wide_characters_take_two_columns() -> None:
     rows = [{"name": "テスト" * 20, "calls": 1}, {"name": "aten::mm", "calls": 2}]
-    lines = text_table(rows, ("name", "calls"), width=40).splitlines()
+    lines = Table(rows, ("name", "calls")).text(40).splitlines()
     assert [
         "name                               calls",
         "---------------------------------  -----",
@@ -181,19 +181,30 @@ def test_any_name_has_a_readable_form(name: str) -> None:
 def test_a_narrow_terminal_drops_the_least_informative_columns() -> None:
     row = {"kernel": "k" * 99, "operator": "aten::mm", "calls": 3, "total_ms": 1.0, "mean_us": 5.0}
     row |= {"flops": 10**9, "tflops_per_s": 1.0, "bytes": 10**6, "gb_per_s": 1.0, "share": 0.5}
-    text = text_table([row], list(row), width=60)
+    text = Table([row], list(row)).text(60)
     *lines, note = text.splitlines()
     assert max(map(len, lines)) <= 60
     assert "… without mean, bytes, flops, GB/s, TFLOP/s: COLUMNS=160 shows more" == note
     assert {"kernel", "calls", "total", "share"} <= set(lines[0].split())
-    assert "without" not in text_table([row], list(row), width=160)
-    assert "without" not in text_table([row], list(row))
+    assert "without" not in Table([row], list(row)).text(160)
+    assert "without" not in Table([row], list(row)).text()
+
+
+def test_a_sentence_is_wrapped_and_stretches_no_table() -> None:
+    row: dict[str, Any] = {"metric": "flops", "value": 1, "reason": "the mask is unknown, " * 9}
+    lines = Table([row] * 2, list(row)).text(60, {"metric": "total"}).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert ["flops", "flops", "total"] == [line.split()[0] for line in lines if line[0].isalpha()][
+        1:
+    ]
+    assert 2 == sum(line.startswith("---") for line in lines)
+    assert row["reason"].strip() in Table([row], list(row)).text()
 
 
 def test_of_a_stack_the_innermost_end_is_kept() -> None:
     rows = [{"stack": "outer.py(1): run;" * 9 + "model.py(7): forward", "calls": 1}]
-    assert "…" == text_table(rows, ("stack", "calls"), width=50).splitlines()[-1][0]
-    assert "model.py(7): forward" in text_table(rows, ("stack", "calls"), width=50)
+    assert "…" == Table(rows, ("stack", "calls")).text(50).splitlines()[-1][0]
+    assert "model.py(7): forward" in Table(rows, ("stack", "calls")).text(50)
 
 
 def test_counted_names_survive_a_copy_and_a_pickle() -> None:

@@ -51,7 +51,12 @@ class Found:
 def run_ab(options: Namespace) -> int:
     """Compare two revisions, test by test."""
     args, report = _report_of(options.rest)
-    page = None if options.html is None else _page_of(options.html)
+    page = None
+    if options.html is not None:
+        from pytest_torchprof.render.html.page import check_page
+
+        check_page(Path(options.html))
+        page = Path(options.html).absolute()
     found = Found()
     start = time.perf_counter()
     failure = None
@@ -165,21 +170,6 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
         raise SettingsError(f"{_REPORT} {name}", found, f"give a file: {_REPORT}=FILE")
     check_target(path)
     return tuple(rest), path.absolute()
-
-
-def _page_of(name: str) -> Path:
-    """The file of the page.
-
-    Raises:
-        SettingsError: it is a folder, or a file of another kind.
-    """
-    from pytest_torchprof.render.html.page import check_page
-
-    path = Path(name)
-    if path.is_dir():
-        raise SettingsError(f"--html {name}", "a folder", "give a file: --html FILE")
-    check_page(path)
-    return path.absolute()
 
 
 def _write_page(path: Path, found: Found) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.breakdown import busy_timelines
@@ -45,24 +44,26 @@ from pytest_torchprof.commands.timeline import idle_gap, memory_notes, memory_te
 from pytest_torchprof.core.errors import SettingsError, writing
 from pytest_torchprof.core.files import in_the_way, same_file
 from pytest_torchprof.core.units import plural
-from pytest_torchprof.render.export import POLICY, perfetto_page
+from pytest_torchprof.render.findings import gaps
 from pytest_torchprof.render.html.charts import ChipRoof, StepMark
-from pytest_torchprof.render.html.page import page, write_text
-from pytest_torchprof.render.html.trace_page import (
-    DeviceTime,
-    DiffFacts,
-    Found,
-    Kernels,
-    Memory,
-    Operators,
-    TraceFacts,
-    Tree,
-    diff_sections,
-    trace_sections,
-    with_styles,
+from pytest_torchprof.render.html.page import (
+    Section,
+    Sources,
+    asset_files,
+    check_asset,
+    check_page,
+    page,
+    render,
+    write_text,
 )
+from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
+from pytest_torchprof.render.html.trace_page import (
+    diff_sections,
+    finding_row,
+    trace_sections,
+)
+from pytest_torchprof.render.kernel_names import readable_kernel
 from pytest_torchprof.render.report import (
-    StoredReport,
     check_target,
     merged,
     read_report,
@@ -83,7 +84,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.operators import TreeBy
     from pytest_torchprof.commands.tables import Sides
-    from pytest_torchprof.render.html.page import Section
     from pytest_torchprof.render.table import Row, Rows
     from pytest_torchprof.work.devices import Device
 
@@ -102,21 +102,19 @@ KERNELS_BY: Final = "op,kernel"
 def sections_of(
     ranks: Parts, chips: Sequence[Device] = (), *, prefix: str = "", name: str = ""
 ) -> list[Section]:
-    """The sections of these traces, one after the other, without their styles.
+    """The sections of these traces, one after the other.
 
     Where a page is of more, ``prefix`` is that of their anchors, and ``name`` tells them apart.
     """
     found: list[Section] = []
     several = len(ranks) > 1
-    more = [f"{plural(left, f'more {ranks.column}')} left out: a page has {MOST_TRACES} at most"
-            for left in [len(ranks) - MOST_TRACES] if left > 0]  # fmt: skip
     for number, (rank, trace) in enumerate(list(ranks.traces.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
-        mark = f"{prefix}trace-{number}-" if several else prefix
-        facts = facts_of(trace, label, chips)
-        if more and number == 1:
-            facts = replace(facts, warnings=[*more, *facts.warnings])
-        found += trace_sections(facts, mark)
+        facts = facts_of(trace, chips)
+        if number == 1 and (left := len(ranks) - MOST_TRACES) > 0:
+            more = f"{plural(left, f'more {ranks.column}')} left out"
+            facts["warnings"].insert(0, f"{more}: a page has {MOST_TRACES} at most")
+        found += trace_sections(facts, label, f"{prefix}trace-{number}-" if several else prefix)
     return found
 
 
@@ -135,104 +133,85 @@ def data_of_traces(ranks: Parts) -> dict[str, Any]:
     }
 
 
-def facts_of(trace: Trace, label: str = "", chips: Sequence[Device] = ()) -> TraceFacts:
-    """All that the page of a trace tells."""
+def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
+    """All that the page of a trace tells, by the names in `trace.html`."""
     alone = Parts({0: part_with(trace)})
-    name, numbers, median = _steps(trace)
-    return TraceFacts(
-        label=label,
-        heading=alone.heading,
-        warnings=list(trace.warnings),
-        events=len(trace.events),
-        metrics=trace.summary().to_dicts(),
-        step_name=name,
-        step_numbers=numbers,
-        step_median_ms=median,
-        time=_time(trace),
-        found=_found(trace, alone),
-        kernels=_kernels(trace, chips),
-        operators=_operators(trace),
-        memory=_memory(trace, alone),
-    )
-
-
-def _has_device(trace: Trace) -> bool:
-    """Whether the selected part has work of a device."""
-    return bool(trace.events.selection[trace.events.device_rows].any())
-
-
-def _steps(trace: Trace) -> tuple[str, list[int], float | None]:
-    """Name and numbers of the steps, and the median of their durations."""
-    steps = steps_of(trace.events, "")
-    inside = _inside(trace)
-    if not len(steps) or not inside.any():
-        return "", [], None
-    durations = (steps.end - steps.begin)[inside]
-    return steps.name, steps.number[inside].tolist(), float(np.median(durations)) / 1e6
-
-
-def _inside(trace: Trace) -> Any:
-    """Which of all steps are selected."""
-    steps, chosen = steps_of(trace.events, ""), chosen_steps(trace.events)
-    every = np.ones(len(steps), bool)
-    return every if chosen is None else among(steps.number, chosen[1])
-
-
-def _marks(trace: Trace) -> list[StepMark]:
-    steps, inside = steps_of(trace.events, ""), _inside(trace)
-    if not len(steps):
-        return []
-    first = int(trace.events.ts[0])
-    columns = steps.number, steps.begin - first, steps.end - first
-    return [
-        StepMark(*marked) for marked in zip(*(c[inside].tolist() for c in columns), strict=True)
-    ]
-
-
-def _time(trace: Trace) -> DeviceTime:
-    device = _has_device(trace)
-    without = "" if device else "the trace has no device events"
-    gap = idle_gap(trace)
-    return DeviceTime(
-        breakdown=trace.breakdown(),
-        timelines=busy_timelines(trace.events, SHARES),
-        steps=_marks(trace),
-        idle_causes=trace.idle("cause"),
-        idle=trace.idle().to_dicts(),
-        without=without,
-        idle_without=gap or (without and f"idle time is not measured: {without}"),
-        notes=[*filter(None, (cpu_time_note(trace), device_time_note(trace), span_note(trace)))],
-    )
-
-
-def _found(trace: Trace, alone: Parts) -> Found:
-    checked = check_chosen(trace.events)
-    return Found(
-        rows=finding_rows(trace, checked),
-        unchecked={rule: in_words(why) for rule, why in checked.gaps.items()},
-        errors=checked.errors,
-        notes=blind_lines(alone, {0: what_was_blind(trace, checked)}, len(gather().rules)),
-    )
-
-
-# ------------------------------------------------------------------------------------ kernels
-
-
-def _kernels(trace: Trace, chips: Sequence[Device]) -> Kernels:
-    rows = trace.kernels(KERNELS_BY, chips)
-    notes = kernel_lines(trace, chips, parse_grouping(KERNELS_BY))
-    table = rows.to_dicts()
+    events, kernels = trace.events, trace.kernels(KERNELS_BY, chips)
+    operators, peaks = trace.ops(), trace.memory()
     if unused := unused_chips(trace, chips):
         warn(unused)
-    for row in table:
-        row["operator"] = UNLINKED if row["operator"] is None else row["operator"]
-    return Kernels(
-        rows=rows,
-        table=table,
-        roofs=_roofs(trace, rows, chips),
-        without=peaks_used(trace, chips),
-        notes=[note for note in notes if note and rows],
-    )
+    on_device = bool(events.selection[events.device_rows].any())
+    no_device = "" if on_device else "the trace has no device events"
+    steps, median = _steps(trace)
+    checked = check_chosen(events)
+    unchecked = {rule: in_words(why) for rule, why in checked.gaps.items()}
+    memory_gap = no_memory(trace)
+    time_notes = cpu_time_note(trace), device_time_note(trace), span_note(trace)
+    return {
+        "heading": alone.heading,
+        "warnings": list(trace.warnings),
+        "metrics": trace.summary().to_dicts(),
+        "steps": steps,
+        "step_median_ms": median,
+        "no_device": no_device,
+        "breakdown": trace.breakdown(),
+        "timelines": busy_timelines(events, SHARES),
+        "time_notes": [*filter(None, time_notes)],
+        "idle_causes": trace.idle("cause"),
+        "idle": [
+            {**row, "where": row["location"] or row["path"]} for row in trace.idle().to_dicts()
+        ],
+        "no_idle": idle_gap(trace) or (no_device and f"idle time is not measured: {no_device}"),
+        "findings": [finding_row(row) for row in finding_rows(trace, checked)],
+        "finding_notes": [
+            *gaps("not checked", unchecked),
+            *gaps("failed, so not checked", checked.errors),
+            *blind_lines(alone, {0: what_was_blind(trace, checked)}, len(gather().rules)),
+        ],
+        "kernels": kernels,
+        "kernel_table": [
+            {**row, "operator": UNLINKED if row["operator"] is None else row["operator"]}
+            for row in kernels.to_dicts()
+        ],
+        "roofs": _roofs(trace, kernels, chips),
+        "no_kernels": peaks_used(trace, chips),
+        "kernel_notes": [
+            note
+            for note in kernel_lines(trace, chips, parse_grouping(KERNELS_BY))
+            if note and kernels
+        ],
+        "operators": operators,
+        "trees": {by: (trace.tree(by), _tree_note(trace, by)) for by in ("module", "stack")},
+        "operator_notes": [*filter(None, [no_flops(trace), calls_in_words([call_counts(trace)])])],
+        "peaks": peaks,
+        "points": trace.memory_timeline(MOMENTS),
+        "no_memory": memory_gap or "nothing was allocated",
+        "memory_notes": [
+            *filter(None, [memory_gap]),
+            *memory_notes(alone, {0: memory_texts(trace)}),
+        ]
+        if peaks
+        else [],
+    }
+
+
+def _steps(trace: Trace) -> tuple[list[StepMark], float | None]:
+    """The selected steps, and the median of their durations in ms."""
+    steps, chosen = steps_of(trace.events, ""), chosen_steps(trace.events)
+    inside = np.ones(len(steps), bool) if chosen is None else among(steps.number, chosen[1])
+    if not inside.any():
+        return [], None
+    first = int(trace.events.ts[0])
+    columns = steps.number, steps.begin - first, steps.end - first
+    rows = zip(*(column[inside].tolist() for column in columns), strict=True)
+    median = np.median((steps.end - steps.begin)[inside])
+    return [StepMark(*row) for row in rows], float(median) / 1e6
+
+
+def _tree_note(trace: Trace, by: TreeBy) -> str:
+    """What the parts of a tree are, if not those that were asked for, and why."""
+    note = tree_note(trace, by)
+    return ": ".join(filter(None, [note, note and ungrouped(trace, by)]))
 
 
 def _roofs(
@@ -258,43 +237,6 @@ def _roofs(
     return roofs
 
 
-# -------------------------------------------------------------------------- operators, memory
-
-
-def _operators(trace: Trace) -> Operators:
-    rows = trace.ops()
-    empty = "recorded without operators" if not len(rows) else ""
-    notes = [no_flops(trace), calls_in_words([call_counts(trace)])] if rows else []
-    return Operators(
-        table=rows.to_dicts(),
-        fields=rows.columns,
-        modules=_tree(trace, "module"),
-        stacks=_tree(trace, "stack"),
-        without=empty,
-        notes=[note for note in notes if note],
-    )
-
-
-def _tree(trace: Trace, by: TreeBy) -> Tree:
-    note = tree_note(trace, by)
-    why = ungrouped(trace, by) if note else ""
-    return Tree(trace.tree(by), f"{note}: {why}" if note and why else note)
-
-
-def _memory(trace: Trace, alone: Parts) -> Memory:
-    peaks = trace.memory()
-    gaps = [why for why in [no_memory(trace)] if why]
-    return Memory(
-        peaks=peaks,
-        points=trace.memory_timeline(MOMENTS),
-        without=" ".join(gaps) or "nothing was allocated",
-        notes=[*gaps, *memory_notes(alone, {0: memory_texts(trace)})] if peaks else [],
-    )
-
-
-# ---- Gather what the page of `torchprof diff` tells, and write it.
-
-
 def write_page(
     target: Path,
     ranks: Parts,
@@ -308,41 +250,42 @@ def write_page(
         TraceError: the file cannot be written; an old one is unchanged.
     """
     sections: list[Section] = []
+    several = len(sides) > 1
     for number, (rank, side) in enumerate(sides.items(), 1):
-        several = len(sides) > 1
-        mine = [row for row in growth if row.get("rank", rank) == rank]
-        label = ranks.label(rank) if several else ""
-        facts = diff_facts(side, label, mine, notes if number == 1 else ())
-        sections += diff_sections(facts, f"rank-{number}-" if several else "")
+        facts = _diff_facts(side)
+        facts["growth"] = [row for row in growth if row.get("rank", rank) == rank]
+        facts["notes"] = notes if number == 1 else ()
+        label, prefix = (ranks.label(rank), f"rank-{number}-") if several else ("", "")
+        sections += diff_sections(facts, label, prefix)
     first = next(iter(sides.values()))
     title = f"{first.a.path.name} → {first.b.path.name}"
     data = {"growth": list(growth), "notes": list(notes)}
     with writing(target):
-        write_text(target, page(title, with_styles(sections), data=data))
+        write_text(target, page(title, sections, data=data))
 
 
-def diff_facts(side: Sides, label: str, growth: Sequence[Row], notes: Sequence[str]) -> DiffFacts:
-    """All that the page tells of two traces."""
-    a, b = (Parts({0: part_with(trace)}) for trace in (side.a, side.b))
+def _diff_facts(side: Sides) -> dict[str, Any]:
+    """What the page tells of two traces; metrics that changed come first."""
     per_step = side.steps is not None
-    rows: dict[str, list[dict[str, Any]]] = {
-        by: api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
-    }
-    note = ""
+    operators, kernels = (
+        api.diff(side.a, side.b, by, per_step=per_step).to_dicts() for by in ("op", "kernel")
+    )
+    notes = []
     if side.steps is not None:
         one, other = side.steps
-        note = f"metrics are those of all steps together: {one} of A, {other} of B"
-    metrics = zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True)
-    return DiffFacts(
-        label=label,
-        headings=(a.heading, b.heading),
-        metrics=list(metrics),
-        growth=growth,
-        metric_note=note,
-        operators=rows["op"],
-        kernels=rows["kernel"],
-        notes=list(notes),
-    )
+        notes.append(f"metrics are those of all steps together: {one} of A, {other} of B")
+    pairs = list(zip(side.a.summary().to_dicts(), side.b.summary().to_dicts(), strict=True))
+    unknown = [pair for pair in pairs if pair[0]["value"] is pair[1]["value"] is None]
+    if unknown:
+        notes.append(f"measured in neither trace: {', '.join(a['metric'] for a, _ in unknown)}")
+    known = [pair for pair in pairs if pair not in unknown]
+    return {
+        "headings": [Parts({0: part_with(trace)}).heading for trace in (side.a, side.b)],
+        "metrics": sorted(known, key=lambda pair: pair[0]["value"] == pair[1]["value"]),
+        "metric_notes": notes,
+        "operators": operators,
+        "kernels": [{**row, "name": readable_kernel(row["name"])} for row in kernels],
+    }
 
 
 # ---- `torchprof report`: reports of test sessions and traces as one page of HTML.
@@ -353,101 +296,74 @@ _NEXT = "name a trace, or a report of pytest --torchprof --torchprof-json=FILE"
 def run_report(options: Namespace) -> int:
     """Write the page, and its assets if they go into a folder."""
     target = Path(options.output)
-    _check(target, options.files, options.assets)
-    from pytest_torchprof.render.html.page import (
-        asset_files,
-        check_asset,
-        check_page,
-        page,
-        write_text,
-    )
-
+    folder = None if options.assets is None else Path(options.assets)
+    _check_other(target, options.files, "the files to read", "page")
     check_page(target)
-    for name in asset_files() if options.assets is not None else ():
-        check_asset(Path(options.assets) / name)
+    assets = {} if folder is None else {folder / name: look for name, look in asset_files().items()}
+    if folder is not None:
+        _check_folder(folder, target)
+        for path in assets:
+            check_asset(path)
     chips = extra_chips(options)
     paths = [Path(name) for name in options.files]
-    names = short_names(paths)
     several = len(paths) > 1
     sections: list[Section] = []
-    traces: list[Section] = []
     data: dict[str, Any] = {}
-    title = plural(len(paths), "file")
-    for number, (path, name) in enumerate(zip(paths, names, strict=True), 1):
+    title = ""
+    for number, (path, name) in enumerate(zip(paths, short_names(paths), strict=True), 1):
         prefix, label = (f"file-{number}-", name) if several else ("", "")
         if path.is_dir() or (not path.is_fifo() and is_trace(path)):
-            made, own_title, own_data = _of_trace(path, prefix, label, chips)
-            traces += made
+            ranks = load_traces([str(path)], None)
+            sections += sections_of(ranks, chips, prefix=prefix, name=label)
+            title, data[name] = path.resolve().name, data_of_traces(ranks)
         else:
-            made, own_title, own_data = _of_report(path, prefix, label)
-        sections += made
-        data[name] = own_data
-        title = title if several else own_title
-    folder = None if options.assets is None else Path(options.assets)
-    looks = dict(asset_files())
-    if traces:
-        from pytest_torchprof.render.html.trace_page import plot_styles, with_styles
-
-        looks["torchprof.css"] += plot_styles()
-        sections = sections if folder else with_styles(sections)
+            report = read_report(path, _NEXT)
+            if report.interrupted:
+                warn(f"{path}: the session was interrupted; tests may be missing")
+            sections += report_sections(report, Sources(Path.cwd()), prefix=prefix, name=label)
+            title, data[name] = headline(report), data_of(report)
     text = page(
-        title,
+        plural(len(paths), "file") if several else title,
         sections,
         data={"files": data} if several else next(iter(data.values())),
         assets=None if folder is None else _link(target, folder),
     )
-    styled = {} if folder is None else {folder / name: look for name, look in looks.items()}
-    for where, content in {**styled, target: text}.items():
+    for where, content in {**assets, target: text}.items():
         with writing(where):
             write_text(where, content)
     return OK
 
 
-def _check(target: Path, files: Sequence[str], assets: str | None) -> None:
-    """Reject a target that would replace what is read, and a folder that can be none.
+def _check_other(target: Path, names: Sequence[str], what: str, made: str) -> None:
+    """Reject a target that would replace what is read.
+
+    Raises:
+        SettingsError: it is one of these files.
+    """
+    if any(same_file(target, Path(name)) for name in names):
+        raise SettingsError(
+            f"{target}: this is one of {what}",
+            "they are never overwritten",
+            f"give another name for the {made}",
+        )
+
+
+def _check_folder(folder: Path, target: Path) -> None:
+    """Reject a folder of styles and scripts that can be none, or that no page could link to.
 
     Raises:
         SettingsError: it is so.
     """
-    if any(same_file(target, Path(name)) for name in files):
-        raise SettingsError(
-            f"{target}: this is one of the files to read",
-            "they are never overwritten",
-            "give another name for the page",
-        )
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
-    if assets is not None and target == Path("/dev/stdout"):
+    if target == Path("/dev/stdout"):
         raise SettingsError(
             "--assets does not go with -o -",
             "a page on standard output has no place from which it could link to a folder",
             "name a file with -o",
         )
-    if assets is not None and (path := in_the_way(Path(assets))) is not None:
+    if (path := in_the_way(folder)) is not None:
         raise SettingsError(
-            f"{assets} cannot be a folder", f"{path} exists and is a file", "name another folder"
+            f"{folder} cannot be a folder", f"{path} exists and is a file", "name another folder"
         )
-
-
-def _of_report(path: Path, prefix: str, name: str) -> tuple[list[Section], str, Mapping[str, Any]]:
-    """A report's sections, its verdict, and its data."""
-    from pytest_torchprof.render.html.page import Sources
-    from pytest_torchprof.render.html.report_page import data_of, headline, report_sections
-
-    report: StoredReport = read_report(path, _NEXT)
-    if report.interrupted:
-        warn(f"{path}: the session was interrupted; tests may be missing")
-    sections = report_sections(report, Sources(Path.cwd()), prefix=prefix, name=name)
-    return sections, headline(report), data_of(report)
-
-
-def _of_trace(
-    path: Path, prefix: str, name: str, chips: Sequence[Device]
-) -> tuple[list[Section], str, Mapping[str, Any]]:
-    """The sections of a trace, or of the traces in a folder, their title, and their data."""
-    ranks = load_traces([str(path)], None)
-    sections = sections_of(ranks, chips, prefix=prefix, name=name)
-    return sections, path.resolve().name, data_of_traces(ranks)
 
 
 def _link(target: Path, folder: Path) -> str:
@@ -457,8 +373,23 @@ def _link(target: Path, folder: Path) -> str:
 
 
 # ---- `torchprof open`: hand a trace to the Perfetto UI in a browser.
+#
+# Source of the protocol: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. The
+# UI gets the trace by a message to its window: its own security policy lets it fetch from one
+# port only.
 
 HOST: Final = "127.0.0.1"
+#: The only origin that the trace is sent to.
+PERFETTO: Final = "https://ui.perfetto.dev"
+#: What the page itself may do: run its script, and ask our server.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+)
+
+
+def perfetto_page(name: str, nonce: str) -> str:
+    """The page for a trace of this name; scripts and styles run by the nonce only."""
+    return str(render("perfetto.html", title=name, nonce=nonce, origin=PERFETTO))
 
 
 def run_open(options: Namespace) -> int:
@@ -550,7 +481,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
-        self.send_header("Content-Security-Policy", POLICY.format(nonce=self.server.nonce))
+        self.send_header("Content-Security-Policy", _POLICY.format(nonce=self.server.nonce))
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -582,12 +513,7 @@ def run_export(options: Namespace) -> int:
 def run_merge(options: Namespace) -> int:
     """Write the merged report."""
     target = Path(options.output)
-    if any(same_file(target, Path(name)) for name in options.reports):
-        raise SettingsError(
-            f"{target}: this is one of the reports",
-            "they are never overwritten",
-            "give another name for the output",
-        )
+    _check_other(target, options.reports, "the reports", "output")
     document = merged({name: read_report(Path(name)) for name in options.reports})
     check_target(target)
     with writing(target):

@@ -1,9 +1,7 @@
-"""A trace with our numbers on its events, as folded stacks, or as a Perfetto page."""
+"""A trace with our numbers on its events, or as folded stacks."""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 import re
 from collections import defaultdict
@@ -11,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
-from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -39,6 +36,7 @@ from pytest_torchprof.verdict.values import lacking
 if TYPE_CHECKING:
     from gzip import GzipFile
 
+    from pytest_torchprof.analysis.kernels import KernelWork
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -52,34 +50,6 @@ _Out: TypeAlias = "IO[bytes] | GzipFile"
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class WorkColumns(Protocol):
-    """The work of device events, one entry each; -1 and NaN stand for unknown."""
-
-    @property
-    def event(self) -> Ints:
-        """Indices into the trace."""
-
-    @property
-    def flops(self) -> Ints:
-        """Floating-point operations."""
-
-    @property
-    def done(self) -> Ints:
-        """FLOPs that a causal mask keeps; rates count only these."""
-
-    @property
-    def bytes(self) -> Ints:
-        """Bytes that had to be read and written."""
-
-    @property
-    def compute_pct(self) -> npt.NDArray[np.float64]:
-        """Achieved share of the peak in FLOP/s, in percent."""
-
-    @property
-    def bandwidth_pct(self) -> npt.NDArray[np.float64]:
-        """Achieved share of the peak in B/s, in percent."""
-
-
 @dataclass(frozen=True)
 class Augmented:
     """The number of events with new arguments, of counter samples, and warnings."""
@@ -89,7 +59,7 @@ class Augmented:
     warnings: tuple[str, ...] = ()
 
 
-def write_augmented(source: Path, target: Path, work: Callable[[Events], WorkColumns]) -> Augmented:
+def write_augmented(source: Path, target: Path, work: Callable[[Events], KernelWork]) -> Augmented:
     """Write the trace in ``source`` with the work of its kernels, copies and memsets added.
 
     Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
@@ -163,7 +133,7 @@ class _Row(NamedTuple):
     bandwidth_pct: float
 
 
-def _known(work: WorkColumns) -> list[_Row]:
+def _known(work: KernelWork) -> list[_Row]:
     columns = (
         *(work.event, work.flops, work.done, work.bytes),
         *(work.compute_pct, work.bandwidth_pct),
@@ -439,82 +409,3 @@ def _whole_us(ns: Ints) -> Ints:
     most = np.argsort(-rest, kind="stable")[:missing]
     whole[most] += 1
     return whole
-
-
-# ---- The page that hands a trace to the Perfetto UI.
-#
-# Source of the protocol: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui. The
-# UI gets the trace by a message to its window: its own security policy lets it fetch from one
-# port only.
-
-#: The only origin that the trace is sent to.
-PERFETTO: Final = "https://ui.perfetto.dev"
-
-#: What the page itself may do: run this script, and ask our server.
-POLICY: Final = (
-    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
-)
-
-_PAGE: Final = Template("""\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>$title</title>
-<style nonce="$nonce">
-  :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-  body { max-width: 36rem; margin: 15vh auto; padding: 0 1rem; }
-  h1 { font-size: 1.25rem; overflow-wrap: anywhere; }
-  button { font: inherit; padding: .5rem 1rem; }
-</style>
-<h1>$title</h1>
-<p><button id="open" type="button">Open in the Perfetto UI</button></p>
-<p id="state" role="status">The trace stays on this machine: it goes from here to the tab that
-opens.</p>
-<noscript><p>This page needs JavaScript. Open the file at $origin instead.</p></noscript>
-<script nonce="$nonce">
-  const origin = $origin_json, name = $name_json;
-  const state = text => { document.getElementById("state").textContent = text; };
-  let sent = false;
-  async function open_() {
-    const ui = window.open(origin);
-    if (!ui) { state("The browser blocked the new tab: use the button."); return; }
-    state("Waiting for the Perfetto UI …");
-    let buffer;
-    try {
-      const answer = await fetch("trace");
-      if (!answer.ok) throw new Error(answer.status);
-      buffer = await answer.arrayBuffer();
-    } catch (error) {
-      state("torchprof open has ended: run it again.");
-      return;
-    }
-    const asking = setInterval(() => ui.postMessage("PING", origin), 50);
-    window.addEventListener("message", event => {
-      if (event.origin !== origin || event.data !== "PONG" || sent) return;
-      sent = true;
-      clearInterval(asking);
-      ui.postMessage({perfetto: {buffer, title: name, fileName: name}}, origin);
-      state("Opened. This tab can be closed.");
-      fetch("done", {method: "POST"});
-    });
-  }
-  document.getElementById("open").addEventListener("click", open_);
-  open_();
-</script>
-""")
-
-
-def perfetto_page(name: str, nonce: str) -> str:
-    """The page for a trace of this name; scripts and styles run by the nonce only."""
-
-    def in_script(text: str) -> str:
-        return json.dumps(text).replace("<", "\\u003c")
-
-    return _PAGE.substitute(
-        title=html.escape(name),
-        nonce=nonce,
-        origin=PERFETTO,
-        origin_json=in_script(PERFETTO),
-        name_json=in_script(name),
-    )

@@ -81,16 +81,18 @@ def series_of(report: StoredReport) -> Iterator[Series]:
                 yield Series(test.nodeid, region, name, scope if bracket else None, metric)
 
 
+def _known(report: StoredReport) -> list[Series]:
+    return [one for one in series_of(report) if one.value is not None]
+
+
 def bmf(report: StoredReport) -> Exported:
     """Bencher Metric Format: benchmark → measure → value, with quartiles as its bounds.
 
     The format is that of Bencher's documentation, "Bencher Metric Format (BMF)".
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for one in series_of(report):
-        if one.value is None:
-            continue
-        numbers: dict[str, float] = {"value": one.value}
+    found: dict[str, dict[str, Any]] = {}
+    for one in _known(report):
+        numbers: dict[str, Any] = {"value": one.value}
         if one.quartiles:
             numbers["lower_value"], numbers["upper_value"] = one.quartiles
         measures = found.setdefault(_cut(one.benchmark, _LONGEST_BENCHMARK), {})
@@ -103,21 +105,18 @@ def gha_benchmark(report: StoredReport) -> Exported:
 
     Metrics of which a higher value is better do not belong there, and are counted.
     """
+    known = _known(report)
     rows: list[dict[str, Any]] = []
-    left = 0
     key = str(report.environment.get("key", ""))
-    for one in series_of(report):
-        if one.value is None:
-            continue
+    for one in known:
         if one.metric.better == "higher":
-            left += 1
             continue
         row = {"name": f"{one.benchmark}: {one.label}", "unit": one.metric.unit, "value": one.value}
         if one.quartiles:
             low, high = one.quartiles
             row["range"] = f"± {(high - low) / 2:.4g}"
         rows.append({**row, **({"extra": key} if key else {})})
-    return Exported(escape.strict_json_text(rows, indent=1) + "\n", left)
+    return Exported(escape.strict_json_text(rows, indent=1) + "\n", len(known) - len(rows))
 
 
 def openmetrics(report: StoredReport) -> Exported:
@@ -128,9 +127,7 @@ def openmetrics(report: StoredReport) -> Exported:
     families: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()
     key = str(report.environment.get("key", ""))
-    for one in series_of(report):
-        if one.value is None:
-            continue
+    for one in _known(report):
         name = f"torchprof_{_NOT_IN_NAME.sub('_', one.name)}"
         labels = {"test": one.nodeid, "region": one.region, "scope": one.scope}
         labels |= {"environment": key or None}
@@ -142,21 +139,17 @@ def openmetrics(report: StoredReport) -> Exported:
             number += 1
             shown = f'{shown.rpartition(",number=")[0] or shown},number="{number}"'
         seen.add((name, shown))
-        families.setdefault(name, []).append(f"{name}{{{shown}}} {one.value!r}")
-    lines = []
-    for name, samples in families.items():
-        lines += [*_described(name), *samples]
+        families.setdefault(name, _described(name)).append(f"{name}{{{shown}}} {one.value!r}")
+    lines = [line for samples in families.values() for line in samples]
     return Exported("".join(f"{line}\n" for line in (*lines, "# EOF")))
 
 
-def _described(name: str) -> Iterator[str]:
-    yield f"# TYPE {name} gauge"
-    unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), None)
-    if unit:
-        yield f"# UNIT {name} {unit}"
+def _described(name: str) -> list[str]:
+    """What comes before the samples of a metric."""
+    units = [f"# UNIT {name} {unit}" for unit in _UNITS if name.endswith(f"_{unit}")]
     known = METRICS.get(name.removeprefix("torchprof_"))
-    if known is not None:
-        yield f"# HELP {name} {_label(known.help)}"
+    said = [f"# HELP {name} {_label(known.help)}"] if known is not None else []
+    return [f"# TYPE {name} gauge", *units, *said]
 
 
 def _label(text: str) -> str:
@@ -166,22 +159,19 @@ def _label(text: str) -> str:
 
 def csv(report: StoredReport) -> Exported:
     """A row per metric, with an empty cell for what is unknown."""
-    key = report.environment.get("key")
-    rows = []
-    for one in series_of(report):
-        metric = one.metric
-        rows.append(
-            {
-                **{field: getattr(metric, field, None) for field in CSV_FIELDS},
-                "environment": key,
-                "nodeid": one.nodeid,
-                "region": one.region,
-                "metric": one.name,
-                "scope": one.scope,
-                "value": one.value,
-                "class": metric.klass,
-            }
-        )
+    rows = [
+        {
+            **{field: getattr(one.metric, field, None) for field in CSV_FIELDS},
+            "environment": report.environment.get("key"),
+            "nodeid": one.nodeid,
+            "region": one.region,
+            "metric": one.name,
+            "scope": one.scope,
+            "value": one.value,
+            "class": one.metric.klass,
+        }
+        for one in series_of(report)
+    ]
     return Exported(Table(rows, CSV_FIELDS).csv())
 
 

@@ -20,8 +20,7 @@ from support.command_line import Say, say
 from support.hostile import EVERY
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.commands.pages import HOST, TraceServer
-from pytest_torchprof.render.export import PERFETTO, perfetto_page
+from pytest_torchprof.commands.pages import HOST, PERFETTO, TraceServer, perfetto_page
 
 __all__ = ["say"]  # a fixture
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.numbered import Known, by_index
+from support.numbered import by_index
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis.kernels import KernelWork
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.render.export import Augmented, write_augmented
 from pytest_torchprof.trace.names import REGION, Kind
@@ -31,10 +32,10 @@ KEYS = (
 )
 
 
-def nothing(trace: Events) -> Known:
+def nothing(trace: Events) -> KernelWork:
     known = by_index(trace)
     none, nan = np.full(len(known.event), -1), np.full(len(known.event), math.nan)
-    return Known(known.event, none, none, none, nan, nan)
+    return KernelWork(known.event, none, none, none, nan, nan)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -118,7 +119,7 @@ def test_nothing_known_is_nothing_added(tmp_path: Path) -> None:
 
 
 def test_unknown_values_are_left_out(tmp_path: Path) -> None:
-    def some(trace: Events) -> Known:
+    def some(trace: Events) -> KernelWork:
         known = by_index(trace)
         known.flops[:] = known.done[:] = -1
         known.compute_pct[:] = math.nan
@@ -173,11 +174,11 @@ def test_counters_are_the_sum_over_what_runs(tmp_path: Path) -> None:
     b.launch("short", device_us=10, stream=8, host_us=1)
     source, target = b.save(tmp_path / "in.json"), tmp_path / "out.json"
 
-    def work(trace: Events) -> Known:
+    def work(trace: Events) -> KernelWork:
         event = np.flatnonzero(trace.is_kind(Kind.KERNEL))
         nan = np.full(2, math.nan)
         flops = np.array([40_000_000, -1])
-        return Known(event, flops, flops, np.array([4000, 2000]), nan, nan)
+        return KernelWork(event, flops, flops, np.array([4000, 2000]), nan, nan)
 
     write_augmented(source, target, work)
     samples = [e for e in events(target) if e["ph"] == "C"]

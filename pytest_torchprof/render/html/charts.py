@@ -1,34 +1,39 @@
-"""The plots of the pages."""
+"""The plots of the pages: bars, time, memory, the roofline, trees, and what changed."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import msgspec
 from markupsafe import Markup
+from msgspec import field
 
-from pytest_torchprof.analysis.breakdown import IDLE, BreakdownRow
+from pytest_torchprof.analysis.breakdown import EXPOSED, IDLE
 from pytest_torchprof.analysis.memory import Category
 from pytest_torchprof.core.records import Frozen, Mutable
 from pytest_torchprof.core.units import format_pair, format_quantity, plural
 from pytest_torchprof.render.html.svg import (
-    Linear,
-    Logarithmic,
-    byte_ticks,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Scale,
+    box,
     category_class,
-    category_name,
     coordinate,
-    decades,
     drawing,
     element,
+    in_unit,
     joined,
     legend,
+    line,
     mark,
     shown,
     text,
-    ticks,
+    turned,
+    x_axis,
+    y_axis,
 )
 from pytest_torchprof.render.table import cell
 from pytest_torchprof.work.kernels import kernel_category
@@ -36,19 +41,256 @@ from pytest_torchprof.work.kernels import kernel_category
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.analysis.breakdown import BusyTimeline
+    from pytest_torchprof.analysis.breakdown import BreakdownRow, BusyTimeline
     from pytest_torchprof.analysis.kernels import KernelRow
     from pytest_torchprof.analysis.memory import MemoryPoint, PeakMemory
     from pytest_torchprof.analysis.operators import TreeRow
     from pytest_torchprof.places.idle_rows import IdleRow
 
 
+# ---- Parts of a whole as one bar: where the device's time goes, and why it is idle.
+
+_BAR: Final = 28
+#: Causes of idle time beyond these many share the last class.
+_CAUSES: Final = 8
+
+
+#: A part of a bar: its class, its name, its ms, and its share if that is known.
+Part: TypeAlias = tuple[str, str, float, "float | None"]
+
+
+def category_name(category: str) -> str:
+    """In words, as in the table of `torchprof summary`."""
+    return f"{category}, exposed" if category in EXPOSED else category
+
+
+def breakdown_parts(rows: Sequence[BreakdownRow]) -> list[Part]:
+    """What a device ran, the most first, then its idle time; rows without a time are left out."""
+    known = [(row, row.time_ms) for row in rows if row.time_ms is not None]
+    known.sort(key=lambda one: (one[0].category == IDLE, -one[1]))
+    return [
+        (category_class(row.category), category_name(row.category), time_ms, row.share)
+        for row, time_ms in known
+    ]
+
+
+def idle_parts(rows: Sequence[IdleRow]) -> list[Part]:
+    """The causes of one device's idle time, the most first."""
+    return [
+        (f"i-{min(at, _CAUSES) + 1}", row.cause, row.time_ms, row.share)
+        for at, row in enumerate(rows)
+    ]
+
+
+def stacked_bar(name: str, parts: Sequence[Part], label: str) -> Markup:
+    """The bar, as wide as the page, and a legend with every number; nothing without parts."""
+    if not parts:
+        return Markup("")
+    whole = sum(time_ms for _, _, time_ms, _ in parts)
+    x, bars, entries = 0.0, [], []
+    for class_, who, time_ms, share in parts:
+        width = WIDTH * time_ms / whole if whole else 0.0
+        time = format_quantity(time_ms, "ms")
+        words = time if share is None else f"{time} · {cell('share', share)}"
+        bars.append(mark(box(class_, x, 0, width, _BAR), title=f"{who}: {words}", value=time_ms))
+        entries.append((class_, who, words, time_ms))
+        x += width
+    return drawing(name, _BAR, label, bars, "bar") + legend(entries)
+
+
+# ---- A device over time: what it was busy with, when it was idle, and the steps.
+
+_BAND: Final = 16  # of the steps
+_DEVICE: Final = 72  # the height of a device
+_GAP: Final = 14
+#: More steps than these would be narrower than a pixel or two.
+MOST_STEPS: Final = 200
+MOST_DEVICES: Final = 8
+#: A step's number needs so many pixels.
+_LABEL: Final = 26
+
+
+class StepMark(Frozen, frozen=True):
+    """A step: its number, and when it began and ended, in ns since the trace's first event."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+
+
+def timeline(rows: Sequence[BusyTimeline], steps: Sequence[StepMark] = ()) -> Markup:
+    """A row for each device on one axis of time: of each share, how much of it was busy and with
+    what, from the bottom; what is not filled is idle, or unknown if the trace has only a part.
+    """
+    rows = rows[:MOST_DEVICES]
+    begin, end = min(row.edges[0] for row in rows), max(row.edges[-1] for row in rows)
+    x = Scale(begin / 1e6, end / 1e6, LEFT, RIGHT)
+    drawn = [step for step in steps if step.end_ns > begin and step.begin_ns < end]
+    top = _BAND + 8 if drawn and len(drawn) <= MOST_STEPS else 0
+    bottom = top + len(rows) * (_DEVICE + _GAP) - _GAP
+    parts = x_axis(x, x.ticks(6), in_unit("ms"), top, bottom + 4)
+    parts += [_step(step, x, top) for step in drawn] if top else []
+    for at, row in enumerate(rows):
+        parts += _device(row, x, top + at * (_DEVICE + _GAP))
+    shares = max(len(row.edges) - 1 for row in rows)
+    label = (
+        f"What {len(rows)} device{'s were' if len(rows) > 1 else ' was'} busy with over "
+        f"{format_quantity((end - begin) / 1e6, 'ms')}, in {shares} shares of the time"
+    )
+    return drawing("timeline", bottom + 22, label, parts)
+
+
+def _step(step: StepMark, x: Scale, top: float) -> Markup:
+    """A band for the step's annotation on the host."""
+    left, right = x.at(max(step.begin_ns / 1e6, x.low)), x.at(min(step.end_ns / 1e6, x.high))
+    ns = step.end_ns - step.begin_ns
+    parts = [box("step", left, 0, max(right - left - 1, 0.5), _BAND)]
+    if right - left > _LABEL:
+        parts.append(text((left + right) / 2, _BAND - 4, str(step.number), "small", "middle"))
+    title = f"step {step.number}: {format_quantity(ns / 1e6, 'ms')} on the host"
+    return mark(*parts, line("grid", left, left, _BAND, top), title=title, value=ns)
+
+
+def _device(row: BusyTimeline, x: Scale, top: float) -> Iterator[Markup]:
+    """One device: a bar for each share of the time, stacked by category.
+
+    Neighbors of one category share a path, which keeps a page small.
+    """
+    name = "device" if row.device is None else f"device {row.device}"
+    at = [x.at(edge / 1e6) for edge in row.edges]
+    paths: dict[str, str] = {}
+    titles = []
+    for share, (left, right) in enumerate(pairwise(at)):
+        ns = row.edges[share + 1] - row.edges[share]
+        bottom = float(top + _DEVICE)
+        told = []
+        for category, values in row.ns_by_category.items():
+            if not values[share]:
+                continue
+            told.append(f"{category_name(category)} {format_quantity(values[share] / 1e6, 'ms')}")
+            if category == IDLE:
+                continue
+            high = bottom - (values[share] / ns if ns else 0) * _DEVICE
+            paths[category] = paths.get(category, "") + (
+                f"M{coordinate(left)} {coordinate(high)}H{coordinate(right)}"
+                f"V{coordinate(bottom)}H{coordinate(left)}z"
+            )
+            bottom = high
+        when = format_quantity(row.edges[share] / 1e6, "ms")
+        title = f"{name} at {when}: {', '.join(told) or 'not measured'}"
+        titles.append(mark(box("t-hit", left, top, right - left, _DEVICE), title=title))
+    rest = "c-idle" if IDLE in row.ns_by_category else "not-measured"
+    yield box(rest, at[0], top, at[-1] - at[0], _DEVICE)
+    for category, path in paths.items():
+        total, class_ = sum(row.ns_by_category[category]), category_class(category)
+        yield element("path", class_=class_, d=path, data_category=category, data_value=total)
+    yield from titles
+    yield text(0, top + _DEVICE / 2 + 4, name, "small")
+
+
+# ---- The live memory of a device over time, by what it is for, with the peak.
+
+_MEMORY_TOP, _MEMORY_BOTTOM, _MEMORY_HEIGHT = 22, 206, 244
+#: From the bottom of the stack up.
+_ORDER: Final = (
+    Category.BEFORE,
+    Category.PARAMETERS,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENTS,
+    Category.ACTIVATIONS,
+    Category.TEMPORARIES,
+    Category.UNKNOWN,
+)
+
+
+def memory_plot(points: Sequence[MemoryPoint], peak: PeakMemory) -> Markup:
+    """The level of one device, stacked by category; at least one point.
+
+    What was freed of blocks from before the trace is below zero, so that the top is always the
+    level. Where most was live before all along, the axis begins there.
+    """
+    top = max(points, key=lambda point: point.live_bytes)
+    before = min(point.before_bytes for point in points)
+    low = before if before < 0 or 2 * before > top.live_bytes else 0
+    high = max(top.live_bytes, low + 1)
+    x = Scale(points[0].at_ms, points[-1].at_ms, LEFT, RIGHT)
+    y = Scale(low, high + 0.08 * (high - low), _MEMORY_BOTTOM, _MEMORY_TOP)
+    sizes = {one: [_bytes(point, one) for point in points] for one in _ORDER}
+    used = [one for one in _ORDER if any(sizes[one])]
+    unit = 1024.0 ** max(0, math.floor(math.log(max(top.live_bytes - low, 1), 1024)))
+    parts = y_axis(y, Scale(low, top.live_bytes, 0, 1).ticks(4, unit), in_unit("B"))
+    parts += x_axis(x, x.ticks(6), in_unit("ms"), _MEMORY_BOTTOM, _MEMORY_BOTTOM + 4)
+    edges = [x.at(point.at_ms) for point in points]
+    spans = list(zip(edges, [*edges[1:], edges[-1]], strict=True))
+    level = [max(low, 0)] * len(points)
+    for one in used:
+        start = max(low, 0) if one is Category.BEFORE else 0
+        above = [at + size - start for at, size in zip(level, sizes[one], strict=True)]
+        shape = element("path", class_=_memory_class(one), d=_area(level, above, spans, y))
+        parts.append(mark(shape, title=one.label))
+        level = above
+    for point, (left, right) in zip(points, spans, strict=True):
+        kept = [f"{one.label} {_size(point, one)}" for one in used if _bytes(point, one)]
+        title = f"{_level(point)}{': ' if kept else ''}{', '.join(kept)}"
+        hit = box("t-hit", left, _MEMORY_TOP, max(right - left, 1), _MEMORY_BOTTOM - _MEMORY_TOP)
+        parts.append(mark(hit, title=title, value=point.live_bytes))
+    parts += _peak(top, peak, x.at(top.at_ms), y.at(top.live_bytes))
+    label = (
+        f"Live memory of {shown(peak.device, 40)} over "
+        f"{format_quantity(points[-1].at_ms - points[0].at_ms, 'ms')}, at most "
+        f"{format_quantity(top.live_bytes, 'B')} after {format_quantity(top.at_ms, 'ms')}"
+    )
+    if low > 0:
+        label += f"; the axis begins at {format_quantity(low, 'B')}, which was live before"
+        words = f"from {format_quantity(low, 'B')}, live before the trace"
+        parts.append(text(LEFT, _MEMORY_HEIGHT - 2, words, "small"))
+    return drawing("memory", _MEMORY_HEIGHT, label, parts) + legend(
+        (_memory_class(one), one.label, _size(top, one), _bytes(top, one)) for one in reversed(used)
+    )
+
+
+def _bytes(point: MemoryPoint, category: Category) -> int:
+    value: int = getattr(point, f"{category.name.lower()}_bytes")
+    return value
+
+
+def _size(point: MemoryPoint, category: Category) -> str:
+    return format_quantity(_bytes(point, category), "B")
+
+
+def _level(point: MemoryPoint) -> str:
+    return f"{format_quantity(point.live_bytes, 'B')} at {format_quantity(point.at_ms, 'ms')}"
+
+
+def _memory_class(category: Category) -> str:
+    return category_class(f"m {category.name}")
+
+
+def _area(
+    low: Sequence[float], high: Sequence[float], spans: Sequence[tuple[float, float]], y: Scale
+) -> str:
+    """Between both levels, in steps: each holds until the next change."""
+    forth, back = [], []
+    for bottom, top, span in zip(low, high, spans, strict=True):
+        left, right = map(coordinate, span)
+        forth.append(f"{left} {coordinate(y.at(top))}H{right}")
+        back.append(f"{right} {coordinate(y.at(bottom))}H{left}")
+    return f"M{'L'.join(forth)}L{'L'.join(reversed(back))}z"
+
+
+def _peak(top: MemoryPoint, peak: PeakMemory, x: float, y: float) -> list[Markup]:
+    title = f"peak: {_level(top)}, {format_quantity(peak.peak_bytes, 'B')} above the start"
+    anchor, shift = ("end", -8) if x > (LEFT + RIGHT) / 2 else ("start", 8)
+    return [
+        mark(element("circle", class_="peak", cx=x, cy=y, r=4), title=title, value=peak.peak_bytes),
+        text(x + shift, max(y - 6, 12), f"peak {_level(top)}", "small strong", anchor),
+    ]
+
+
 # ---- Kernels under the roof of their chip, on logarithmic axes: Williams, Waterman and Patterson
 # (2009), https://doi.org/10.1145/1498765.1498785.
 
-_WIDTH: Final = 960
-_HEIGHT: Final = 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 944, 16, 376
+_TOP, _BOTTOM, _HEIGHT = 16, 376, 420
 #: Radius of the smallest dot, and what the one with most time has more.
 _LEAST, _MORE = 3.5, 16.5
 #: Dots beyond these many, the ones with least time, are left out.
@@ -65,25 +307,10 @@ class ChipRoof(Frozen, frozen=True):
     flops_per_s: dict[str, float]
 
 
-class Dot(Frozen, frozen=True):
-    """A row of the table of kernels that has both coordinates: FLOP/B and TFLOP/s."""
-
-    number: int
-    row: KernelRow
-    intensity: float
-    rate: float
-
-
-def dots_of(rows: Sequence[KernelRow]) -> tuple[list[Dot], list[tuple[int, KernelRow]]]:
-    """Rows with a place in the plot, and the rows without, numbered as in the table."""
-    dots, without = [], []
-    for number, row in enumerate(rows, 1):
-        intensity, rate = row.arithmetic_intensity, row.tflops_per_s
-        if intensity and rate and intensity > 0 and rate > 0 and math.isfinite(rate):
-            dots.append(Dot(number, row, intensity, rate))
-        else:
-            without.append((number, row))
-    return dots, without
+def has_dot(row: KernelRow) -> bool:
+    """Whether a row of the table of kernels has both coordinates, FLOP/B and TFLOP/s."""
+    intensity, rate = row.arithmetic_intensity or 0, row.tflops_per_s or 0
+    return intensity > 0 and 0 < rate < math.inf
 
 
 def category_of(row: KernelRow) -> str:
@@ -93,244 +320,91 @@ def category_of(row: KernelRow) -> str:
     return kernel_category(row.kernel, row.operator or "")
 
 
-def roofline_plot(dots: Sequence[Dot], roof: ChipRoof | None) -> Markup:
-    """One dot for each row, its area by time; none without dots. ``roof`` is None if unknown."""
-    dots = sorted(dots, key=lambda dot: -dot.row.total_ms)[:MOST_DOTS]
-    x, y = _axes(dots, roof)
-    parts = _grid(x, y)
-    if roof is not None:
-        parts += _roof(roof, x, y)
-    longest = max(dot.row.total_ms for dot in dots)
-    for dot in dots:  # the smallest last, above the others
-        parts += [_dot(dot, x, y, longest)]
+def roofline_plot(dots: Sequence[tuple[int, KernelRow]], roof: ChipRoof | None) -> Markup:
+    """One dot for each row of the table that has one, with its number there; its area is its time.
+
+    ``roof`` is None if unknown.
+    """
+    dots = sorted(dots, key=lambda dot: -dot[1].total_ms)[:MOST_DOTS]
+    across = [row.arithmetic_intensity or 0 for _, row in dots]
+    up = [row.tflops_per_s or 0 for _, row in dots]
+    if roof is not None:  # its ridges have a place, too
+        ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
+        across += [*ridges, *(ridge * 4 for ridge in ridges)]
+        up += [peak / 1e12 for peak in roof.flops_per_s.values()]
+        up += [min(up), min(across) * roof.bytes_per_s / 1e12]
+    x = Scale(min(across) / 2, max(across) * 2, LEFT, RIGHT, log=True)
+    y = Scale(min(up) / 2, max(up) * 2.5, _BOTTOM, _TOP, log=True)
+    parts = x_axis(x, x.ticks(0), _power, _TOP, _BOTTOM) + y_axis(y, y.ticks(0), _power)
+    parts.append(text((LEFT + RIGHT) / 2, _HEIGHT - 6, "FLOPs per byte", "small", "middle"))
+    parts.append(turned(13, (_TOP + _BOTTOM) / 2, -90, "TFLOP/s", "small"))
+    parts += _roof(roof, x, y) if roof else ()
+    parts += [_dot(*dot, x, y, dots[0][1].total_ms) for dot in dots]  # the smallest above others
     under = f"under the roof of {shown(roof.chip, 60)}" if roof else "of a chip without known peaks"
     label = (
         f"{plural(len(dots), 'kernel')} {under}: FLOP/s by FLOPs per byte, both logarithmic; the "
         "area of a dot is its time"
     )
-    return drawing("roofline", _WIDTH, _HEIGHT, label, *parts, class_="roomy")
-
-
-def _axes(dots: Sequence[Dot], roof: ChipRoof | None) -> tuple[Logarithmic, Logarithmic]:
-    """Axes that have all dots and the ridges of the roof, with some room around."""
-    across, up = [dot.intensity for dot in dots], [dot.rate for dot in dots]
-    if roof is not None:
-        ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
-        across += [*ridges, *(ridge * 4 for ridge in ridges)]
-        up += [peak / 1e12 for peak in roof.flops_per_s.values()]
-        up += [min(up), min(across) * roof.bytes_per_s / 1e12]
-    x = Logarithmic(min(across) / 2, max(across) * 2, _LEFT, _RIGHT)
-    return x, Logarithmic(min(up) / 2, max(up) * 2.5, _BOTTOM, _TOP)
-
-
-def _grid(x: Logarithmic, y: Logarithmic) -> list[Markup]:
-    parts = []
-    for tick in decades(x.low, x.high):
-        at = x.at(tick)
-        parts.append(element("line", class_="grid", x1=at, x2=at, y1=_TOP, y2=_BOTTOM))
-        parts.append(text(at, _BOTTOM + 16, _power(tick), "small", "middle"))
-    for tick in decades(y.low, y.high):
-        at = y.at(tick)
-        parts.append(element("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=at, y2=at))
-        parts.append(text(_LEFT - 8, at + 4, _power(tick), "small", "end"))
-    parts.append(text((_LEFT + _RIGHT) / 2, _HEIGHT - 6, "FLOPs per byte", "small", "middle"))
-    middle = (_TOP + _BOTTOM) / 2
-    title = element(
-        "text",
-        "TFLOP/s",
-        class_="small",
-        text_anchor="middle",
-        transform=f"translate(13 {middle:g}) rotate(-90)",
-    )
-    return [*parts, title]
+    return drawing("roofline", _HEIGHT, label, parts)
 
 
 def _power(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
-def _roof(roof: ChipRoof, x: Logarithmic, y: Logarithmic) -> list[Markup]:
+def _roof(roof: ChipRoof, x: Scale, y: Scale) -> Iterator[Markup]:
     """The slope of the bandwidth, and a level for each peak."""
     width = roof.bytes_per_s / 1e12  # TFLOP/s at one FLOP per byte
     highest = max(roof.flops_per_s.values(), default=y.high * 1e12) / 1e12
-    begin = max(x.low, y.low / width)
-    ridge = min(highest / width, x.high)
+    begin, ridge = max(x.low, y.low / width), min(highest / width, x.high)
     left, right = x.at(begin), x.at(ridge)
     low, high = y.at(begin * width), y.at(ridge * width)
-    slope = element("line", class_="roof", x1=left, x2=right, y1=low, y2=high)
     rate = format_quantity(roof.bytes_per_s, "B/s")
-    parts = [mark(slope, title=f"bandwidth: {rate}", value=roof.bytes_per_s)]
-    run, rise = right - left, high - low
-    if run > 120:
-        at, up = left + 0.3 * run, low + 0.3 * rise
-        turn = math.degrees(math.atan2(rise, run))
-        parts.append(
-            element(
-                "text",
-                rate,
-                class_="small roof-name",
-                text_anchor="middle",
-                transform=f"translate({at:.1f} {up - 7:.1f}) rotate({turn:.1f})",
-            )
-        )
+    slope = line("roof", left, right, low, high)
+    yield mark(slope, title=f"bandwidth: {rate}", value=roof.bytes_per_s)
+    if right - left > 120:
+        angle = math.degrees(math.atan2(high - low, right - left))
+        middle = left + 0.3 * (right - left), low + 0.3 * (high - low) - 7
+        yield turned(*middle, angle, rate, "small roof-name")
     levels: dict[float, list[str]] = {}
     for dtype, peak in roof.flops_per_s.items():
         levels.setdefault(peak, []).append(dtype)
     written: list[float] = []
     for peak, dtypes in sorted(levels.items(), reverse=True):
-        begin, level = peak / roof.bytes_per_s, y.at(peak / 1e12)
-        line = element("line", class_="roof", x1=x.at(begin), x2=_RIGHT, y1=level, y2=level)
+        level = y.at(peak / 1e12)
         words = f"{', '.join(dtypes)} {format_quantity(peak, 'FLOP/s')}"
-        parts.append(mark(line, title=f"peak: {words}", value=peak))
+        shape = line("roof", x.at(peak / roof.bytes_per_s), RIGHT, level, level)
+        yield mark(shape, title=f"peak: {words}", value=peak)
         if all(abs(level - other) > 13 for other in written):
             written.append(level)
-            parts.append(text(_RIGHT, level - 5, words, "small roof-name", "end"))
-    return parts
+            yield text(RIGHT, level - 5, words, "small roof-name", "end")
 
 
-def _dot(dot: Dot, x: Logarithmic, y: Logarithmic, longest: float) -> Markup:
-    told = (
-        f"{cell('tflops_per_s', dot.rate)} TFLOP/s at "
-        f"{cell('arithmetic_intensity', dot.intensity)} FLOP/B"
-    )
-    return kernel_dot(dot.number, dot.row, x.at(dot.intensity), y.at(dot.rate), longest, told)
-
-
-def kernel_dot(
-    number: int, row: KernelRow, at: float, up: float, longest: float, told: str
-) -> Markup:
-    """A row of the table as a dot, its area by time relative to the ``longest`` ms; ``told`` is
-    what its place means.
-    """
+def _dot(number: int, row: KernelRow, x: Scale, y: Scale, longest: float) -> Markup:
+    at, up = x.at(row.arithmetic_intensity or 0), y.at(row.tflops_per_s or 0)
     radius = _LEAST + _MORE * math.sqrt(row.total_ms / longest if longest else 0)
-    kernel = shown(cell("kernel", row.kernel), 120)
     operator = f", {shown(cell('operator', row.operator), 80)}" if row.operator else ""
-    shares = [
-        f"{cell('compute_pct', share)} of {what}"
-        for share, what in ((row.compute_pct, "peak compute"), (row.bandwidth_pct, "bandwidth"))
-        if share is not None
-    ]
+    intensity = cell("arithmetic_intensity", row.arithmetic_intensity)
     words = [
-        f"{number}: {kernel}{operator}",
+        f"{number}: {shown(cell('kernel', row.kernel), 120)}{operator}",
         f"{format_quantity(row.total_ms, 'ms')} in {plural(row.calls, 'call')}",
-        told,
-        *shares,
+        f"{cell('tflops_per_s', row.tflops_per_s)} TFLOP/s at {intensity} FLOP/B",
     ]
-    color = category_class(category_of(row))
-    shapes = [element("circle", class_=f"dot {color}", cx=at, cy=up, r=radius)]
+    for share, what in ((row.compute_pct, "peak compute"), (row.bandwidth_pct, "bandwidth")):
+        words += [] if share is None else [f"{cell('compute_pct', share)} of {what}"]
+    class_ = f"dot {category_class(category_of(row))}"
+    shapes = [element("circle", class_=class_, cx=at, cy=up, r=radius)]
     if radius >= _NUMBERED:
         shapes.append(text(at, up + 4, str(number), "dot-number", "middle"))
     return mark(*shapes, title="; ".join(words), value=row.total_ms)
 
 
-# ---- Kernels without counted FLOPs, by how much of the memory's bandwidth they reach.
-
-_BANDWIDTH_LEFT, _BANDWIDTH_RIGHT, _BANDWIDTH_TOP, _BANDWIDTH_BOTTOM = 64, 944, 8, 118
-#: Dots stand in rows, in turn, so that fewer cover each other.
-_LANES: Final = 4
-
-
-def bandwidth_plot(rows: Sequence[tuple[int, KernelRow]]) -> Markup:
-    """One dot for each row that has a share of the bandwidth, with its number in the table; its
-    height means nothing.
-    """
-    rows = sorted(rows, key=lambda one: -one[1].total_ms)[:MOST_DOTS]
-    shares = [row.bandwidth_pct or 0.0 for _, row in rows]
-    x = Linear(0, max(100.0, *shares), _BANDWIDTH_LEFT, _BANDWIDTH_RIGHT)
-    parts = []
-    for tick in ticks(0, x.high, 5):
-        at = x.at(tick)
-        class_ = "roof" if tick == 100 else "grid"
-        parts.append(
-            element("line", class_=class_, x1=at, x2=at, y1=_BANDWIDTH_TOP, y2=_BANDWIDTH_BOTTOM)
-        )
-        anchor = "end" if at > _WIDTH - 60 else "middle"
-        parts.append(text(at, _BANDWIDTH_BOTTOM + 16, f"{tick:.0f} %", "small", anchor))
-    middle = (_BANDWIDTH_LEFT + _BANDWIDTH_RIGHT) / 2
-    parts.append(
-        text(middle, _BANDWIDTH_BOTTOM + 36, "of the memory's bandwidth", "small", "middle")
-    )
-    longest = max(row.total_ms for _, row in rows)
-    height = (_BANDWIDTH_BOTTOM - _BANDWIDTH_TOP) / _LANES
-    for order, (number, row) in enumerate(rows):
-        up = _BANDWIDTH_TOP + (order % _LANES + 0.5) * height
-        told = f"{cell('gb_per_s', row.gb_per_s)} GB/s"
-        parts.append(kernel_dot(number, row, x.at(row.bandwidth_pct or 0.0), up, longest, told))
-    label = (
-        f"{plural(len(rows), 'kernel')} without counted FLOPs, by the share of the memory's "
-        "bandwidth that each reaches; the area of a dot is its time"
-    )
-    return drawing("bandwidth", _WIDTH, _BANDWIDTH_BOTTOM + 42, label, *parts, class_="roomy")
-
-
-# ---- What became slower and what faster, as bars to both sides.
-
-_ROW: Final = 24
-#: Names are left of it, bars on both sides of the middle right of it.
-_NAMES: Final = 320
-_EDGE: Final = 76
-#: Letters of a name that have room.
-_LETTERS: Final = 40
-MOST_BARS: Final = 20
-
-
-class Change(Frozen, frozen=True):
-    """A name and its ms in both traces."""
-
-    name: str
-    before_ms: float
-    now_ms: float
-
-    @property
-    def ms(self) -> float:
-        """By how much it grew."""
-        return self.now_ms - self.before_ms
-
-
-def change_bars(name: str, changes: Sequence[Change], what: str) -> Markup:
-    """The largest changes, in their order, slower to the right; ``what`` is what the time is."""
-    rows = [change for change in changes if change.ms][:MOST_BARS]
-    most = max(abs(change.ms) for change in rows)
-    middle = (_NAMES + _WIDTH) / 2
-    unit = (_WIDTH - middle - _EDGE) / most
-    height = len(rows) * _ROW
-    parts = [element("line", class_="zero", x1=middle, x2=middle, y1=0, y2=height)]
-    for at, change in enumerate(rows):
-        width = max(abs(change.ms) * unit, 0.5)
-        top, grew = at * _ROW, change.ms > 0
-        before, now = format_pair(change.before_ms, change.now_ms, "ms")
-        sign = "+" if grew else ""
-        bar = element(
-            "rect",
-            class_="up" if grew else "down",
-            x=middle if grew else middle - width,
-            y=top + 4,
-            width=width,
-            height=_ROW - 8,
-        )
-        label = text(
-            middle + width + 6 if grew else middle - width - 6,
-            top + 16,
-            f"{sign}{format_quantity(change.ms, 'ms')}",
-            "small",
-            None if grew else "end",
-        )
-        who = text(0, top + 16, shown(change.name, _LETTERS))
-        title = f"{shown(change.name)}: {before} → {now}"
-        parts.append(mark(who, bar, label, title=title, value=change.ms))
-    told = f"The {plural(len(rows), 'largest change')} of {what}, slower to the right"
-    told = told.replace("1 largest", "largest")
-    plot = drawing(name, _WIDTH, height, told, *parts, class_="roomy")
-    return joined((element("p", told, class_="quiet"), plot))
-
-
 # ---- A tree from the top down: each part as wide as its time, its children below it.
 
-_ICICLE_ROW: Final = 22
+_ROW: Final = 22
 #: Narrower parts are merged.
-_ICICLE_LEAST: Final = 4.0
-#: So many parts are drawn at most, the largest; and so many levels.
-MOST_PARTS: Final = 1200
+_NARROWEST: Final = 4.0
+#: So many levels are drawn at most.
 MOST_LEVELS: Final = 28
 #: Of a letter, on average, at the size of the labels.
 _LETTER: Final = 7.2
@@ -347,12 +421,7 @@ class Node(Mutable):
     own: float
     total: float
     count: int
-    below: list[Node] = msgspec.field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        """How many parts the subtree has."""
-        return 1 + sum(node.size for node in self.below)
+    below: list[Node] = field(default_factory=list)
 
 
 def tree_of(rows: Sequence[TreeRow], *, on_device: bool, chains: bool = False) -> Node:
@@ -382,427 +451,99 @@ def _chained(node: Node) -> Node:
     return node
 
 
-class _Box(Mutable):
-    """Where a part stands; without a node, it is ``merged`` siblings."""
-
-    x: float
-    level: int
-    width: float
-    total: float
-    node: Node | None
-    merged: int = 0
-
-
 def icicle(name: str, root: Node, label: str, what: str) -> Markup:
-    """The plot; ``what`` is what the time is, such as ``device time``."""
-    boxes = list(_boxes(root))
-    deepest = max((box.level for box in boxes), default=0)
-    parts = [_whole(root, what)]
-    parts += [_part(box, root.total) for box in boxes]
-    return drawing(name, _WIDTH, (deepest + 1) * _ICICLE_ROW, label, *parts, class_="icicle roomy")
+    """The plot; ``what`` is what the time is, such as ``device time``.
 
-
-def _boxes(root: Node) -> Iterator[_Box]:
-    """The parts that are wide enough, and the rest of each row of siblings as one."""
-    if not root.total:
-        return
-    sizes = sorted(_totals(root), reverse=True)
-    least = max(root.total * _ICICLE_LEAST / _WIDTH, *sizes[MOST_PARTS : MOST_PARTS + 1], 0.0)
-    stack = [(root, 0.0, 1)]
+    Parts that are too narrow are one with their siblings that are, too.
+    """
+    least = root.total * _NARROWEST / WIDTH
+    words = f"{what}: {format_quantity(root.total, 'ms')}"
+    shape = box("h-root", 0, 0, WIDTH, _ROW - 1)
+    parts = [mark(shape, text(6, 15, words), title=words, value=root.total)]
+    deepest = 0
+    stack = [(root, 0.0, 1)] if root.total else []
     while stack:
         parent, x, level = stack.pop()
-        small, rest = 0, 0.0
+        small = [child.total for child in parent.below if child.total < least]
         for child in parent.below:
-            width = _WIDTH * child.total / root.total
             if child.total >= least:
-                yield _Box(x, level, width, child.total, child)
+                parts.append(_node(child, x, level, root.total))
                 if level < MOST_LEVELS:
                     stack.append((child, x, level + 1))
-                x += width
-            else:
-                small, rest = small + 1, rest + child.total
-        if rest > 0:
-            yield _Box(x, level, _WIDTH * rest / root.total, rest, None, small)
+                x += WIDTH * child.total / root.total
+                deepest = max(deepest, level)
+        if rest := sum(small):
+            title, shown_name = plural(len(small), "smaller part"), f"{len(small)} more"
+            parts.append(_part(shown_name, title, "h-more", x, level, rest, root.total))
+            deepest = max(deepest, level)
+    return drawing(name, (deepest + 1) * _ROW, label, parts, "icicle roomy")
 
 
-def _totals(root: Node) -> Iterator[float]:
-    stack = [*root.below]
-    while stack:
-        node = stack.pop()
-        yield node.total
-        stack += node.below
+def _node(node: Node, x: float, level: int, whole: float) -> Markup:
+    times = f" ×{node.count}" if node.count > 1 else ""
+    title = " > ".join(shown(one, 120) for one in node.names[-4:]) + times
+    title = f"… > {title}" if len(node.names) > 4 else title
+    if level == MOST_LEVELS and node.below:
+        title += "; what is below it is not drawn"
+    itself = f" ({format_quantity(node.own, 'ms')} itself)" if node.own != node.total else ""
+    shade = f"h-{sum(node.own / whole >= least for least in _SHADES)}"
+    return _part(f"{node.names[-1]}{times}", title, shade, x, level, node.total, whole, itself)
 
 
-def _whole(root: Node, what: str) -> Markup:
-    words = f"{what}: {format_quantity(root.total, 'ms')}"
-    box = element("rect", class_="h-root", x=0, y=0, width=_WIDTH, height=_ICICLE_ROW - 1)
-    return mark(box, text(6, 15, words), title=words, value=root.total)
-
-
-def _part(box: _Box, whole: float) -> Markup:
-    top = box.level * _ICICLE_ROW
-    share, time = cell("share", box.total / whole), format_quantity(box.total, "ms")
-    if box.node is None:
-        name, title, shade = f"{box.merged} more", f"{plural(box.merged, 'smaller part')}", "h-more"
-    else:
-        node = box.node
-        times = f" ×{node.count}" if node.count > 1 else ""
-        name = f"{node.names[-1]}{times}"
-        title = " > ".join(shown(one, 120) for one in node.names[-4:])
-        title = f"… > {title}{times}" if len(node.names) > 4 else f"{title}{times}"
-        if node.own != node.total:
-            time += f" ({format_quantity(node.own, 'ms')} itself)"
-        if box.level == MOST_LEVELS and node.below:
-            title += f"; {plural(node.size - 1, 'part')} below it are not drawn"
-        shade = f"h-{sum(node.own / whole >= least for least in _SHADES)}"
-    width = max(box.width - 1, 0.5)
-    shapes = [element("rect", class_=shade, x=box.x, y=top, width=width, height=_ICICLE_ROW - 1)]
-    letters = int((box.width - 10) / _LETTER)
+def _part(
+    name: str,
+    title: str,
+    shade: str,
+    x: float,
+    level: int,
+    total: float,
+    whole: float,
+    itself: str = "",
+) -> Markup:
+    """A part, with as much of its name as fits: of a Python function, first its name alone."""
+    width = WIDTH * total / whole
+    shapes = [box(shade, x, level * _ROW, max(width - 1, 0.5), _ROW - 1)]
+    letters = int((width - 10) / _LETTER)
     if letters >= 3:
-        shapes.append(text(box.x + 5, top + 15, _label(name, letters)))
-    return mark(*shapes, title=f"{title}: {time}, {share}", value=box.total)
+        frame = _FRAME.fullmatch(name) if len(name) > letters else None
+        label = shown(frame[1] if frame else name, letters)
+        shapes.append(text(x + 5, level * _ROW + 15, label))
+    told = f"{title}: {format_quantity(total, 'ms')}{itself}, {cell('share', total / whole)}"
+    return mark(*shapes, title=told, value=total)
 
 
-def _label(name: str, letters: int) -> str:
-    """What fits: of a Python function that does not, its name alone."""
-    found = _FRAME.fullmatch(name) if len(name) > letters else None
-    return shown(found[1] if found else name, letters)
+# ---- What became slower and what faster, as bars to both sides.
+
+#: Names are left of this, the bars right of it; each bar has room for a number beside it.
+_NAMES, _NUMBER, _CHANGE = 320, 76, 24
+MOST_BARS: Final = 20
 
 
-# ---- The live memory of a device over time, by what it is for, with the peak.
-
-_MEMORY_HEIGHT: Final = 244
-_MEMORY_LEFT, _MEMORY_RIGHT, _MEMORY_TOP, _MEMORY_BOTTOM = 76, 944, 22, 206
-#: From the bottom of the stack up.
-_ORDER: Final = (
-    Category.BEFORE,
-    Category.PARAMETERS,
-    Category.OPTIMIZER_STATE,
-    Category.GRADIENTS,
-    Category.ACTIVATIONS,
-    Category.TEMPORARIES,
-    Category.UNKNOWN,
-)
-
-
-def _bytes(point: MemoryPoint, category: Category) -> int:
-    value: int = getattr(point, f"{category.name.lower()}_bytes")
-    return value
-
-
-def memory_plot(points: Sequence[MemoryPoint], peak: PeakMemory) -> Markup:
-    """The level of one device, stacked by category; at least one point.
-
-    What was freed of blocks from before the trace is below zero, so that the top is always the
-    level.
+def change_bars(name: str, changes: Sequence[tuple[str, float, float]], what: str) -> Markup:
+    """The largest changes of names and their ms in both traces, slower to the right; ``what`` is
+    what the time is. Nothing if there are none.
     """
-    top = max(points, key=lambda point: point.live_bytes)
-    low = _lowest(points, top.live_bytes)
-    x = Linear(points[0].at_ms, points[-1].at_ms, _MEMORY_LEFT, _MEMORY_RIGHT)
-    high = max(top.live_bytes, low + 1)
-    y = Linear(low, high + 0.08 * (high - low), _MEMORY_BOTTOM, _MEMORY_TOP)
-    categories = [one for one in _ORDER if any(_bytes(point, one) for point in points)]
-    parts = _memory_grid(x, y, top.live_bytes)
-    base = [max(low, 0)] * len(points)
-    for category in categories:
-        sizes = [_bytes(point, category) for point in points]
-        if category is Category.BEFORE:
-            sizes = [size - max(low, 0) for size in sizes]
-        until = [at + size for at, size in zip(base, sizes, strict=True)]
-        area = _area(base, until, points, x, y)
-        shape = element("path", class_=category_class(_class(category)), d=area)
-        parts.append(mark(shape, title=category.label))
-        base = until
-    parts += _moments(points, x)
-    parts += _peak(top, x, y, peak)
-    name = shown(peak.device, 40)
-    label = (
-        f"Live memory of {name} over {format_quantity(points[-1].at_ms - points[0].at_ms, 'ms')}, "
-        f"at most {format_quantity(top.live_bytes, 'B')} after {format_quantity(top.at_ms, 'ms')}"
-    )
-    if low > 0:
-        label += f"; the axis begins at {format_quantity(low, 'B')}, which was live before"
-        words = f"from {format_quantity(low, 'B')}, live before the trace"
-        parts.append(text(_MEMORY_LEFT, _MEMORY_HEIGHT - 2, words, "small"))
-    plot = drawing("memory", _WIDTH, _MEMORY_HEIGHT, label, *parts, class_="roomy")
-    entries = [
-        (
-            category_class(_class(one)),
-            one.label,
-            format_quantity(_bytes(top, one), "B"),
-            _bytes(top, one),
+    changed = [(now - before, who, before, now) for who, before, now in changes if now != before]
+    rows = sorted(changed, key=lambda row: -abs(row[0]))[:MOST_BARS]
+    if not rows:
+        return Markup("")
+    middle = (_NAMES + WIDTH) / 2
+    unit = (WIDTH - middle - _NUMBER) / abs(rows[0][0])
+    parts = [line("zero", middle, middle, 0, len(rows) * _CHANGE)]
+    for at, (ms, who, before, now) in enumerate(rows):
+        top, width = at * _CHANGE, max(abs(ms) * unit, 0.5)
+        left, end, side = (
+            (middle, width + 6, "start") if ms > 0 else (middle - width, -width - 6, "end")
         )
-        for one in reversed(categories)
-    ]
-    return plot + legend(entries)
-
-
-def _lowest(points: Sequence[MemoryPoint], top: int) -> int:
-    """Where the axis begins: at 0 or below; at what was live before all along, if that is most."""
-    before = min(point.before_bytes for point in points)
-    return before if before < 0 or 2 * before > top else 0
-
-
-def _class(category: Category) -> str:
-    return f"m {category.name.lower()}"
-
-
-def _area(
-    base: Sequence[float],
-    until: Sequence[float],
-    points: Sequence[MemoryPoint],
-    x: Linear,
-    y: Linear,
-) -> str:
-    """Steps: a level holds until the next change."""
-    forth, back = [], []
-    for at, (low, high) in enumerate(zip(base, until, strict=True)):
-        left = coordinate(x.at(points[at].at_ms))
-        right = coordinate(x.at(points[min(at + 1, len(points) - 1)].at_ms))
-        forth.append(f"{left} {coordinate(y.at(high))}H{right}")
-        back.append(f"{right} {coordinate(y.at(low))}H{left}")
-    return f"M{'L'.join(forth)}L{'L'.join(reversed(back))}z"
-
-
-def _memory_grid(x: Linear, y: Linear, most: int) -> list[Markup]:
-    parts = []
-    for tick in byte_ticks(y.low, most, 4):
-        at = y.at(tick)
-        parts.append(
-            element("line", class_="grid", x1=_MEMORY_LEFT, x2=_MEMORY_RIGHT, y1=at, y2=at)
+        number = f"{'+' if ms > 0 else ''}{format_quantity(ms, 'ms')}"
+        title = f"{shown(who)}: {' → '.join(format_pair(before, now, 'ms'))}"
+        shapes = (
+            text(0, top + 16, shown(who, 40)),
+            box("up" if ms > 0 else "down", left, top + 4, width, _CHANGE - 8),
+            text(middle + end, top + 16, number, "small", side),
         )
-        words = format_quantity(tick, "B") if tick else "0"
-        parts.append(text(_MEMORY_LEFT - 8, at + 4, words, "small", "end"))
-    for tick in ticks(x.low, x.high, 6):
-        at = x.at(tick)
-        parts.append(
-            element("line", class_="grid", x1=at, x2=at, y1=_MEMORY_BOTTOM, y2=_MEMORY_BOTTOM + 4)
-        )
-        words = format_quantity(tick, "ms") if tick else "0"
-        anchor = "end" if at > _MEMORY_RIGHT - 24 else "middle"
-        parts.append(text(at, _MEMORY_BOTTOM + 18, words, "small", anchor))
-    return parts
-
-
-def _moments(points: Sequence[MemoryPoint], x: Linear) -> list[Markup]:
-    """What a pointer is told at each moment."""
-    marks = []
-    for at, point in enumerate(points):
-        left = x.at(point.at_ms)
-        right = x.at(points[min(at + 1, len(points) - 1)].at_ms)
-        parts = [
-            f"{one.label} {format_quantity(_bytes(point, one), 'B')}"
-            for one in _ORDER
-            if _bytes(point, one)
-        ]
-        what = f"{format_quantity(point.live_bytes, 'B')} at {format_quantity(point.at_ms, 'ms')}"
-        shape = element(
-            "rect",
-            class_="t-hit",
-            x=left,
-            y=_MEMORY_TOP,
-            width=max(right - left, 1),
-            height=_MEMORY_BOTTOM - _MEMORY_TOP,
-        )
-        told = f"{what}: {', '.join(parts)}" if parts else what
-        marks.append(mark(shape, title=told, value=point.live_bytes))
-    return marks
-
-
-def _peak(top: MemoryPoint, x: Linear, y: Linear, peak: PeakMemory) -> list[Markup]:
-    at, up = x.at(top.at_ms), y.at(top.live_bytes)
-    words = f"{format_quantity(top.live_bytes, 'B')} at {format_quantity(top.at_ms, 'ms')}"
-    title = f"peak: {words}, {format_quantity(peak.peak_bytes, 'B')} above the start"
-    anchor = "end" if at > (_MEMORY_LEFT + _MEMORY_RIGHT) / 2 else "start"
-    shift = -8 if anchor == "end" else 8
-    dot = element("circle", class_="peak", cx=at, cy=up, r=4)
-    return [
-        mark(dot, title=title, value=peak.peak_bytes),
-        text(at + shift, max(up - 6, 12), f"peak {words}", "small strong", anchor),
-    ]
-
-
-# ---- Parts of a whole as one bar: where the device's time goes, and why it is idle.
-
-_BAR_HEIGHT: Final = 28
-
-
-class Part(Frozen, frozen=True):
-    """One part of a bar: its class, its name, its ms, and its share if that is known."""
-
-    class_: str
-    name: str
-    time_ms: float
-    share: float | None
-
-    @property
-    def words(self) -> str:
-        """The time, with the share."""
-        time = format_quantity(self.time_ms, "ms")
-        return time if self.share is None else f"{time} · {cell('share', self.share)}"
-
-
-def breakdown_parts(rows: Sequence[BreakdownRow]) -> list[Part]:
-    """The parts of one device's span: what it ran, the most first, then its idle time.
-
-    Rows without a time are left out.
-    """
-    known = [row for row in rows if row.time_ms is not None]
-    known.sort(key=lambda row: (row.category == IDLE, -(row.time_ms or 0)))
-    return [
-        Part(category_class(row.category), category_name(row.category), row.time_ms or 0, row.share)
-        for row in known
-    ]
-
-
-#: Causes beyond these many share the last class.
-_CAUSES: Final = 8
-
-
-def idle_parts(rows: Sequence[IdleRow]) -> list[Part]:
-    """The causes of one device's idle time, the most first."""
-    return [
-        Part(f"i-{min(at, _CAUSES) + 1}", row.cause, row.time_ms, row.share)
-        for at, row in enumerate(rows)
-    ]
-
-
-def stacked_bar(name: str, parts: Sequence[Part], label: str) -> Markup:
-    """The bar, and a legend with every number; the bar is as wide as the page."""
-    whole = sum(part.time_ms for part in parts)
-    x, bars = 0.0, []
-    for part in parts:
-        width = _WIDTH * part.time_ms / whole if whole else 0.0
-        shape = element("rect", class_=part.class_, x=x, y=0, width=width, height=_BAR_HEIGHT)
-        bars.append(mark(shape, title=f"{part.name}: {part.words}", value=part.time_ms))
-        x += width
-    plot = drawing(name, _WIDTH, _BAR_HEIGHT, label, *bars, class_="bar", stretched=True)
-    entries = [(part.class_, part.name, part.words, part.time_ms) for part in parts]
-    return plot + legend(entries)
-
-
-# ---- A device over time: what it was busy with, when it was idle, and the steps.
-
-_TIMELINE_LEFT: Final = 64
-_BAND: Final = 16  # of the steps
-_TIMELINE_ROW: Final = 72  # of a device
-_GAP: Final = 14
-_AXIS: Final = 22
-#: More steps than these would be narrower than a pixel or two.
-MOST_STEPS: Final = 200
-MOST_DEVICES: Final = 8
-#: A step's number needs so many pixels.
-_LABEL: Final = 26
-
-
-class StepMark(Frozen, frozen=True):
-    """A step: its number, and when it began and ended, in ns since the trace's first event."""
-
-    number: int
-    begin_ns: int
-    end_ns: int
-
-
-def timeline(rows: Sequence[BusyTimeline], steps: Sequence[StepMark] = ()) -> Markup:
-    """A row for each device on one axis of time: of each share, how much of it was busy and with
-    what, from the bottom; what is not filled is idle, or unknown if the trace has only a part.
-    """
-    rows = rows[:MOST_DEVICES]
-    begin = min(row.edges[0] for row in rows)
-    end = max(row.edges[-1] for row in rows)
-    x = Linear(begin, end, _TIMELINE_LEFT, _WIDTH - 8)
-    drawn = [step for step in steps if step.end_ns > begin and step.begin_ns < end]
-    top = _BAND + 8 if drawn and len(drawn) <= MOST_STEPS else 0
-    bottom = top + len(rows) * (_TIMELINE_ROW + _GAP) - _GAP
-    parts = _axis(x, top, bottom)
-    parts += [_step(step, x, top) for step in drawn] if top else []
-    for at, row in enumerate(rows):
-        parts.append(_device(row, x, top + at * (_TIMELINE_ROW + _GAP)))
-    shares = max(len(row.edges) - 1 for row in rows)
-    label = (
-        f"What {len(rows)} device{'s were' if len(rows) > 1 else ' was'} busy with over "
-        f"{format_quantity((end - begin) / 1e6, 'ms')}, in {shares} shares of the time"
-    )
-    return drawing("timeline", _WIDTH, bottom + _AXIS, label, *parts, class_="roomy")
-
-
-def _step(step: StepMark, x: Linear, top: float) -> Markup:
-    """A band for the step's annotation on the host."""
-    left = x.at(max(step.begin_ns, x.low))
-    width = x.at(min(step.end_ns, x.high)) - left
-    time = format_quantity((step.end_ns - step.begin_ns) / 1e6, "ms")
-    title = f"step {step.number}: {time} on the host"
-    band = element("rect", class_="step", x=left, y=0, width=max(width - 1, 0.5), height=_BAND)
-    number = Markup("")
-    if width > _LABEL:
-        number = text(left + width / 2, _BAND - 4, str(step.number), "small", "middle")
-    line = element("line", class_="grid", x1=left, x2=left, y1=_BAND, y2=top)
-    return mark(band, number, line, title=title, value=step.end_ns - step.begin_ns)
-
-
-def _device(row: BusyTimeline, x: Linear, top: float) -> Markup:
-    """One device: a bar for each share of the time, stacked by category.
-
-    Neighbors of one category share a path, which keeps a page small.
-    """
-    name = "device" if row.device is None else f"device {row.device}"
-    paths: dict[str, list[str]] = {}
-    titles = []
-    for at in range(len(row.edges) - 1):
-        begin, end = row.edges[at], row.edges[at + 1]
-        left, right = x.at(begin), x.at(end)
-        y = float(top + _TIMELINE_ROW)
-        told = []
-        for category, values in row.ns_by_category.items():
-            ns, share = values[at], values[at] / (end - begin) if end > begin else 0.0
-            if not ns:
-                continue
-            told.append(f"{category_name(category)} {format_quantity(ns / 1e6, 'ms')}")
-            if category == IDLE:
-                continue
-            high = share * _TIMELINE_ROW
-            y -= high
-            paths.setdefault(category, []).append(
-                f"M{coordinate(left)} {coordinate(y)}H{coordinate(right)}"
-                f"V{coordinate(y + high)}H{coordinate(left)}z"
-            )
-        at_ms = format_quantity(begin / 1e6, "ms")
-        titles.append(
-            mark(
-                element(
-                    "rect", class_="t-hit", x=left, y=top, width=right - left, height=_TIMELINE_ROW
-                ),
-                title=f"{name} at {at_ms}: {', '.join(told) or 'not measured'}",
-            )
-        )
-    back = element(
-        "rect",
-        class_="c-idle" if IDLE in row.ns_by_category else "not-measured",
-        x=x.at(row.edges[0]),
-        y=top,
-        width=x.at(row.edges[-1]) - x.at(row.edges[0]),
-        height=_TIMELINE_ROW,
-    )
-    filled = [
-        element(
-            "path",
-            class_=category_class(category),
-            d="".join(path),
-            data_category=category,
-            data_value=sum(row.ns_by_category[category]),
-        )
-        for category, path in paths.items()
-    ]
-    return joined([back, *filled, *titles, text(0, top + _TIMELINE_ROW / 2 + 4, name, "small")])
-
-
-def _axis(x: Linear, top: float, bottom: float) -> list[Markup]:
-    """Ticks in ms since the trace's first event."""
-    marks = []
-    for tick in ticks(x.low / 1e6, x.high / 1e6, 6):
-        at = x.at(tick * 1e6)
-        marks.append(element("line", class_="grid", x1=at, x2=at, y1=top, y2=bottom + 4))
-        words = format_quantity(tick, "ms") if tick else "0"
-        anchor = "end" if at > _WIDTH - 40 else "middle"
-        marks.append(text(at, bottom + 17, words, "small", anchor))
-    return marks
+        parts.append(mark(*shapes, title=title, value=ms))
+    number = plural(len(rows), "largest change") if len(rows) > 1 else "largest change"
+    told = f"The {number} of {what}, slower to the right"
+    plot = drawing(name, len(rows) * _CHANGE, told, parts)
+    return joined((element("p", told, class_="quiet"), plot))

@@ -8,10 +8,11 @@ import functools
 import hashlib
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import jinja2
@@ -20,7 +21,13 @@ from markupsafe import Markup
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.files import is_other_file, replacing
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.values import CountedNames
+from pytest_torchprof.core.units import (
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+    plural,
+)
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import end_of, shorten, width_of
@@ -38,13 +45,14 @@ ASSET_MARK = "/* of a page of torchprof */"
 
 
 def check_page(path: Path) -> None:
-    """Reject a name for a page that is the name of another kind of file.
+    """Reject a name for a page that is the name of a folder, or of another kind of file.
 
     Raises:
-        SettingsError: such a file exists.
+        SettingsError: it is so.
     """
-    if is_other_file(path, _is_page):
-        raise _not_replaced(path, "a page of torchprof", "name another file")
+    if path.is_dir():
+        raise SettingsError(f"{path}: is a folder", next_step="name a file in it")
+    _check(path, lambda head: MARK.encode() in head, "a page of torchprof", "file")
 
 
 def check_asset(path: Path) -> None:
@@ -53,23 +61,18 @@ def check_asset(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, _is_asset):
-        raise _not_replaced(path, "of a page of torchprof", "name another folder")
+    ours = ASSET_MARK.encode()
+    _check(path, lambda head: head.startswith(ours), "of a page of torchprof", "folder")
 
 
-def _not_replaced(path: Path, wanted: str, other: str) -> SettingsError:
-    found = f"it exists and is not {wanted}"
-    return SettingsError(f"{path} is not replaced", found, f"{other}, or remove this file first")
+def _check(path: Path, is_ours: Callable[[bytes], bool], wanted: str, other: str) -> None:
+    def is_page(path: Path) -> bool:
+        with path.open("rb") as file:
+            return is_ours(file.read(_MARK_WITHIN_BYTES))
 
-
-def _is_asset(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(ASSET_MARK)) == ASSET_MARK.encode()
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(_MARK_WITHIN_BYTES)
+    if is_other_file(path, is_page):
+        next_step = f"name another {other}, or remove this file first"
+        raise SettingsError(f"{path} is not replaced", f"it exists and is not {wanted}", next_step)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -87,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
 # Jinja2 is imported here, so this module is imported only where a page is asked for.
 
 #: Files of `assets/`, in the order in which they are in the page.
-STYLES = ("base.css", "report.css")
+STYLES = ("base.css", "report.css", "plots.css")
 SCRIPTS = ("filter.js",)
 
 _HERE = resources.files("pytest_torchprof.render.html")
@@ -103,7 +106,7 @@ def page(
     ``data`` is in the page as JSON. ``assets`` is the folder, relative to the page, with the files
     of `asset_files`; by default, they are in the page.
     """
-    styles, scripts = _joined("assets", STYLES), _joined("assets", SCRIPTS)
+    styles, scripts = _joined(STYLES), _joined(SCRIPTS)
     made = render(
         "page.html",
         title=title,
@@ -122,8 +125,8 @@ def page(
 def asset_files() -> Mapping[str, str]:
     """The styles and scripts of pages whose assets are in a folder: file name → content."""
     return {
-        "torchprof.css": f"{ASSET_MARK}\n{_joined('assets', STYLES)}",
-        "torchprof.js": f"{ASSET_MARK}\n{_joined('assets', SCRIPTS)}",
+        "torchprof.css": f"{ASSET_MARK}\n{_joined(STYLES)}",
+        "torchprof.js": f"{ASSET_MARK}\n{_joined(SCRIPTS)}",
     }
 
 
@@ -145,9 +148,14 @@ def json_block(data: object) -> Markup:
     return Markup(text.replace("<", r"\u003c"))  # noqa: S704 - JSON, not HTML
 
 
+def macros(template: str, **asked: Any) -> Any:
+    """The macros of a file of `templates/`, which may use what is ``asked``."""
+    return _environment().get_template(template, globals=asked).module
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: _text("templates", name)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -155,6 +163,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
+    made.filters |= {
+        "quantity": format_quantity, "plural": plural, "spread": format_spread, "exact": exact,
+        "line": shown,
+    }  # fmt: skip
+    made.globals |= {"pair": format_pair, "change": format_change}
+    return made
 
 
 def _shown(value: Any) -> Any:
@@ -164,8 +178,8 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _joined(folder: str, names: Sequence[str]) -> str:
-    return "\n".join(_text(folder, name) for name in names)
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join(_text("assets", name) for name in names)
 
 
 @functools.cache
@@ -220,56 +234,44 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._files: dict[str, tuple[str, ...]] = {}
-        self._trees: dict[str, ast.Module | None] = {}
+        self._lines = functools.cache(functools.partial(_read, root))
 
     def around(self, location: str | None, operators: str | None) -> Excerpt | None:
         """The lines around a finding's ``location``; None if they are not at hand."""
         place = source_line(location, operators, self._root)
-        if place is None:
+        if place is None or not 1 <= place.line <= len(self._lines(place.path)):
             return None
-        lines = self._lines(place.path)
-        if not 1 <= place.line <= len(lines):
-            return None
-        first = max(1, place.line - _AROUND)
-        shown = lines[first - 1 : place.line + _AROUND]
-        return Excerpt(place.path, place.line, _numbered(shown, first, place.line))
+        first, last = max(1, place.line - _AROUND), place.line + _AROUND
+        return self._excerpt(place.path, first, last, place.line)
 
     def of_test(self, nodeid: str) -> Excerpt | None:
         """The first lines of a test's function; None if it is not found."""
         file, _, name = nodeid.partition("::")
         place = source_line(f"{file}:1", None, self._root)
-        found = None if place is None else self._function(place.path, name.partition("[")[0])
-        if place is None or found is None:
+        if place is None:
             return None
-        first, last = found
-        lines = self._lines(place.path)[first - 1 : last]
-        shown = _numbered(lines[:_MOST_LINES], first, 0)
-        return Excerpt(place.path, first, shown, len(lines) - len(shown))
-
-    def _function(self, path: str, name: str) -> tuple[int, int] | None:
-        """The first and the last line of the function, from 1."""
-        if path not in self._trees:
-            self._trees[path] = _parsed("\n".join(self._lines(path)))
-        scope: ast.AST | None = self._trees[path]
-        for part in name.split("::"):
+        scope: ast.AST | None = _parsed(self._lines(place.path))
+        for part in name.partition("[")[0].split("::"):
             scope = _defined(part, scope)
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         first = min([scope.lineno, *(mark.lineno for mark in scope.decorator_list)])
-        return first, scope.end_lineno or first
+        last = scope.end_lineno or first
+        shown = min(last, first + _MOST_LINES - 1)
+        return self._excerpt(place.path, first, shown)._replace(line=first, cut=last - shown)
 
-    def _lines(self, path: str) -> tuple[str, ...]:
-        if path not in self._files:
-            self._files[path] = _read(self._root, path)
-        return self._files[path]
+    def _excerpt(self, path: str, first: int, last: int, named: int = 0) -> Excerpt:
+        lines = enumerate(self._lines(path)[first - 1 : last], first)
+        cut = [(number, shorten(text.expandtabs(4), _WIDEST)) for number, text in lines]
+        return Excerpt(path, named, [CodeLine(at, text, at == named) for at, text in cut])
 
 
-def _parsed(code: str) -> ast.Module | None:
+@functools.lru_cache(maxsize=16)
+def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the user's code, which pytest has told
         try:
-            return ast.parse(code)
+            return ast.parse("\n".join(lines))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -279,13 +281,6 @@ def _defined(name: str, scope: ast.AST | None) -> ast.AST | None:
     parts = getattr(scope, "body", [])
     found = [part for part in parts if isinstance(part, kinds) and part.name == name]
     return found[-1] if found else None  # the last one is the one that counts
-
-
-def _numbered(lines: Sequence[str], first: int, named: int) -> list[CodeLine]:
-    return [
-        CodeLine(number, shorten(text.expandtabs(4), _WIDEST), number == named)
-        for number, text in enumerate(lines, first)
-    ]
 
 
 def _read(root: Path, path: str) -> tuple[str, ...]:
@@ -322,7 +317,7 @@ def data_table(
     fields: Sequence[str],
     *,
     numbered: bool = False,
-    headings: Mapping[str, str] | None = None,
+    headings: Mapping[str, str] = MappingProxyType({}),
 ) -> Markup:
     """A table called ``name``; fields that no row has a value for are left out.
 
@@ -330,32 +325,20 @@ def data_table(
     not known is ``null`` there.  ``numbered``: a first column counts the rows. ``headings`` of
     columns that need other words than usual.
     """
-    headings = headings or {}
     used = [field for field in fields if any(row.get(field) is not None for row in rows)]
     numeric = {field for field in used if all(_is_number(row.get(field)) for row in rows)}
-    head = [
-        element(
-            "th",
-            headings.get(field) or heading(field).replace("_", " "),
-            scope="col",
-            data_field=field,
-            class_="number" if field in numeric else None,
-        )
-        for field in used
-    ]
+    head = [element("th", "#", scope="col", class_="number")] if numbered else []
+    for field in used:
+        words = headings.get(field) or heading(field).replace("_", " ")
+        class_ = "number" if field in numeric else None
+        head.append(element("th", words, scope="col", data_field=field, class_=class_))
     body = []
     for number, row in enumerate(rows, 1):
         cells = [_cell(field, row.get(field), field in numeric) for field in used]
         first = [element("td", str(number), class_="t-rank")] if numbered else []
         body.append(element("tr", *first, *cells))
-    first = [element("th", "#", scope="col", class_="number")] if numbered else []
-    table = element(
-        "table",
-        element("thead", element("tr", *first, *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table=name,
-    )
+    parts = element("thead", element("tr", *head)), element("tbody", *body)
+    table = element("table", *parts, class_="data", data_table=name)
     return element("div", table, class_="scroll")
 
 
@@ -364,42 +347,18 @@ def _is_number(value: object) -> bool:
 
 
 def _cell(field: str, value: Any, is_number: bool) -> Markup:
-    if is_number:
-        return element("td", cell(field, value), class_="number", data_value=exact(value))
     words = cell(field, value)
+    if is_number:
+        return element("td", words, class_="number", data_value=exact(value))
     if field == "cause":
         return element("td", words, class_="t-cause")
     if field in _WORDS:
         return element("td", shown(words, 400), class_="t-words")
     if field not in _NAMES or value is None:
         return element("td", shown(words, 80))
-    whole = value if isinstance(value, CountedNames) or not isinstance(value, str) else str(value)
-    full = shown(str(whole))
-    width = _NAMES[field]
+    full, width = shown(str(value)), _NAMES[field]
+    short = shown(words, width)
     if field in _ENDS and width_of(words) > width:
         short = f"…{end_of(words, width - 1)}"
-    else:
-        short = shown(words, width)
-    return element(
-        "td", element("code", short), class_="t-name", title=full if full != short else None
-    )
-
-
-def notes(lines: Sequence[str]) -> Markup | None:
-    """What is to be known of the numbers above; None without lines."""
-    if not lines:
-        return None
-    return element("ul", *(element("li", shown(line, 600)) for line in lines), class_="t-notes")
-
-
-def metrics_table(heads: Sequence[tuple[str, str | None]], body: Sequence[Markup]) -> Markup:
-    """A table of metrics, of rows that are made; each heading with the class of its column."""
-    head = [element("th", words, scope="col", class_=class_) for words, class_ in heads]
-    table = element(
-        "table",
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        class_="data",
-        data_table="metrics",
-    )
-    return element("div", table, class_="scroll")
+    title = full if full != short else None
+    return element("td", element("code", short), class_="t-name", title=title)

@@ -1,4 +1,8 @@
-"""What all plots share: SVG elements, scales, and colors."""
+"""What all plots share: elements of SVG and HTML as text, scales, axes, and classes of colors.
+
+All names are escaped and shortened. No plot has a script, a style attribute or a color of its own:
+classes get theirs from `plots.css`.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
-from pytest_torchprof.analysis.breakdown import EXPOSED
 from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-# ---- Draw as text: elements of SVG and HTML with all names escaped and shortened.
-#
-# No plot has a script, a style attribute or a color of its own: classes get theirs from
-# `plots.css`.
+    from collections.abc import Callable, Iterable
 
 #: The longest name in a title or a table's tooltip.
 LONGEST: Final = 300
+#: Of a plot, in pixels: how wide it is, and where its axes begin and end.
+WIDTH, LEFT, RIGHT = 960, 72, 952
+_EMPTY: Final = frozenset({"rect", "path", "line", "circle"})
+
+
+# ---- Elements.
 
 
 def shown(name: str, width: int = LONGEST) -> str:
@@ -60,9 +64,6 @@ def element(tag: str, *inside: str | Markup | None, **attributes: str | float | 
     return start + Markup(">{}</{}>").format(joined(parts), tag)
 
 
-_EMPTY: Final = frozenset({"rect", "path", "line", "circle", "polyline", "use"})
-
-
 def joined(parts: Iterable[str | Markup]) -> Markup:
     """One after the other; what is not markup is escaped."""
     return Markup("").join(parts)
@@ -92,35 +93,45 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str | None = 
     return element("text", words, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
-def mark(*shapes: Markup, title: str, value: Any = None, class_: str | None = None) -> Markup:
+def turned(x: float, y: float, degrees: float, words: str, class_: str) -> Markup:
+    """A line of text in another direction, with its middle there."""
+    move = f"translate({x:.1f} {y:.1f}) rotate({degrees:.1f})"
+    return element("text", words, class_=class_, text_anchor="middle", transform=move)
+
+
+def box(class_: str, x: float, y: float, width: float, height: float) -> Markup:
+    """A rectangle."""
+    return element("rect", class_=class_, x=x, y=y, width=width, height=height)
+
+
+def line(class_: str, x1: float, x2: float, y1: float, y2: float) -> Markup:
+    """A straight line."""
+    return element("line", class_=class_, x1=x1, x2=x2, y1=y1, y2=y2)
+
+
+def mark(*shapes: Markup, title: str, value: Any = None) -> Markup:
     """Shapes that stand for a number, which a pointer or a screen reader is told in ``title``."""
     value = None if value is None else exact(value)
-    return element("g", element("title", title), *shapes, class_=class_, data_value=value)
+    return element("g", element("title", title), *shapes, data_value=value)
 
 
 def drawing(
-    name: str,
-    width: float,
-    height: float,
-    label: str,
-    *inside: Markup,
-    class_: str = "",
-    stretched: bool = False,
+    name: str, height: float, label: str, parts: Iterable[Markup], class_: str = "roomy"
 ) -> Markup:
     """A plot: ``label`` tells in words what it shows; narrow screens scroll it.
 
-    ``stretched``: it is as wide as the page and keeps its height, so it must have no text.
+    One of the class ``bar`` keeps its height in any width instead, so it must have no text.
     """
     plot = element(
         "svg",
         element("title", label),
-        *inside,
-        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
-        preserveAspectRatio="none" if stretched else None,
+        *parts,
+        viewBox=f"0 0 {WIDTH} {coordinate(height)}",
+        preserveAspectRatio="none" if class_ == "bar" else None,
         role="img",
         aria_label=label,
         data_plot=name,
-        class_=f"plot {class_}".rstrip(),
+        class_=f"plot {class_}",
         xmlns="http://www.w3.org/2000/svg",
     )
     return element("div", plot, class_="plot-frame")
@@ -140,114 +151,84 @@ def legend(entries: Iterable[tuple[str, str, str, Any]]) -> Markup:
     return element("ul", *items, class_="legend")
 
 
-def keys(entries: Iterable[tuple[str, str]]) -> Markup:
-    """What the colors are, without numbers: class and name."""
-    items = [
-        element("li", element("span", class_=f"swatch {class_}", aria_hidden="true"), name)
-        for class_, name in entries
-    ]
-    return element("ul", *items, class_="keys")
-
-
-def nothing(why: str) -> Markup:
-    """In place of a plot or table that would be empty: why it is."""
-    return element("p", why, class_="t-nothing")
-
-
 # ---- Where numbers stand on an axis, and which of them to write.
 
 
-class Linear(Frozen, frozen=True):
-    """From numbers to pixels.
+class Scale(Frozen, frozen=True):
+    """From numbers to pixels; ``log``: from positive numbers, by their logarithm.
 
-    >>> Linear(0, 10, 100, 200).at(2.5)
-    125.0
+    >>> Scale(0, 10, 100, 200).at(2.5), Scale(1, 100, 0, 200, log=True).at(10)
+    (125.0, 100.0)
     """
 
     low: float
     high: float
     start: float
     end: float
+    log: bool = False
 
     def at(self, value: float) -> float:
         """The pixel of a number."""
-        width = self.high - self.low
-        share = (value - self.low) / width if width else 0.0
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        share = (value - low) / (high - low) if high != low else 0.0
         return self.start + share * (self.end - self.start)
 
+    def ticks(self, count: int, unit: float = 1.0) -> list[float]:
+        """About so many round multiples of the ``unit``; the powers of 10 on logarithmic axes.
 
-class Logarithmic(Frozen, frozen=True):
-    """From positive numbers to pixels, by their logarithm.
-
-    >>> Logarithmic(1, 100, 0, 200).at(10)
-    100.0
-    """
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        """The pixel of a number."""
-        low, high = math.log10(self.low), math.log10(self.high)
-        share = (math.log10(value) - low) / (high - low)
-        return self.start + share * (self.end - self.start)
-
-
-#: Steps between ticks, up to a power of 10.
-_STEPS: Final = (1, 2, 5, 10)
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers from ``low`` to ``high``.
-
-    >>> ticks(0, 7.2, 5), ticks(0, 0, 5)
-    ([0.0, 2.0, 4.0, 6.0], [0.0])
-    """
-    if not high > low:
-        return [float(low)]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * one for one in _STEPS if power * one >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)]
+        >>> Scale(0, 7.2, 0, 1).ticks(5), Scale(0, 0, 0, 1).ticks(5)
+        ([0.0, 2.0, 4.0, 6.0], [0])
+        >>> Scale(0.5, 200, 0, 1, log=True).ticks(5)
+        [1.0, 10.0, 100.0]
+        """
+        low, high = self.low / unit, self.high / unit
+        if not high > low:
+            return [self.low]
+        if self.log:
+            powers = range(
+                math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1
+            )
+            return [10.0**power for power in powers]
+        rough = (high - low) / count
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * (1 - 1e-9))
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        return [number * step * unit for number in range(first, last + 1)]
 
 
-def byte_ticks(low: float, high: float, count: int) -> list[float]:
-    """The same for bytes, which are written by powers of 1024.
-
-    >>> [tick / 2**20 for tick in byte_ticks(0, 3 * 2**20, 4)]
-    [0.0, 1.0, 2.0, 3.0]
-    """
-    unit = 1024.0 ** max(0, math.floor(math.log(max(high - low, 1), 1024)))
-    return [tick * unit for tick in ticks(low / unit, high / unit, count)]
+def in_unit(unit: str) -> Callable[[float], str]:
+    """What an axis says of a number of this unit."""
+    return lambda value: format_quantity(value, unit) if value else "0"
 
 
-def decades(low: float, high: float) -> list[float]:
-    """The powers of 10 from ``low`` to ``high``.
+def x_axis(
+    x: Scale, values: Iterable[float], words: Callable[[float], str], top: float, bottom: float
+) -> list[Markup]:
+    """A line at each value, from ``top`` to ``bottom``, and what it is."""
+    marks = []
+    for value in values:
+        at = x.at(value)
+        anchor = "end" if at > x.end - 24 else "middle"
+        marks.append(line("grid", at, at, top, bottom))
+        marks.append(text(at, bottom + 14, words(value), "small", anchor))
+    return marks
 
-    >>> decades(0.5, 200)
-    [1.0, 10.0, 100.0]
-    """
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    return [10.0**power for power in range(first, last + 1)]
 
-
-# ---- The class of a mark, by what it stands for; `plots.css` gives each its color.
-
-_NO_WORD: Final = re.compile(r"[^a-z]+")
+def y_axis(y: Scale, values: Iterable[float], words: Callable[[float], str]) -> list[Markup]:
+    """A line at each value over the whole width, and what it is."""
+    marks = []
+    for value in values:
+        marks.append(line("grid", LEFT, RIGHT, y.at(value), y.at(value)))
+        marks.append(text(LEFT - 8, y.at(value) + 4, words(value), "small", "end"))
+    return marks
 
 
 def category_class(category: str) -> str:
-    """Of a category of device time, or of memory.
+    """The class of a category of device time, or of memory; `plots.css` gives it its color.
 
-    >>> category_class("gemm"), category_class("optimizer_state"), category_class("idle")
-    ('c-gemm', 'c-optimizer-state', 'c-idle')
+    >>> category_class("gemm"), category_class("m optimizer_state"), category_class("idle")
+    ('c-gemm', 'c-m-optimizer-state', 'c-idle')
     """
-    return f"c-{_NO_WORD.sub('-', category.lower())}"
-
-
-def category_name(category: str) -> str:
-    """In words, as in the table of `torchprof summary`."""
-    return f"{category}, exposed" if category in EXPOSED else category
+    return f"c-{re.sub('[^a-z]+', '-', category.lower())}"

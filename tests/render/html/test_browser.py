@@ -1,19 +1,23 @@
-"""The page in a real browser, where there is one: offline, with scripts and without."""
+"""Pages in a real browser, where there is one: offline, with scripts and without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.chromium import NAMES, Tab, chromium, tab
 from support.hostile import HOSTILE
+from support.small_traces import build
 from support.stored_reports import finding, metric, report, test
 
 from pytest_torchprof.render.html.page import Sources
 from pytest_torchprof.render.html.report_page import report_page
 from pytest_torchprof.render.report import of_document
+
+if TYPE_CHECKING:
+    from support.command_line import Say
 
 pytestmark = [
     pytest.mark.skipif(chromium() is None, reason=f"no browser here: {', '.join(NAMES)}"),
@@ -29,6 +33,12 @@ REPORT = report(
 SHOWN = "[...document.querySelectorAll('.test')].filter(t => !t.hidden)"
 #: What a server such as Jenkins may send with the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+#: Marks that no style has colored.
+BLACK = (
+    "[...document.querySelectorAll('.plot rect, .plot path, .plot circle')].filter(mark => "
+    "['rgb(0, 0, 0)', ''].includes(getComputedStyle(mark).fill)).length"
+)
+PAGES = pytest.mark.parametrize("kind", ["report", "trace", "diff"])
 
 
 @pytest.fixture(scope="module")
@@ -79,38 +89,57 @@ def test_a_link_opens_its_test(browser: Tab, tmp_path: Path) -> None:
     assert 0 < page.ask("window.scrollY")
 
 
+def made(say: Say, folder: Path, kind: str) -> Path:
+    """A page of each kind."""
+    page = folder / "page.html"
+    if kind == "report":
+        text = report_page(of_document(REPORT, "r.json"), Sources(folder))
+        page.write_text(text, "utf-8")
+        return page
+    trace, other = (build().save(folder / f"{name}.json") for name in "ab")
+    words = ("report", trace, "-o") if kind == "trace" else ("diff", trace, other, "--html")
+    assert 0 == say(*words, page)[0]
+    return page
+
+
+@PAGES
 @pytest.mark.parametrize("policy", [None, POLICY])
-def test_it_can_be_read_without_scripts(browser: Tab, tmp_path: Path, policy: str | None) -> None:
-    path = tmp_path / "page.html"
-    text = report_page(of_document(REPORT, "r.json"), Sources(tmp_path))
+def test_it_can_be_read_without_scripts(
+    say: Say, browser: Tab, tmp_path: Path, kind: str, policy: str | None
+) -> None:
+    path = made(say, tmp_path, kind)
     if policy is not None:
         meta = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        text = text.replace("<head>", meta, 1)
-    path.write_text(text, "utf-8")
+        path.write_text(path.read_text("utf-8").replace("<head>", meta, 1), "utf-8")
     browser.say("Emulation.setScriptExecutionDisabled", value=policy is None)
     try:
         browser.open(path.as_uri())
+        assert [path.as_uri()] == browser.requests
+        assert all("script" in line for line in browser.complaints)
         nodes = browser.say("DOM.getDocument", depth=1)["root"]["nodeId"]
-        box = browser.say("DOM.querySelector", nodeId=nodes, selector=".filters")["nodeId"]
-        attributes = browser.say("DOM.getAttributes", nodeId=box)["attributes"]
-        assert "hidden" in attributes
-        browser.say("DOM.querySelector", nodeId=nodes, selector=".test[open] .metrics")
-        style = browser.say("Page.getLayoutMetrics")["cssContentSize"]
-        assert style["height"] > 1000
+        if kind == "report":
+            box = browser.say("DOM.querySelector", nodeId=nodes, selector=".filters")["nodeId"]
+            assert "hidden" in browser.say("DOM.getAttributes", nodeId=box)["attributes"]
+        height = browser.say("Page.getLayoutMetrics")["cssContentSize"]["height"]
+        assert height > 1000
     finally:
         browser.say("Emulation.setScriptExecutionDisabled", value=False)
 
 
+@PAGES
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_nothing_is_wider_than_the_window(
-    browser: Tab, tmp_path: Path, width: int, dark: bool
+def test_it_loads_nothing_and_fits_the_window(
+    say: Say, browser: Tab, tmp_path: Path, kind: str, width: int, dark: bool
 ) -> None:
+    path = made(say, tmp_path, kind)
     browser.look(width, 800, dark=dark)
-    page = opened(browser, tmp_path)
-    page.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert width == page.ask("document.documentElement.scrollWidth")
-    assert ("rgb(16, 18, 22)" if dark else "rgb(255, 255, 255)") == page.ask(
+    browser.open(path.as_uri())
+    assert ([path.as_uri()], []) == (browser.requests, browser.complaints)
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert width == browser.ask("document.documentElement.scrollWidth")
+    assert 0 == browser.ask(BLACK)
+    assert ("rgb(16, 18, 22)" if dark else "rgb(255, 255, 255)") == browser.ask(
         "getComputedStyle(document.body).backgroundColor"
     )
 

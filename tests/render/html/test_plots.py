@@ -18,13 +18,11 @@ from pytest_torchprof.analysis.kernels import KernelRow
 from pytest_torchprof.analysis.memory import MemoryPoint, PeakMemory
 from pytest_torchprof.analysis.operators import TreeRow
 from pytest_torchprof.render.html.charts import (
-    Change,
     ChipRoof,
     StepMark,
-    bandwidth_plot,
     breakdown_parts,
     change_bars,
-    dots_of,
+    has_dot,
     icicle,
     memory_plot,
     roofline_plot,
@@ -102,6 +100,10 @@ def kernel(**values: Any) -> KernelRow:
     return KernelRow(**row)
 
 
+def dots_of(rows: list[KernelRow]) -> list[tuple[int, KernelRow]]:
+    return [(number, row) for number, row in enumerate(rows, 1) if has_dot(row)]
+
+
 def test_a_kernel_is_a_dot_and_what_lacks_flops_or_bytes_is_none() -> None:
     rows = [
         kernel(arithmetic_intensity=100.0, tflops_per_s=300.0, total_ms=4.0),
@@ -109,9 +111,8 @@ def test_a_kernel_is_a_dot_and_what_lacks_flops_or_bytes_is_none() -> None:
         kernel(arithmetic_intensity=0.0, tflops_per_s=0.0),
         kernel(arithmetic_intensity=2.0, tflops_per_s=1.0),
     ]
-    dots, without = dots_of(rows)
-    assert [1, 4] == [dot.number for dot in dots]
-    assert [2, 3] == [number for number, _ in without]
+    dots = dots_of(rows)
+    assert [1, 4] == [number for number, _ in dots]
     plot = plot_of(roofline_plot(dots, H100))
     circles = plot.every("circle")
     radii = [float(one.attributes["r"] or "") for one in circles]
@@ -121,7 +122,7 @@ def test_a_kernel_is_a_dot_and_what_lacks_flops_or_bytes_is_none() -> None:
 
 
 def test_a_roof_bends_where_bandwidth_and_peak_meet() -> None:
-    (dot,), _ = dots_of([kernel(arithmetic_intensity=100.0, tflops_per_s=300.0)])
+    (dot,) = dots_of([kernel(arithmetic_intensity=100.0, tflops_per_s=300.0)])
     plot = plot_of(roofline_plot([dot], H100))
     slope, *levels = plot.every("line", class_="roof")
     ends = [(slope.attributes["x2"], slope.attributes["y2"])]
@@ -132,7 +133,7 @@ def test_a_roof_bends_where_bandwidth_and_peak_meet() -> None:
 
 
 def test_a_chip_that_is_not_known_has_no_roof() -> None:
-    (dot,), _ = dots_of([kernel(arithmetic_intensity=100.0, tflops_per_s=300.0)])
+    (dot,) = dots_of([kernel(arithmetic_intensity=100.0, tflops_per_s=300.0)])
     plot = plot_of(roofline_plot([dot], None))
     assert [] == plot.every("line", class_="roof")
     assert "without known peaks" in (plot.attributes["aria-label"] or "")
@@ -146,18 +147,8 @@ def test_a_chip_that_is_not_known_has_no_roof() -> None:
 def test_any_kernels_can_be_drawn(
     rows: list[tuple[float, float, float]], roof: ChipRoof | None
 ) -> None:
-    dots, _ = dots_of(
-        [kernel(arithmetic_intensity=a, tflops_per_s=b, total_ms=c) for a, b, c in rows]
-    )
+    dots = dots_of([kernel(arithmetic_intensity=a, tflops_per_s=b, total_ms=c) for a, b, c in rows])
     plot_of(roofline_plot(dots, roof))
-
-
-def test_kernels_without_flops_are_placed_by_their_share_of_the_bandwidth() -> None:
-    rows = [(1, kernel(bandwidth_pct=50.0, gb_per_s=800.0)), (2, kernel(bandwidth_pct=120.0))]
-    plot = plot_of(bandwidth_plot(rows))
-    across = [float(circle.attributes["cx"] or "") for circle in plot.every("circle")]
-    assert 944 == across[1]
-    assert "800 GB/s" in plot.text
 
 
 # ------------------------------------------------------------------------- trees
@@ -263,11 +254,7 @@ def test_the_top_of_the_stack_is_the_level_whatever_was_live_before(before: int)
 
 
 def test_what_became_slower_is_right_and_what_became_faster_left() -> None:
-    plot = plot_of(
-        change_bars(
-            "c", [Change("a", 1.0, 3.0), Change("b", 2.0, 1.0), Change("c", 1.0, 1.0)], "time"
-        )
-    )
+    plot = plot_of(change_bars("c", [("a", 1.0, 3.0), ("b", 2.0, 1.0), ("c", 1.0, 1.0)], "time"))
     assert [2.0, -1.0] == marks_of(plot)
     slower, faster = plot.every("rect")
     assert ("up", "down") == (slower.attributes["class"], faster.attributes["class"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hostile import EVERY, HOSTILE, LEGIT
+from support.hostile import HOSTILE, LEGIT
 from support.html_pages import Element, assert_quiet, assert_same_numbers, data_of_page, read_page
 from support.stored_reports import finding, metric, report, test
 
@@ -310,8 +310,8 @@ def test_a_thousand_tests_are_below_five_megabytes_and_have_all_numbers() -> Non
     assert len(text.encode()) < 5_000_000
     page = read_page(text)
     data = data_of_page(page)
-    assert "baselines that are equal" in data["left_out"]
-    assert 1.25 == data["tests"][7]["metrics"]["wall_ms"]["baseline"]
+    assert "all of a test but its outcome and its status" == data["left_out"]
+    assert {"nodeid", "outcome", "status"} == set(data["tests"][7])
     views = views_in(page)
     assert_same_numbers(
         views["tests/test_a.py::test_7[parameters]"], document["tests"][7]["metrics"]
@@ -327,20 +327,7 @@ def test_of_very_many_tests_those_that_did_not_change_have_no_numbers(
     page = made(large(4))
     details = [bool(view.every("h3")) for view in views_in(page).values()]
     assert [True, True, False, False, False] == details
-    assert "metrics that did not change" in data_of_page(page)["left_out"]
-    assert {"wall_ms", "cpu_ms"} == set(data_of_page(page)["tests"][0]["metrics"])
-
-
-@pytest.mark.thorough
-def test_data_of_a_large_report_has_no_wrong_number() -> None:
-    document = report(*(FAILING for _ in range(500)))
-    data = data_of_page(made(document))
-    assert "left_out" in data
-    for kept in data["tests"]:
-        for label, one in kept["metrics"].items():
-            for key, value in one.items():
-                assert value == METRICS[label][key]
-    assert EVERY not in data["left_out"]
+    assert 5 == len(data_of_page(page)["tests"])
 
 
 def test_rounds_of_another_revision_are_dots_beside_those_of_this_one() -> None:

@@ -2,37 +2,30 @@
 // Filter and sort the tests; without scripts, the page has them all, failures first.
 for (const box of document.querySelectorAll(".filters")) {
   const list = box.nextElementSibling;
-  const tests = [...list.children];
-  const text = box.querySelector(".text");
-  const status = box.querySelector(".of-status");
-  const order = box.querySelector(".order");
-  const all = box.querySelector(".all");
-  const nameOf = (test) => (test.dataset.name ?? test.querySelector(".name").textContent).toLowerCase();
-  const names = new Map(tests.map((test) => [test, nameOf(test)]));
-  const timeOf = (test) => Number(test.querySelector(".time")?.dataset.value ?? -1);
-  const findingsOf = (test) => Number(test.dataset.findings ?? 0);
-  const orders = {
-    rank: null,
-    name: (a, b) => (names.get(a) < names.get(b) ? -1 : 1),
-    time: (a, b) => timeOf(b) - timeOf(a),
-    findings: (a, b) => findingsOf(b) - findingsOf(a),
-  };
+  const [text, status, order, all, said] = [".text", ".of-status", ".order", ".all", ".shown"]
+    .map((name) => box.querySelector(name));
+  // By the values of `order`: the least comes first.
+  const tests = [...list.children].map((test, rank) => ({
+    test,
+    rank,
+    name: (test.dataset.name ?? test.querySelector(".name").textContent).toLowerCase(),
+    time: -Number(test.querySelector(".time")?.dataset.value ?? -1),
+    findings: -Number(test.dataset.findings ?? 0),
+  }));
   const filter = () => {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const test of tests) {
-      const fits = (!status.value || test.dataset.status === status.value) &&
-        words.every((word) => names.get(test).includes(word));
-      test.hidden = !fits;
-      shown += fits;
+    for (const { test, name } of tests) {
+      test.hidden = (status.value && test.dataset.status !== status.value) ||
+        !words.every((word) => name.includes(word));
     }
-    box.querySelector(".shown").textContent = shown === tests.length
-      ? `${shown.toLocaleString("en")} shown`
-      : `${shown.toLocaleString("en")} of ${tests.length.toLocaleString("en")} shown`;
+    const shown = tests.filter(({ test }) => !test.hidden).length.toLocaleString("en");
+    const every = tests.length.toLocaleString("en");
+    said.textContent = shown === every ? `${shown} shown` : `${shown} of ${every} shown`;
   };
   const sort = () => {
-    const by = orders[order.value];
-    list.append(...(by ? [...tests].sort(by) : tests));
+    const key = order.value;
+    const by = (a, b) => (a[key] < b[key] ? -1 : a[key] > b[key] ? 1 : a.rank - b.rank);
+    list.append(...[...tests].sort(by).map(({ test }) => test));
   };
   text.addEventListener("input", filter);
   status.addEventListener("change", filter);
@@ -44,7 +37,7 @@ for (const box of document.querySelectorAll(".filters")) {
     }
   });
   all.addEventListener("click", () => {
-    const shown = tests.filter((test) => !test.hidden);
+    const shown = [...list.children].filter((test) => !test.hidden);
     const open = shown.some((test) => !test.open);
     for (const test of shown) test.open = open;
     all.textContent = open ? "Collapse all" : "Expand all";

@@ -5,12 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof.session import hookspecs, markers, options
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Import our modules as any others: pytest would rewrite the asserts of a plugin.
+
+    That takes a second a session where byte code cannot be cached, as in many containers.
+    """
+    sys.meta_path.insert(0, PathFinder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(PathFinder)
+
+
+with _quick_imports():
+    from pytest_torchprof.session import hookspecs, markers, options
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.fixture import Torchprof
@@ -34,7 +51,8 @@ def pytest_load_initial_conftests(
     """Register ``--accept`` last, because another plugin may own it."""
     early_config.stash[options.STARTED_NS] = time.time_ns()
     if options.enabled_early(early_config):
-        from pytest_torchprof.session.seeds import ImportSeeds
+        with _quick_imports():
+            from pytest_torchprof.session.seeds import ImportSeeds
 
         ImportSeeds.of(early_config)
     yield
@@ -57,14 +75,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _session(config: pytest.Config) -> TorchprofSession:
     """The plugin object of a session, which may be one rank of a job."""
-    from pytest_torchprof.session.hooks import TorchprofSession
+    with _quick_imports():
+        from pytest_torchprof.session.hooks import TorchprofSession
 
     if (room := sys.modules.get("pytest_torchprof.capture.children")) is not None:
         room.step_aside()  # a measured test has started this session, which measures itself
     settings = options.build_settings(config)
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or hasattr(config, "workerinput"):
         return TorchprofSession(config, settings)
-    from pytest_torchprof.session.job import JobSession, settings_of, world_of
+    with _quick_imports():
+        from pytest_torchprof.session.job import JobSession, settings_of, world_of
 
     world = world_of(os.environ)
     if world is None:

@@ -43,7 +43,6 @@ PRINTS = """
     def test_it():
         print("drawn", *DRAWN, random.random(), numpy.random.rand(), float(torch.rand(())))
 """
-THOROUGH = pytest.mark.thorough
 NAMED = "draws random numbers while imported, so its tests may differ in another process: "
 FIXTURE = "draws random numbers, so its tests may differ in another process: "
 REMEDY = "seed them there, or use --torchprof-seed-imports"
@@ -91,13 +90,14 @@ def test_a_helper_draws_the_same_whoever_imports_it_first(pytester: pytest.Pytes
     assert counts(pytester, "--import-mode=importlib", "test_2.py", "-o", "pythonpath=.") == [whole]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "conftest",
     [
         # It is the first to import torch.
         "import torch\nTIMES = int(torch.randint(1, 10**3, ()))",
-        pytest.param("import inputs\nTIMES = inputs.TIMES", marks=THOROUGH),
-        pytest.param("import numpy\nTIMES = numpy.random.randint(1, 10**3)", marks=THOROUGH),
+        "import inputs\nTIMES = inputs.TIMES",
+        "import numpy\nTIMES = numpy.random.randint(1, 10**3)",
     ],
 )
 def test_a_conftest_draws_the_same_in_each_process(
@@ -110,9 +110,8 @@ def test_a_conftest_draws_the_same_in_each_process(
     assert seeded > 1
 
 
-@pytest.mark.parametrize(
-    "scope", ["module", *(pytest.param(one, marks=THOROUGH) for one in ("class", "session"))]
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("scope", ["module", "class", "session"])
 def test_a_wider_fixture_draws_the_same_in_each_process(
     scope: str, pytester: pytest.Pytester
 ) -> None:
@@ -188,6 +187,7 @@ def test_what_a_user_has_seeded_is_drawn_as_without_us(
     assert (whole == plain) is (seeds != "conftest")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "xdist"])
 def test_accepting_names_who_draws_in_spite_of_it(
     workers: tuple[str, ...], pytester: pytest.Pytester
@@ -211,13 +211,8 @@ def test_accepting_names_who_draws_in_spite_of_it(
     assert "differ in another" not in accept(pytester, *args, "--torchprof-seed-imports").out
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "torch.manual_seed",
-        *(pytest.param(f"{r}.seed", marks=THOROUGH) for r in ("random", "numpy.random")),
-    ],
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("how", ["torch.manual_seed", "random.seed", "numpy.random.seed"])
 def test_files_that_all_start_from_the_same_seed_draw_nothing_by_chance(
     how: str, pytester: pytest.Pytester
 ) -> None:
@@ -249,13 +244,11 @@ def test_a_file_that_draws_before_it_imports_what_seeds_is_named(
     assert NAMED + "inputs.py (torch)\n" in out
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["default", "all"])
 @pytest.mark.parametrize(
     "broken",
-    [
-        "import helper",
-        *(pytest.param(one, marks=THOROUGH) for one in ("import missing", "1 / 0", "def broken(:")),
-    ],
+    ["import helper", "import missing", "1 / 0", "def broken(:"],
     ids=["in a helper", "import", "error", "syntax"],
 )
 def test_errors_and_warnings_of_an_import_look_as_without_us(
@@ -276,6 +269,7 @@ def test_errors_and_warnings_of_an_import_look_as_without_us(
         assert said == profiled.partition("-- Docs:")[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["default", "all"])
 def test_a_file_that_replaces_torch_while_it_is_imported_changes_no_outcome(
     args: tuple[str, ...], pytester: pytest.Pytester

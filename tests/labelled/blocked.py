@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from labelled.case import Examples
-from labelled.kineto import Former, OfTheDeviceAlone
+from labelled.kineto import Former
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES, Event
 
@@ -42,18 +42,6 @@ def up(
             b.sync("cudaStreamSynchronize")
 
 
-@EXAMPLES.positive(RULE, 5)
-def lengths_that_become_a_mask_in_every_batch():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for _ in range(5):
-        layers(b, 6)
-        b.op("aten::lift_fresh", [[64]], ["long int"])
-        up(b)
-        b.advance(2_000)
-    layers(b, 1)
-    return b
-
-
 @EXAMPLES.positive(RULE, 4)
 def blocking_calls_on_rocm():
     b = TraceBuilder("AMD Instinct MI300X", vendor="amd")
@@ -78,29 +66,6 @@ def a_recording_of_2021_with_cuda_memcpy():
     return b
 
 
-@EXAMPLES.positive(RULE, 4)
-def a_recording_of_the_device_alone():
-    b = OfTheDeviceAlone("NVIDIA A100-SXM4-40GB", (8, 0))
-    for _ in range(4):
-        layers(b, 5, "ampere_sgemm_128x64_tn")
-        up(b)
-        b.advance(1_500)
-    layers(b, 1)
-    return b
-
-
-@EXAMPLES.positive(RULE, 1)
-def one_table_of_positions_after_a_long_queue():
-    b = TraceBuilder("NVIDIA B200", (10, 0))
-    for _ in range(5):
-        layers(b, 16)
-    with b.annotation("decode"):
-        up(b, 60, "aten::tensor")
-        b.advance(9_000)
-        b.graph_launch([GEMM] * 40, 200)
-    return b
-
-
 @EXAMPLES.positive(RULE, 1)
 def a_copy_behind_a_prefill_from_before_the_recording():
     b = TraceBuilder("AMD Instinct MI300X", vendor="amd")
@@ -110,18 +75,6 @@ def a_copy_behind_a_prefill_from_before_the_recording():
     with b.annotation("step[EXTEND bs=16 toks=16384]"):
         up(b, 60, blocking=True)
         layers(b, 300, TENSILE)
-    return b
-
-
-@EXAMPLES.positive(RULE, 4)
-def indices_of_a_replay_buffer():
-    b = TraceBuilder("NVIDIA L4", (8, 9))
-    for _ in range(4):
-        layers(b, 3)
-        with b.python("buffer.py(52): sample"):
-            up(b, 2048, "aten::index")
-            b.advance(2_500)
-    layers(b, 1)
     return b
 
 
@@ -191,59 +144,12 @@ def idle_times_that_add_up_to_little():
 
 
 @EXAMPLES.near_miss(RULE)
-def pinned_copies_that_do_not_block():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for _ in range(6):
-        layers(b, 5)
-        with b.op("aten::to", [[64], []]), b.op("aten::copy_", [[64], [64], []]):
-            b.memcpy("HtoD", 512, pageable=False, device_us=2)
-        b.advance(8_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def a_small_pageable_copy_without_synchronization():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    for _ in range(6):
-        layers(b, 4)
-        with b.op("aten::to", [[64], []]), b.op("aten::copy_", [[64], [64], []]):
-            b.memcpy("HtoD", 512, device_us=2)
-        b.advance(6_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def weights_that_are_moved_once():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    layers(b, 1)
-    for size in (4096, 512, 2048, 256, 1024, 64, 128, 32):
-        up(b, size)
-        b.op("aten::_has_compatible_shallow_copy_type", [[size], [size]])
-        b.advance(3_000)
-    for _ in range(3):
-        layers(b, 5)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def the_last_copies_of_a_program():
     b = TraceBuilder("NVIDIA H100 80GB HBM3")
     layers(b, 30)
     for _ in range(4):
         up(b)
     b.advance(90_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def another_stream_keeps_the_device_busy():
-    b = TraceBuilder("AMD Instinct MI250X", vendor="amd")
-    for _ in range(5):
-        layers(b, 3, TENSILE)
-        with b.op("aten::mm", [[4096, 4096]] * 2):
-            b.launch(TENSILE, 8_000, stream=9)
-        up(b, blocking=True)
-        b.advance(2_000)
     return b
 
 
@@ -265,19 +171,6 @@ def masks_that_are_filled_on_the_cpu():
         layers(b, 5)
         b.made("ones", (64,))
         b.moved((64,))
-        b.advance(2_000)
-    layers(b, 1)
-    return b
-
-
-@EXAMPLES.near_miss(RULE, also="host-sync")
-def values_that_are_read_back():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for _ in range(5):
-        layers(b, 5)
-        with b.op("aten::item", [[]]), b.op("aten::_local_scalar_dense", [[]]):
-            b.memcpy("DtoH", 4, device_us=2)
-            b.sync("cudaStreamSynchronize")
         b.advance(2_000)
     layers(b, 1)
     return b

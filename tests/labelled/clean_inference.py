@@ -14,37 +14,6 @@ EXAMPLES = Clean()
 WORDS, WIDTH, HEADS = 64, 32, 4
 
 
-class _Cached(nn.Module):
-    """A layer of attention that keeps keys and values of earlier positions in place."""
-
-    def __init__(self, longest=32):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.keys, self.values = torch.zeros(2, 1, HEADS, longest, WIDTH // HEADS)
-
-    def forward(self, x, at):
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
-        self.keys.index_copy_(2, at, k)
-        self.values.index_copy_(2, at, v)
-        seen = torch.arange(self.keys.shape[2]) <= at[:, None]
-        y = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
-        return x + self.out(y.transpose(1, 2).flatten(2))
-
-
-class _Decoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList(_Cached() for _ in range(3))
-
-    def forward(self, ids, at):
-        x = self.words(ids)
-        for layer in self.layers:
-            x = layer(x, at)
-        return self.head(x[:, -1])
-
-
 @EXAMPLES.clean
 def batches_in_inference_mode():
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
@@ -55,22 +24,6 @@ def batches_in_inference_mode():
         return torch.cat([model(batch) for batch in inputs.split(8)]).softmax(-1)
 
     return infer
-
-
-@EXAMPLES.clean
-def greedy_decoding_with_a_cache():
-    model, prompt = _Decoder().eval(), torch.randint(WORDS, (1, 8))
-
-    @torch.inference_mode()
-    def decode():
-        token = model(prompt, torch.arange(8)).argmax(-1, keepdim=True)
-        text = [token]
-        for position in range(8, 20):
-            token = model(token, torch.tensor([position])).argmax(-1, keepdim=True)
-            text.append(token)
-        return torch.cat(text, dim=1)
-
-    return decode
 
 
 @EXAMPLES.clean

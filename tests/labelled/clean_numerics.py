@@ -11,27 +11,6 @@ EXAMPLES = Clean()
 
 
 @EXAMPLES.clean
-def conjugate_gradient():
-    a = torch.randn(32, 32)
-    a, b = a @ a.T + 32 * torch.eye(32), torch.randn(32)
-
-    def solve():
-        x = torch.zeros(32)
-        residual = direction = b
-        size = residual @ residual
-        for _ in range(20):
-            image = a @ direction
-            step = size / (direction @ image)
-            x = x + step * direction
-            residual = residual - step * image
-            size, before = residual @ residual, size
-            direction = residual + size / before * direction
-        return x
-
-    return solve
-
-
-@EXAMPLES.clean
 def power_iteration():
     a = torch.randn(32, 32)
 

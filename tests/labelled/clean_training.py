@@ -202,27 +202,6 @@ def distillation():
 
 
 @EXAMPLES.clean
-def adversarial_pair():
-    generator, critic, real = _perceptron(8, 16), _perceptron(16, 1), torch.randn(32, 16)
-    of_generator = torch.optim.Adam(generator.parameters(), betas=(0.5, 0.999), fused=True)
-    of_critic = torch.optim.Adam(critic.parameters(), betas=(0.5, 0.999), fused=True)
-    ones, zeros = torch.ones(32, 1), torch.zeros(32, 1)
-
-    def step():
-        of_critic.zero_grad()
-        fake = generator(torch.randn(32, 8))
-        loss = F.binary_cross_entropy_with_logits(critic(real), ones)
-        loss = loss + F.binary_cross_entropy_with_logits(critic(fake.detach()), zeros)
-        loss.backward()
-        of_critic.step()
-        of_generator.zero_grad()
-        F.binary_cross_entropy_with_logits(critic(fake), ones).backward()
-        of_generator.step()
-
-    return step
-
-
-@EXAMPLES.clean
 def penalty_on_the_gradient():
     critic, real, fake = _perceptron(16, 1), torch.randn(8, 16), torch.randn(8, 16)
     optimizer = torch.optim.Adam(critic.parameters(), foreach=True)
@@ -257,31 +236,6 @@ def reinforce():
         optimizer.step()
 
     return episode
-
-
-@EXAMPLES.clean
-def replay_of_transitions():
-    network, target = _perceptron(4, 2), _perceptron(4, 2).requires_grad_(requires_grad=False)
-    optimizer = torch.optim.AdamW(network.parameters(), amsgrad=True, foreach=True)
-    states, actions = torch.randn(256, 4), torch.randint(2, (256, 1))
-    following, rewards = torch.randn(256, 4), torch.randn(256)
-
-    def step():
-        with torch.no_grad():
-            network(torch.zeros(1, 4)).argmax(1).item()
-        chosen = torch.randint(256, (32,))
-        now = network(states[chosen]).gather(1, actions[chosen]).squeeze(1)
-        with torch.no_grad():
-            later = target(following[chosen]).amax(1)
-        loss = F.smooth_l1_loss(now, rewards[chosen] + 0.99 * later)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_value_(network.parameters(), 100)
-        optimizer.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), 0.005)
-
-    return step
 
 
 @EXAMPLES.clean

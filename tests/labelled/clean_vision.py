@@ -109,62 +109,6 @@ def transfer_to_a_new_head():
 
 
 @EXAMPLES.clean
-def convolutional_adversarial_pair():
-    generator = nn.Sequential(
-        nn.ConvTranspose2d(8, 16, 4, 1, 0, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(inplace=True),
-        nn.ConvTranspose2d(16, 3, 4, 2, 1, bias=False),
-        nn.Tanh(),
-    )
-    critic = nn.Sequential(
-        nn.Conv2d(3, 8, 4, 2, 1, bias=False),
-        nn.LeakyReLU(0.2, inplace=True),
-        nn.Conv2d(8, 16, 3, 1, 1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.LeakyReLU(0.2, inplace=True),
-        nn.Conv2d(16, 1, 4, bias=False),
-        nn.Flatten(0),
-    )
-    of_critic = torch.optim.Adam(critic.parameters(), betas=(0.5, 0.999), foreach=True)
-    of_generator = torch.optim.Adam(generator.parameters(), betas=(0.5, 0.999), foreach=True)
-    real, yes, no = torch.randn(4, 3, 8, 8), torch.ones(4), torch.zeros(4)
-
-    def step():
-        of_critic.zero_grad()
-        F.binary_cross_entropy_with_logits(critic(real), yes).backward()
-        fake = generator(torch.randn(4, 8, 1, 1))
-        F.binary_cross_entropy_with_logits(critic(fake.detach()), no).backward()
-        of_critic.step()
-        of_generator.zero_grad()
-        F.binary_cross_entropy_with_logits(critic(fake), yes).backward()
-        of_generator.step()
-
-    return step
-
-
-@EXAMPLES.clean
-def super_resolution():
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 4, 3, padding=1),
-        nn.PixelShuffle(2),
-    )
-    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
-    small, large = torch.rand(2, 1, 8, 8), torch.rand(2, 1, 16, 16)
-
-    def step():
-        optimizer.zero_grad()
-        F.mse_loss(model(small), large).backward()
-        optimizer.step()
-
-    return step
-
-
-@EXAMPLES.clean
 def segmentation_with_skips():
     down, deep = _conv_norm(3, 8), _conv_norm(8, 16, 2)
     up, last = nn.ConvTranspose2d(16, 8, 2, 2), _conv_norm(16, 8)
@@ -284,28 +228,6 @@ def transformer_of_patches():
         return head(encoder(x)[:, 0]).softmax(-1)
 
     return infer
-
-
-@EXAMPLES.clean
-def boxes_of_a_detector():
-    scores, boxes, anchors = torch.rand(2, 400), torch.randn(2, 400, 4), torch.rand(400, 4)
-
-    @torch.inference_mode()
-    def detect():
-        best, where = scores.topk(50, dim=1)
-        centre = anchors[:, :2] + boxes[..., :2] * anchors[:, 2:]
-        size = anchors[:, 2:] * boxes[..., 2:].clamp(max=4).exp()
-        corners = torch.cat((centre - size / 2, centre + size / 2), dim=-1)
-        corners = corners.gather(1, where.unsqueeze(-1).expand(-1, -1, 4))
-        area = (corners[..., 2:] - corners[..., :2]).clamp(min=0).prod(-1)
-        low = torch.maximum(corners[:, :, None, :2], corners[:, None, :, :2])
-        high = torch.minimum(corners[:, :, None, 2:], corners[:, None, :, 2:])
-        overlap = (high - low).clamp(min=0).prod(-1)
-        union = area[:, :, None] + area[:, None] - overlap
-        covered = ((overlap / union).triu(1) > 0.5).any(1)
-        return [box[keep] for box, keep in zip(corners, ~covered & (best > 0.1), strict=True)]
-
-    return detect
 
 
 @EXAMPLES.clean

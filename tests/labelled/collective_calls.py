@@ -75,11 +75,6 @@ def computed(b: TraceBuilder, us: float = 200) -> None:
     b.op("aten::mm", [[64, 64], [64, 64]], dur_us=us)
 
 
-def in_place(b: TraceBuilder, elements: int) -> None:
-    """A gradient becomes a mean."""
-    b.op("aten::div_", [[elements], []], ["float", "Scalar"], ["", "2"])
-
-
 # --------------------------------------------------------------------------- small-collectives
 
 
@@ -89,27 +84,6 @@ def each_gradient_by_itself():
     computed(b)
     for elements in GRADIENTS:
         called(b, elements)
-    return b
-
-
-@EXAMPLES.positive(SMALL)
-def each_gradient_by_itself_and_divided():
-    b = job()
-    for elements in GRADIENTS:
-        called(b, elements)
-        in_place(b, elements)
-    computed(b)
-    return b
-
-
-@EXAMPLES.positive(SMALL, 3)
-def each_gradient_in_each_of_three_steps():
-    b = job()
-    for number in range(3):
-        with b.annotation(f"ProfilerStep#{number}"):
-            computed(b)
-            for elements in GRADIENTS:
-                called(b, elements)
     return b
 
 
@@ -208,15 +182,6 @@ def a_benchmark_of_one_tensor():
 
 
 @EXAMPLES.near_miss(SMALL)
-def a_benchmark_of_sizes():
-    b = job()
-    for power in range(12):
-        b.op("aten::ones", [[]], ["ScalarList"], [f"[{2**power}]"])
-        called(b, 2**power)
-    return b
-
-
-@EXAMPLES.near_miss(SMALL)
 def barriers_of_a_test():
     b = job()
     for _ in range(10):
@@ -280,28 +245,6 @@ def a_wait_right_behind_the_start_on_nccl():
     waited(b)
     with b.op("aten::mm", [[64, 64], [64, 64]]):
         b.launch("gemm", 100)
-    return b
-
-
-@EXAMPLES.positive(BLOCKING, 2)
-def two_on_nccl_each_with_its_wait():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for _ in range(2):
-        noted(b, 2**20, 3)
-        waited(b)
-        with b.op("aten::mm", [[64, 64], [64, 64]]):
-            b.launch("gemm", 100)
-    return b
-
-
-@EXAMPLES.positive(BLOCKING)
-def one_that_waits_and_one_that_does_not():
-    b = job()
-    called(b, 2**18, later=True, ms=2)
-    b.advance(2010)
-    computed(b)
-    called(b, 2**18, later=True, ms=2)
-    computed(b, 2500)
     return b
 
 
@@ -370,16 +313,6 @@ def nearly_a_large_one():
 
 
 @EXAMPLES.near_miss(BLOCKING)
-def work_between_start_and_wait():
-    b = job()
-    called(b, 2**18, later=True, ms=2)
-    computed(b, 1500)
-    b.advance(600)
-    computed(b)
-    return b
-
-
-@EXAMPLES.near_miss(BLOCKING)
 def a_plain_call():
     b = job()
     called(b, 2**18, ms=2)
@@ -401,26 +334,6 @@ def long_after_the_work():
     b = job()
     called(b, 2**18, later=True, ms=2)
     b.advance(9000)
-    computed(b)
-    return b
-
-
-@EXAMPLES.near_miss(BLOCKING)
-def functional_collectives_of_a_parallel_layer():
-    b = job()
-    with b.op("_c10d_functional::all_reduce", [[2**18], [], []], ["float", "", ""]):
-        called(b, 2**18, later=True, ms=2)
-    b.op("_c10d_functional::wait_tensor", [[2**18]], dur_us=2000)
-    computed(b)
-    return b
-
-
-@EXAMPLES.near_miss(BLOCKING)
-def the_last_bucket_of_ddp():
-    b = job()
-    with b.op(NODE):
-        called(b, 2**18, later=True, ms=2)
-    b.advance(2010)
     computed(b)
     return b
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labelled.case import Examples
-from labelled.kineto import OfTheDeviceAlone
 from support.trace_builder import TraceBuilder
-from support.trace_styles import STYLES, Event
 
 EXAMPLES = Examples()
 RULE = "exposed-communication"
@@ -19,13 +17,6 @@ GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute"
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT64x32x256_MI16x16x1"
 COMPUTING, SENDING = 7, 20
-
-
-class Early(TraceBuilder):
-    """A trace of the summer of 2021."""
-
-    def document(self) -> Event:
-        return STYLES["schema_2021"](super().document())
 
 
 def job(
@@ -86,20 +77,6 @@ def gradients_in_one_bucket():
     return b
 
 
-@EXAMPLES.positive(RULE, 7)
-def gradients_between_annotated_forward_passes_and_once_in_one():
-    b = job("NVIDIA A100-SXM4-80GB", 8, (8, 0))
-    for number in range(6):
-        with b.annotation("forward"):
-            b.advance(4000)
-            layers(b, 4)
-            if number == 3:
-                sent(b, "c10d::allreduce_", REDUCE, 1)
-        sent(b, "c10d::allreduce_", REDUCE, 3)
-        layers(b, 0.1)
-    return b
-
-
 @EXAMPLES.positive(RULE, 12)
 def each_gradient_of_a_compiled_backward_pass():
     b = job("Tesla V100-SXM2-32GB", 2, (7, 0))
@@ -111,16 +88,6 @@ def each_gradient_of_a_compiled_backward_pass():
                 for _ in range(3):
                     sent(b, "c10d::allreduce_", REDUCE, 1)
             layers(b, 1, "volta_fp16_s884gemm_fp16_128x64_ldg8_f2f_tn")
-    return b
-
-
-@EXAMPLES.positive(RULE, 3)
-def a_general_kernel_of_rccl_with_its_collective_noted():
-    b = job("AMD Instinct MI300X", 8, vendor="amd")
-    for _ in range(3):
-        layers(b, 5, TENSILE)
-        sent(b, "c10d::allreduce_", GENERIC, 7, noted="allreduce")
-        layers(b, 5, TENSILE)
     return b
 
 
@@ -164,33 +131,6 @@ def embeddings_of_one_step_that_are_exchanged():
 
 
 @EXAMPLES.positive(RULE, 6)
-def experts_in_a_graph_that_is_replayed():
-    b = job("NVIDIA B200", 4, (10, 0))
-    for _ in range(3):
-        b.graph_launch([GEMM, SEND, GEMM, GEMM, SEND, GEMM], 400)
-    return b
-
-
-@EXAMPLES.positive(RULE, 3, also="half-unused")
-def a_recording_of_2021():
-    b = Early("Tesla V100-SXM2-16GB", (7, 0))
-    for _ in range(4):
-        layers(b, 12, "volta_sgemm_128x64_tn")
-        sent(b, "nccl:all_reduce", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)", 9)
-    return b
-
-
-@EXAMPLES.positive(RULE, 3)
-def a_recording_of_the_device_alone():
-    b = OfTheDeviceAlone("NVIDIA A100-SXM4-40GB", (8, 0))
-    for _ in range(3):
-        layers(b, 6, "ampere_bf16_s16816gemm_bf16_128x128")
-        sent(b, "c10d::allreduce_", REDUCE, 3)
-    layers(b, 1)
-    return b
-
-
-@EXAMPLES.positive(RULE, 6)
 def a_rank_that_waits_for_the_others():
     b = job("AMD Instinct MI250X", 64, vendor="amd")
     for number, ms in enumerate((2, 18, 25, 4, 31, 12)):
@@ -220,19 +160,6 @@ def stages_of_a_pipeline():
         layers(b, 6)
         sent(b, "c10d::recv_", SEND, 5)
     layers(b, 6)
-    return b
-
-
-@EXAMPLES.positive(RULE, 4, also="host-sync")
-def sizes_that_the_host_waits_for():
-    b = job("NVIDIA A100-SXM4-40GB", 16, (8, 0))
-    for _ in range(4):
-        layers(b, 4)
-        sent(b, "c10d::alltoall_base_", SEND, 3)
-        with b.op("aten::item", [[]]), b.op("aten::_local_scalar_dense", [[]]):
-            b.memcpy("DtoH", 4, device_us=2, stream=SENDING)
-            b.sync("cudaStreamSynchronize", stream=SENDING)
-    layers(b, 4)
     return b
 
 
@@ -271,18 +198,6 @@ def less_to_gain_than_is_worth_a_change():
 
 
 @EXAMPLES.near_miss(RULE)
-def gradients_that_the_backward_pass_hides():
-    b = job("NVIDIA A100-SXM4-80GB", 8, (8, 0))
-    for number in range(4):
-        with b.annotation(f"ProfilerStep#{number}"):
-            layers(b, 8)
-            for _ in range(3):
-                reduced(b, 4, awaited=False)
-                layers(b, 8)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def the_first_broadcast_of_weights():
     b = job("NVIDIA H100 80GB HBM3", 8)
     with b.op("aten::normal_", [[512, 512]]):
@@ -311,18 +226,6 @@ def a_group_of_one():
         layers(b, 4)
         reduced(b, 2)
     layers(b, 4)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def a_host_that_is_late_anyway():
-    b = job("NVIDIA A100-SXM4-40GB", 2, (8, 0))
-    for number in range(3):
-        with b.annotation(f"ProfilerStep#{number}"):
-            layers(b, 1)
-            reduced(b, 4, awaited=False)
-            b.advance(20_000)
-            layers(b, 1)
     return b
 
 
@@ -361,17 +264,4 @@ def gradients_that_gloo_sums_on_the_cpu():
         with b.op("c10d::allreduce_", [[[4096]], []]), b.op("gloo:all_reduce", [[4096]]):
             b.advance(9_000)
     layers(b, 3)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def shards_that_are_prefetched():
-    b = job("AMD Instinct MI300X", 8, vendor="amd")
-    layers(b, 4, TENSILE)
-    for _ in range(6):
-        with b.annotation("FSDP::all_gather"):
-            b.wait(SENDING, COMPUTING)
-            sent(b, "c10d::_allgather_base_", GATHER, 3, awaited=False)
-        layers(b, 4, TENSILE)
-        b.wait(COMPUTING, SENDING)
     return b

@@ -22,32 +22,11 @@ def _compiled(function, **options):
 
 
 @EXAMPLES.positive("graph-break")
-def a_break_that_is_asked_for():
-    def step(x):
-        y = x.sin()
-        torch._dynamo.graph_break()  # <- here
-        return y.cos()
-
-    return Compiling(lambda: _compiled(step)(X))
-
-
-@EXAMPLES.positive("graph-break")
 def a_print_between_two_operators():
     def step(x):
         y = x.sin()
         print(end="")  # noqa: T201  # <- here
         return y.cos()
-
-    return Compiling(lambda: _compiled(step)(X))
-
-
-@EXAMPLES.positive("graph-break")
-def a_branch_on_a_value():
-    def step(x):
-        y = x.sin()
-        if x.sum() > 0:  # <- here
-            return y.cos()
-        return y.tan()
 
     return Compiling(lambda: _compiled(step)(X))
 
@@ -85,31 +64,6 @@ def a_break_in_a_try_of_which_nothing_is_compiled():
     return Compiling(lambda: _compiled(step)(X))
 
 
-@EXAMPLES.positive("graph-break", 2)
-def a_break_in_a_function_that_the_compiled_one_calls():
-    def inner(x):
-        x = x + 1
-        torch._dynamo.graph_break()  # <- here
-        return x * 2
-
-    def step(x):
-        return inner(x.sin()).cos()
-
-    return Compiling(lambda: _compiled(step)(X))
-
-
-@EXAMPLES.positive("graph-break", 2)
-def two_breaks_in_one_function():
-    def step(x):
-        x = x.sin()
-        torch._dynamo.graph_break()  # <- here
-        x = x.cos()
-        torch._dynamo.graph_break()  # <- here
-        return x.tan()
-
-    return Compiling(lambda: _compiled(step)(X))
-
-
 @EXAMPLES.positive("graph-break")
 def a_disabled_function():
     @torch.compiler.disable
@@ -131,35 +85,6 @@ def a_break_in_the_forward_of_a_module():
             return x.cos()
 
     return Compiling(lambda: _compiled(Net())(X))
-
-
-@EXAMPLES.positive("graph-break")
-def a_break_after_a_reset():
-    def step(x):
-        y = x.sin()
-        torch._dynamo.graph_break()  # <- here
-        return y.cos()
-
-    def block():
-        torch._dynamo.reset()
-        _compiled(step)(X)
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("graph-break", 2, also="recompile")
-def a_function_with_a_break_that_is_compiled_for_two_types():
-    def step(x):
-        y = x.sin()
-        torch._dynamo.graph_break()  # <- here
-        return y.cos()
-
-    def block():
-        compiled = _compiled(step)
-        compiled(X)
-        compiled(X.double())
-
-    return Compiling(block)
 
 
 @EXAMPLES.positive("graph-break", 2)
@@ -185,19 +110,6 @@ def a_break_in_a_loop_for_which_the_frame_is_skipped():
             x = x.sin()
             torch._dynamo.graph_break()  # <- here
             x = x.cos()
-        return x
-
-    return Compiling(lambda: _compiled(step)(X))
-
-
-@EXAMPLES.positive("graph-break", 3, also="recompile", unlike="2.6")
-def a_break_in_a_loop_with_a_return_behind_it():
-    def step(x):
-        for number in range(3):
-            y = x.tanh()
-            if torch.allclose(x, y):  # <- here
-                return number
-            x = y
         return x
 
     return Compiling(lambda: _compiled(step)(X))
@@ -235,19 +147,6 @@ def a_choice_by_where():
         return torch.where(x.sum() > 0, x.cos(), x.tan())
 
     return Compiling(lambda: _compiled(step)(X))
-
-
-@EXAMPLES.near_miss("graph-break")
-def a_print_outside_the_compiled_function():
-    def step(x):
-        return x.sin()
-
-    def block():
-        y = _compiled(step)(X)
-        print(end="")  # noqa: T201
-        y.cos()
-
-    return Compiling(block)
 
 
 @EXAMPLES.near_miss("graph-break")
@@ -304,19 +203,6 @@ def a_stored_trace_with_compiled_code_and_stacks():
 
 
 # ------------------------------------------------------------------------ recompile
-
-
-@EXAMPLES.positive("recompile")
-def another_size():
-    def step(x):  # <- here
-        return x.sin()
-
-    def block():
-        compiled = _compiled(step)
-        compiled(X)
-        compiled(torch.ones(5))
-
-    return Compiling(block)
 
 
 @EXAMPLES.near_miss("recompile")
@@ -415,48 +301,6 @@ def a_string_that_changes():
 
 
 @EXAMPLES.positive("recompile")
-def a_mask_that_is_left_out():
-    def step(x, mask):  # <- here
-        return x.sin() if mask is None else x * mask
-
-    def block():
-        compiled = _compiled(step)
-        for mask in (None, X):
-            compiled(X, mask)
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("recompile")
-def two_dynamic_sizes_that_are_equal_at_first():
-    def step(a, b):  # <- here
-        return a.sum(1), b.sum(1)
-
-    def block():
-        compiled = _compiled(step, dynamic=True)
-        for size in (5, 6):
-            compiled(torch.ones(3, 5), torch.ones(4, size))
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def two_dynamic_sizes_that_are_marked():
-    def step(a, b):
-        return a.sum(1), b.sum(1)
-
-    def block():
-        compiled = _compiled(step, dynamic=True)
-        for size in (5, 6):
-            inputs = torch.ones(3, 5), torch.ones(4, size)
-            for x in inputs:
-                torch._dynamo.mark_dynamic(x, 1)
-            compiled(*inputs)
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("recompile")
 def a_global_that_changes():
     def step(x):  # <- here
         return x * FACTOR
@@ -465,37 +309,6 @@ def a_global_that_changes():
         global FACTOR
         compiled = _compiled(step)
         for FACTOR in (2.0, 3.0):
-            compiled(X)
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("recompile")
-def a_module_that_is_put_into_evaluation():
-    torch._dynamo.reset()  # modules of torch's own share one frame
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
-
-    def block():
-        compiled = _compiled(model)
-        with torch.no_grad():
-            for training in (True, False):
-                model.train(training)
-                compiled(X)  # <- here
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def a_module_that_is_trained_and_then_evaluated():
-    torch._dynamo.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
-
-    def block():
-        compiled = _compiled(model)
-        model.train()
-        compiled(X).sum().backward()
-        model.eval()
-        with torch.no_grad():
             compiled(X)
 
     return Compiling(block)
@@ -521,82 +334,6 @@ def two_sizes_of_a_function_that_an_earlier_test_has_compiled():
     return Compiling(lambda: [compiled(torch.ones(size)) for size in (5, 6)])
 
 
-@EXAMPLES.positive("recompile", 8)
-def numbers_until_dynamo_gives_up():
-    def step(x, word):  # <- here
-        return x.sin() if word else x.cos()
-
-    def block():
-        compiled = _compiled(step)
-        for number in range(12):
-            compiled(X, str(number))
-
-    return Compiling(block)
-
-
-class Mlp(torch.nn.Module):
-    """A model of the user's, as wide as he wants it."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.hidden = torch.nn.Linear(4, width)
-        self.out = torch.nn.Linear(width, 2)
-
-    def forward(self, x):  # <- here
-        return self.out(self.hidden(x).relu())
-
-
-@EXAMPLES.positive("recompile")
-def a_student_and_a_wider_teacher_of_one_class():
-    def block():
-        torch._dynamo.reset()
-        student, teacher = _compiled(Mlp(8)), _compiled(Mlp(32))
-        with torch.no_grad():
-            student(X[None])
-            teacher(X[None])
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("recompile", 2)
-def modules_of_torchs_own_that_are_compiled_one_by_one():
-    def block():
-        torch._dynamo.reset()
-        layers = [torch.nn.Linear(4, 4), torch.nn.Conv1d(1, 4, 1), torch.nn.Tanh()]
-        x = X[None]
-        with torch.no_grad():
-            for layer in layers:
-                x = _compiled(layer)(x)  # <- here
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def blocks_of_one_size_that_are_compiled_one_by_one():
-    def block():
-        torch._dynamo.reset()
-        ensemble = [_compiled(Mlp(8)) for _ in range(3)]
-        with torch.no_grad():
-            torch.stack([model(X[None]) for model in ensemble]).mean(0)
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def a_function_that_calls_student_and_teacher():
-    student, teacher = Mlp(8), Mlp(32)
-
-    def distance(x):
-        return (student(x) - teacher(x)).square().mean()
-
-    def block():
-        torch._dynamo.reset()
-        with torch.no_grad():
-            _compiled(distance)(X[None])
-
-    return Compiling(block)
-
-
 @EXAMPLES.near_miss("recompile")
 def a_stored_trace_in_which_variants_run():
     builder = TraceBuilder(region="")
@@ -613,21 +350,6 @@ def the_first_compilation():
 
 
 @EXAMPLES.near_miss("recompile")
-def a_size_that_is_marked_dynamic():
-    def step(x):
-        return x.sin()
-
-    def block():
-        compiled = _compiled(step)
-        for size in (3, 4, 5):
-            x = torch.ones(size)
-            torch._dynamo.mark_dynamic(x, 0)
-            compiled(x)
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
 def dynamic_shapes_from_the_start():
     def step(x):
         return x.sin()
@@ -641,59 +363,12 @@ def dynamic_shapes_from_the_start():
 
 
 @EXAMPLES.near_miss("recompile")
-def other_values_in_a_tensor():
-    def step(x, factor):
-        return x * factor
-
-    def block():
-        compiled = _compiled(step)
-        for factor in torch.tensor([0.1, 0.2, 0.3]).split(1):
-            compiled(X, factor)
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
 def two_functions():
     def block():
         _compiled(lambda x: x.sin())(X)
         _compiled(lambda x: x.cos())(X)
 
     return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def the_same_function_after_a_reset():
-    def step(x):
-        return x.sin()
-
-    def block():
-        for x in (X, X.double()):
-            torch._dynamo.reset()
-            _compiled(step)(x)
-
-    return Compiling(block)
-
-
-@EXAMPLES.near_miss("recompile")
-def the_backward_of_compiled_code():
-    weight = torch.ones(4, requires_grad=True)
-
-    def step(x):
-        return (x * x).sin()
-
-    compiled = torch.compile(step, backend="aot_eager")
-    return Compiling(lambda: compiled(weight).sum().backward())
-
-
-@EXAMPLES.near_miss("recompile", also="graph-break")
-def the_rest_of_a_function_after_a_break():
-    def step(x):
-        y = x.sin()
-        torch._dynamo.graph_break()
-        return y.cos()
-
-    return Compiling(lambda: _compiled(step)(X))
 
 
 @EXAMPLES.near_miss("recompile")

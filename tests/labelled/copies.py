@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
 
-import torch
 from labelled.case import Examples
 from support.trace_builder import TraceBuilder
 
@@ -124,43 +123,6 @@ def indices_counted_on_the_host():
     return b
 
 
-@EXAMPLES.positive("extra-cuda-copy", 2)
-def two_noises_drawn_on_the_host():
-    b = TraceBuilder(GPU)
-    for _ in range(2):
-        filled(b, "randn")
-        up(b, [100, 100])
-        product(b)
-    return b
-
-
-@EXAMPLES.positive("extra-cuda-copy")
-def drawn_then_pinned():
-    b = TraceBuilder(GPU)
-    filled(b, "rand")
-    with b.op("aten::pin_memory", [[100, 100], []], ["float", ""]):
-        b.runtime("cudaHostAlloc")
-        b.op("aten::copy_", [[100, 100], [100, 100], []], ["float", "float", "Scalar"])
-    up(b, [100, 100], pageable=False)
-    return b
-
-
-@EXAMPLES.positive("extra-cuda-copy")
-def drawn_and_written_into_what_is_there():
-    b = TraceBuilder(GPU)
-    filled(b, "randn")
-    copy_(b, "HtoD", [100, 100])
-    return b
-
-
-@EXAMPLES.positive("extra-cuda-copy")
-def a_large_one_is_this_rule_s_alone():
-    b = TraceBuilder(GPU)
-    filled(b, "zeros", (1024, 1024))
-    up(b, [1024, 1024])
-    return b
-
-
 @EXAMPLES.positive("extra-cuda-copy", bytes=40_000)
 def forty_thousand_bytes_of_at_least_so_many():
     b = TraceBuilder(GPU)
@@ -185,17 +147,6 @@ def made_on_the_device():
     b = TraceBuilder(GPU)
     filled(b, "ones", device=True)
     return b
-
-
-def _cast(b: TraceBuilder, *, device: bool) -> None:
-    types = ["float", "Scalar", "Scalar", "Scalar", ""]
-    with (
-        b.op("aten::to", [[100, 100], [], [], [], []], types),
-        b.op("aten::_to_copy", [[100, 100], [], [], [], [], [], []]),
-        b.op("aten::copy_", [[100, 100], [100, 100], []], ["c10::Half", "float", "Scalar"]),
-    ):
-        if device:
-            b.launch("unrolled_elementwise_kernel<direct_copy_kernel_cuda>")
 
 
 def _cast_and_moved(b: TraceBuilder, shape, dtype="float") -> None:
@@ -223,98 +174,6 @@ def a_cast_as_it_is_moved():
     return b
 
 
-@EXAMPLES.near_miss("extra-cuda-copy")
-def another_tensor_cast_as_it_is_moved():
-    b = TraceBuilder(GPU)
-    filled(b, "rand")
-    _cast_and_moved(b, [100, 100], "double")
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def a_cast_on_the_host():
-    b = TraceBuilder(GPU)
-    filled(b, "rand")
-    _cast(b, device=False)
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def a_cast_on_the_device():
-    b = TraceBuilder(GPU)
-    filled(b, "rand", device=True)
-    _cast(b, device=True)
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def moves_within_the_host_and_to_meta():
-    x = torch.zeros(100, 100)
-
-    def block():
-        torch.ones(100, 100).to("cpu", copy=True)
-        torch.rand(100, 100).to("meta")
-        x.fill_(5).clone()
-
-    return block
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def computed_from_what_was_drawn():
-    b = TraceBuilder(GPU)
-    filled(b, "rand")
-    b.op("aten::mul", [[100, 100], []], ["float", "Scalar"])
-    up(b, [100, 100])
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def data_from_python():
-    b = TraceBuilder(GPU)
-    b.op("aten::empty", [[]] * 6, ["ScalarList", "Scalar", "", "Scalar", "Scalar", ""], ["[3]"])
-    b.op("aten::to", [[3], [], [], [], [], []], ["float", "", "Scalar", "Scalar", "Scalar", ""])
-    b.op("aten::lift_fresh", [[3]], ["float"])
-    with b.op("aten::detach_", [[3]], ["float"]):
-        b.op("detach_", [[3]], ["float"])
-    up(b, [3])
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def a_batch_from_a_loader():
-    b = TraceBuilder(GPU)
-    filled(b, "zeros", (7,))
-    with b.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
-        b.op("aten::set_", [[0], [], [], [], []], ["float", "", "Scalar", "", ""])
-    up(b, [64, 10], pageable=False)
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def something_else_of_another_shape_is_filled_before():
-    b = TraceBuilder(GPU)
-    filled(b, "zeros", (5, 5))
-    up(b, [100, 100])
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def something_else_of_another_dtype_is_filled_before():
-    b = TraceBuilder(GPU)
-    filled(b, "zeros")
-    up(b, [100, 100], "c10::Half")
-    return b
-
-
-@EXAMPLES.near_miss("extra-cuda-copy")
-def filled_and_moved_on_different_threads():
-    b = TraceBuilder(GPU)
-    with b.thread(9):
-        filled(b, "zeros")
-    up(b, [100, 100])
-    return b
-
-
 # -------------------------------------------------------------------- pageable-copy: positives
 
 ROW = [1024]  # float: 4 KiB
@@ -328,27 +187,9 @@ def a_batch_in_pageable_memory():
     return b
 
 
-@EXAMPLES.positive("pageable-copy", 3)
-def three_batches_in_pageable_memory():
-    b = TraceBuilder(GPU)
-    for _ in range(3):
-        up(b, [32, 3, 64, 64])
-        product(b)
-    return b
-
-
 @EXAMPLES.positive("pageable-copy", also="host-sync")
 def a_result_to_pageable_memory():
     b = TraceBuilder(GPU)
-    product(b, 1024)
-    down(b, [1024, 1024])
-    return b
-
-
-@EXAMPLES.positive("pageable-copy", 2, also="host-sync")
-def in_and_out_of_pageable_memory():
-    b = TraceBuilder(GPU)
-    up(b, [1024, 1024])
     product(b, 1024)
     down(b, [1024, 1024])
     return b
@@ -396,23 +237,6 @@ def a_copy_that_was_not_just_filled():
 
 
 @EXAMPLES.near_miss("pageable-copy")
-def pinned_batches():
-    b = TraceBuilder(GPU)
-    for _ in range(3):
-        up(b, [32, 3, 224, 224], pageable=False)
-        product(b)
-    return b
-
-
-@EXAMPLES.near_miss("pageable-copy", also="host-sync")
-def a_result_to_pinned_memory():
-    b = TraceBuilder(GPU)
-    product(b, 1024)
-    down(b, [1024, 1024], pageable=False)
-    return b
-
-
-@EXAMPLES.near_miss("pageable-copy")
 def exactly_the_threshold():
     b = TraceBuilder(GPU)
     up(b, [64 * KIB], "unsigned char")
@@ -426,45 +250,11 @@ def a_batch_under_a_higher_threshold():
     return b
 
 
-@EXAMPLES.near_miss("pageable-copy", also="host-sync")
-def a_loss_that_is_read():
-    b = TraceBuilder(GPU)
-    product(b)
-    with b.op("aten::item", [[]]), b.op("aten::_local_scalar_dense", [[]]):
-        b.memcpy("DtoH", 4)
-        b.sync("cudaStreamSynchronize")
-    return b
-
-
-@EXAMPLES.near_miss("pageable-copy")
-def copies_within_the_device():
-    b = TraceBuilder(GPU)
-    with b.op("aten::copy_", [[1024, 1024], [1024, 1024], []], ["float", "float", "Scalar"]):
-        b.memcpy("DtoD", 1 << 22)
-    return b
-
-
 @EXAMPLES.near_miss("pageable-copy")
 def a_copy_of_unknown_size():
     b = TraceBuilder(GPU)
     with b.op("aten::copy_", [[1024], [1024], []], ["float", "float", "Scalar"]):
         b.memcpy("HtoD", -1)
-    return b
-
-
-@EXAMPLES.near_miss("pageable-copy", also="extra-cuda-copy")
-def zeros_that_pinned_memory_would_not_mend():
-    b = TraceBuilder(GPU)
-    filled(b, "zeros", (1024, 1024))
-    up(b, [1024, 1024])
-    return b
-
-
-@EXAMPLES.near_miss("pageable-copy")
-def fills_of_the_device():
-    b = TraceBuilder(GPU)
-    with b.op("aten::zero_", [[1024, 1024]]):
-        b.memset(1 << 22)
     return b
 
 
@@ -480,49 +270,6 @@ def to_the_host_and_back():
     down(b, [256, 256])
     up(b, [256, 256])
     computed(b, [256, 256])
-    return b
-
-
-@EXAMPLES.positive("copy-round-trip", also=BOTH)
-def work_on_the_host_in_between():
-    b = TraceBuilder(GPU)
-    down(b, [256, 256])
-    with b.op("aten::clamp", [[256, 256], [], []], ["float", "Scalar", "Scalar"]):
-        pass
-    b.advance(300)
-    up(b, [256, 256])
-    return b
-
-
-@EXAMPLES.positive("copy-round-trip", 3, also=BOTH)
-def in_every_layer():
-    b = TraceBuilder(GPU)
-    for _ in range(3):
-        computed(b, [256, 256])
-        down(b, [256, 256])
-        up(b, [256, 256])
-    return b
-
-
-@EXAMPLES.positive("copy-round-trip", 2, also="host-sync")
-def activations_offloaded_to_pinned_memory():
-    b = TraceBuilder(GPU)
-    for _ in range(2):
-        computed(b, [256, 256])
-        down(b, [256, 256], pageable=False)
-    for _ in range(2):
-        up(b, [256, 256], pageable=False)
-        computed(b, [256, 256])
-    return b
-
-
-@EXAMPLES.positive("copy-round-trip", also=BOTH)
-def after_an_upload_of_another_size():
-    b = TraceBuilder(GPU)
-    up(b, [256, 512])
-    computed(b, [256, 256])
-    down(b, [256, 256])
-    up(b, [256, 256])
     return b
 
 
@@ -571,33 +318,12 @@ def a_quarter_under_a_higher_threshold():
 
 
 @EXAMPLES.near_miss("copy-round-trip", also=BOTH)
-def up_and_down():
-    b = TraceBuilder(GPU)
-    up(b, [256, 256])
-    computed(b, [256, 256])
-    down(b, [256, 256])
-    return b
-
-
-@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
 def up_and_down_for_each_of_three_images():
     b = TraceBuilder(GPU)
     for _ in range(3):
         up(b, [256, 256])
         computed(b, [256, 256])
         down(b, [256, 256])
-    return b
-
-
-@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
-def results_down_and_the_next_batch_of_a_loader_up():
-    b = TraceBuilder(GPU)
-    for _ in range(2):
-        computed(b, [256, 256])
-        down(b, [256, 256])
-        with b.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
-            b.advance(50)
-        up(b, [256, 256])
     return b
 
 
@@ -625,27 +351,9 @@ def another_dtype_of_the_same_size_comes_back():
     return b
 
 
-@EXAMPLES.near_miss("copy-round-trip", also="host-sync")
-def losses_read_and_scalars_set():
-    b = TraceBuilder(GPU)
-    for _ in range(4):
-        down(b, [])
-        up(b, [])
-    return b
-
-
 @EXAMPLES.near_miss("copy-round-trip", also=BOTH)
 def results_that_stay_on_the_host():
     b = TraceBuilder(GPU)
     for _ in range(4):
         down(b, [256, 256])
-    return b
-
-
-@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
-def down_on_one_thread_and_up_on_another():
-    b = TraceBuilder(GPU)
-    with b.thread(9):
-        down(b, [256, 256])
-    up(b, [256, 256])
     return b

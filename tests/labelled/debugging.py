@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from labelled.case import Examples
 from support.trace_builder import TraceBuilder
 from torch import nn
@@ -46,49 +45,6 @@ def epoch_under_anomaly_detection():
                 optimizer.step()
 
     return epoch
-
-
-@EXAMPLES.positive("debug-left-on", 4)
-def trainer_with_a_flag_for_it():
-    class Trainer:
-        def __init__(self, model, *, detect_anomaly=True):
-            self.model, self.detect_anomaly = model, detect_anomaly
-            self.optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-        def training_step(self, batch, target):
-            return F.cross_entropy(self.model(batch), target)
-
-        def fit(self, batches):
-            with torch.autograd.set_detect_anomaly(self.detect_anomaly):
-                for batch, target in batches:
-                    loss = self.training_step(batch, target)
-                    self.optimizer.zero_grad()
-                    loss.backward()  # <- here
-                    self.optimizer.step()
-
-    trainer = Trainer(_model())
-    data = [(torch.randn(4, 8), torch.randint(2, (4,))) for _ in range(4)]
-    return lambda: trainer.fit(data)
-
-
-@EXAMPLES.positive("debug-left-on", 6)
-def adversarial_losses_under_anomaly_detection():
-    generator, critic = nn.Linear(4, 8), nn.Linear(8, 1)
-    opt_g = torch.optim.SGD(generator.parameters(), lr=0.1)
-    opt_d = torch.optim.SGD(critic.parameters(), lr=0.1)
-
-    def train(steps=3):
-        with torch.autograd.detect_anomaly(check_nan=True):
-            for _ in range(steps):
-                fake = generator(torch.randn(2, 4))
-                opt_d.zero_grad()
-                critic(fake.detach()).mean().backward()  # <- here
-                opt_d.step()
-                opt_g.zero_grad()
-                (-critic(fake).mean()).backward()  # <- here
-                opt_g.step()
-
-    return train
 
 
 @EXAMPLES.positive("debug-left-on", 3)
@@ -134,28 +90,6 @@ def one_step_is_looked_through_by_a_test_of_it():
 
 
 @EXAMPLES.near_miss("debug-left-on")
-def model_asks_for_nan_in_its_own_activations():
-    class Guarded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = _model()
-
-        def forward(self, x):
-            out = self.inner(x)
-            if torch.isnan(out).any():
-                raise FloatingPointError
-            return out
-
-    model = Guarded()
-
-    def epoch():
-        for _ in range(4):
-            model(torch.randn(4, 8)).sum().backward()
-
-    return epoch
-
-
-@EXAMPLES.near_miss("debug-left-on")
 def hook_zeroes_gradients_that_are_not_finite():
     model = _model()
     for parameter in model.parameters():
@@ -164,23 +98,6 @@ def hook_zeroes_gradients_that_are_not_finite():
     def epoch():
         for _ in range(4):
             model(torch.randn(4, 8)).sum().backward()
-
-    return epoch
-
-
-@EXAMPLES.near_miss("debug-left-on")
-def scaler_skips_steps_whose_gradients_overflow():
-    model = _model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def epoch():
-        for _ in range(4):
-            optimizer.zero_grad()
-            (model(torch.randn(4, 8)).sum() * 1024).backward()
-            grads = [p.grad for p in model.parameters() if p.grad is not None]
-            if not torch.stack([g.isnan().any() for g in grads]).any():
-                torch._foreach_div_(grads, 1024.0)
-                optimizer.step()
 
     return epoch
 
@@ -236,18 +153,6 @@ def small_buffers_count_where_the_threshold_says_so():
     def block():
         with deterministic():
             return [torch.empty(2048) for _ in range(3)]  # <- here
-
-    return block
-
-
-@EXAMPLES.near_miss("debug-left-on")
-def small_tensors_are_filled_in_no_time():
-    model = _model()
-
-    def block():
-        with deterministic():
-            model(torch.randn(4, 8)).sum().backward()
-            return torch.empty(64)
 
     return block
 

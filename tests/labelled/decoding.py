@@ -59,12 +59,6 @@ def _ids(batch=1, time=4):
 
 
 @EXAMPLES.positive("decode-without-cache")
-def text_generated_by_a_method_of_the_model():
-    model, prompt = _Model().eval(), _ids()
-    return lambda: model.generate(prompt, 20)
-
-
-@EXAMPLES.positive("decode-without-cache")
 def sixteen_tokens():
     model, prompt = _Model().eval(), _ids()
     return lambda: model.generate(prompt, 16)
@@ -80,38 +74,6 @@ def fifteen_tokens():
 def five_tokens_with_a_lower_threshold():
     model, prompt = _Model().eval(), _ids()
     return lambda: model.generate(prompt, 5)
-
-
-@EXAMPLES.positive("decode-without-cache")
-def a_batch_that_is_sampled():
-    class Sampler:
-        def __init__(self, model, temperature):
-            self.model, self.temperature = model, temperature
-
-        @torch.inference_mode()
-        def __call__(self, ids, steps):
-            for _ in range(steps):
-                odds = (self.model(ids)[:, -1] / self.temperature).softmax(-1)  # <- here
-                ids = torch.hstack([ids, torch.multinomial(odds, 1)])
-            return ids
-
-    sampler, prompt = Sampler(_Model().eval(), 0.8), _ids(2)
-    return lambda: sampler(prompt, 18)
-
-
-@EXAMPLES.positive("decode-without-cache")
-def tokens_written_into_a_buffer():
-    model = _Model().eval()
-
-    @torch.inference_mode()
-    def decode():
-        tokens = torch.zeros(1, 24, dtype=torch.long)
-        for i in range(20):
-            logits = model(tokens[:, : i + 1])  # <- here
-            tokens[:, i + 1] = logits[:, -1].argmax(-1)
-        return tokens
-
-    return decode
 
 
 @EXAMPLES.positive("decode-without-cache")
@@ -192,125 +154,10 @@ def attention_by_hand_to_all_positions():
     return _by_hand(causal=False)
 
 
-def _encoder(**options):
-    """An encoder that generates, as in an example of torch's: with or without a causal mask."""
-    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, dropout=0)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-
-    @torch.no_grad()
-    def decode():
-        ids = torch.zeros(1, 2, dtype=torch.long)
-        for _ in range(18):
-            size = ids.shape[1]
-            mask = nn.Transformer.generate_square_subsequent_mask(size) if options else None
-            x = model(words(ids), mask, **options)  # <- here
-            ids = torch.cat([ids, head(x)[:, -1:].argmax(-1)], -1)
-        return ids
-
-    return decode
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def an_encoder_that_sees_all_positions():
-    return _encoder()
-
-
-@EXAMPLES.positive("decode-without-cache")
-def an_encoder_with_a_causal_mask():
-    return _encoder(is_causal=True)
-
-
 @EXAMPLES.positive("decode-without-cache", 2)
 def two_texts_one_after_the_other():
     model, prompts = _Model(1).eval(), [_ids(1, 3), _ids(1, 5)]
     return lambda: [model.generate(prompt, 17) for prompt in prompts]
-
-
-@EXAMPLES.positive("decode-without-cache")
-def a_first_step_on_another_line():
-    model, prompt = _Model().eval(), _ids(1, 6)
-
-    def prefill(ids):
-        return model(ids)
-
-    def sample(ids, steps):
-        run_model = model.__call__
-        logits = prefill(ids)
-        for step in range(steps):
-            if step:
-                logits = run_model(ids)  # <- here
-            odds = logits[:, -1].softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(odds, 1)], dim=-1)
-        return ids
-
-    @torch.no_grad()
-    def generate(ids, steps):
-        decoding_method = sample
-        return decoding_method(ids, steps)
-
-    return lambda: generate(prompt, 18)
-
-
-class _Translator(nn.Module):
-    """Encodes once; each step of a decoder is a call of a method that is not forward."""
-
-    def __init__(self):
-        super().__init__()
-        encoder = nn.TransformerEncoderLayer(WIDTH, HEADS, 32)
-        decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 32)
-        self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
-        self.encoder, self.decoder = (
-            nn.TransformerEncoder(encoder, 1),
-            nn.TransformerDecoder(decoder, 1),
-        )
-        self.places = nn.Parameter(torch.rand(64, 1, WIDTH))
-        self.unembed = nn.Linear(WIDTH, WORDS)
-
-    def encode(self, ids):
-        embed = self.source(ids)
-        return self.encoder(embed + self.places[: len(ids)])
-
-    def decode(self, ids, memory, mask):
-        embed = self.target(ids)
-        hidden = embed + self.places[: len(ids)]
-        return self.decoder(hidden, memory, mask)
-
-
-@EXAMPLES.positive("decode-without-cache")
-def a_method_that_decodes():
-    model, source = _Translator().eval(), torch.randint(WORDS, (7, 1))
-
-    @torch.no_grad()
-    def greedy_decode(source, steps):
-        memory = model.encode(source)
-        ids = torch.zeros(1, 1, dtype=torch.long)
-        for _ in range(steps):
-            mask = nn.Transformer.generate_square_subsequent_mask(len(ids))
-            out = model.decode(ids, memory, mask)  # <- here
-            best = model.unembed(out[-1]).argmax(-1)
-            ids = torch.cat([ids, best[None]], dim=0)
-        return ids
-
-    return lambda: greedy_decode(source, 18)
-
-
-@EXAMPLES.positive("decode-without-cache")
-def a_loop_over_several_parts_of_a_model():
-    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-    body = nn.Sequential(_Block(), _Block()).eval()
-
-    @torch.inference_mode()
-    def decode(ids):
-        for _ in range(18):
-            x = words(ids)
-            x = body(x)  # <- here
-            logits = head(x)
-            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
-        return ids
-
-    prompt = _ids()
-    return lambda: decode(prompt)
 
 
 @EXAMPLES.positive("decode-without-cache")
@@ -332,93 +179,6 @@ def a_recurrent_net_before_a_deep_head():
 # ------------------------------------------------------------------------------ near misses
 
 
-class _CachedModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.qkv = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS)
-
-    def forward(self, ids, cache=None):
-        q, k, v = self.qkv(self.words(ids)).chunk(3, -1)
-        if cache is not None:
-            k, v = torch.cat((cache[0], k), 1), torch.cat((cache[1], v), 1)
-        return self.head(F.scaled_dot_product_attention(q, k, v)[:, -1]), (k, v)
-
-
-@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
-def text_generated_with_a_cache():
-    model, prompt = _CachedModel().eval(), _ids()
-
-    @torch.inference_mode()
-    def decode():
-        ids = prompt
-        logits, cache = model(ids)
-        for _ in range(20):
-            chosen = logits.argmax(-1, keepdim=True)
-            ids = torch.cat((ids, chosen), 1)
-            logits, cache = model(chosen, cache)
-        return ids
-
-    return decode
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def a_cache_that_was_allocated_before():
-    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-
-    @torch.inference_mode()
-    def decode():
-        keys, token = torch.zeros(1, 24, WIDTH), torch.zeros(1, 1, dtype=torch.long)
-        for t in range(20):
-            x = words(token)
-            keys[:, t] = x[:, 0]
-            y = F.scaled_dot_product_attention(x, keys[:, : t + 1], keys[:, : t + 1])
-            token = head(y)[:, -1].argmax(-1, keepdim=True)
-
-    return decode
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def a_window_of_the_last_tokens():
-    model, prompt = _Model(1).eval(), _ids(1, 8)
-    return lambda: model.generate(prompt, 20, window=8)
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def batches_of_growing_lengths():
-    model, batches = _Model(1).eval(), [_ids(2, 3 + n) for n in range(20)]
-
-    @torch.inference_mode()
-    def evaluate():
-        return [model(batch).mean() for batch in batches]
-
-    return evaluate
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def batches_of_different_lengths():
-    lengths = [5, 9, 3, 7, 8, 4, 6, 9, 5, 3, 8, 7] * 2
-    model, batches = _Model(1).eval(), [_ids(2, n) for n in lengths]
-
-    @torch.inference_mode()
-    def evaluate():
-        return [model(batch).mean() for batch in batches]
-
-    return evaluate
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def prefixes_that_a_test_goes_through():
-    model, ids = _Model(1).eval(), _ids(1, 24)
-
-    @torch.inference_mode()
-    def check():
-        for n in range(1, 22):
-            assert model(ids[:, :n]).shape == (1, n, WORDS)
-
-    return check
-
-
 @EXAMPLES.near_miss("decode-without-cache")
 def a_window_that_grows_in_training():
     model, ids = _Model(1), _ids(2, 28)
@@ -434,21 +194,6 @@ def a_window_that_grows_in_training():
             seen = torch.cat([seen, ids[:, n : n + 1]], 1)
 
     return curriculum
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def images_that_get_larger():
-    layer = nn.Conv2d(3, 4, 3, padding=1).eval()
-    images = torch.rand(1, 3, 8, 8)
-
-    @torch.inference_mode()
-    def grow():
-        x = images
-        for size in range(9, 28):
-            x = F.interpolate(layer(x)[:, :3], size=(size, size))
-        return x
-
-    return grow
 
 
 @EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
@@ -519,11 +264,6 @@ def _decoded_with_a_cache(*, lookup):
 
 
 @EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
-def a_bias_looked_up_for_all_distances():
-    return _decoded_with_a_cache(lookup=True)
-
-
-@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
 def one_small_layer_for_all_distances():
     return _decoded_with_a_cache(lookup=False)
 
@@ -588,65 +328,3 @@ def music_by_layers_that_see_all_of_it():
         return piece
 
     return compose
-
-
-@EXAMPLES.positive("decode-without-cache")
-def a_method_of_the_model_with_a_single_line():
-    model = _Composer().eval()
-    mask = nn.Transformer.generate_square_subsequent_mask(30)
-
-    @torch.inference_mode()
-    def compose():
-        notes = _ids(2)
-        for at in range(4, 30):
-            odds = model.odds(notes, mask=mask[:at, :at])  # <- here
-            notes = torch.cat([notes, torch.multinomial(odds, 1)], 1)
-        return notes
-
-    return compose
-
-
-class _Attending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.notes, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList(
-            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2)
-        )
-
-    def forward(self, notes, mask=None):
-        x = self.notes(notes)
-        for layer in self.layers:
-            x = x + layer(x, x, x, attn_mask=mask)[0]
-        return self.head(x[:, -1])
-
-
-def _attending(*, causal):
-    model = _Attending().eval()
-    mask = torch.ones(40, 40, dtype=torch.bool).triu(1)
-
-    @torch.no_grad()
-    def extend(notes, count):
-        for _ in range(count):
-            length = notes.size(1)
-            odds = model(notes, mask[:length, :length] if causal else None)  # <- here
-            notes = torch.cat([notes, odds.argmax(-1, keepdim=True)], 1)
-        return notes
-
-    def write():
-        notes = _ids(2)
-        for _ in range(6):
-            notes = extend(notes, 5)
-        return notes
-
-    return write
-
-
-@EXAMPLES.positive("decode-without-cache")
-def several_phrases_by_attention_with_a_mask():
-    return _attending(causal=True)
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def several_phrases_by_attention_that_sees_all():
-    return _attending(causal=False)

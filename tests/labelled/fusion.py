@@ -15,7 +15,6 @@ ITEM = {HALF: 2, BRAIN: 2, SINGLE: 4, "bool": 1, "unsigned char": 1}
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>"
 UNROLLED = "void at::native::unrolled_elementwise_kernel<at::native::{}>"
 PLAIN = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl<{}>>"
-MANUAL = "void at::native::elementwise_kernel_manual_unroll<128, 8, at::native::{}>"
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::{}>>"
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1"
 
@@ -73,60 +72,6 @@ def ahead(chip: str = "H100", *styles: str, strides: bool = True) -> Pointwise:
 # ------------------------------------------------------------------------------- positives
 
 STATES = [16, 1024, 2048]
-ROWS = [16, 1024, 1]
-
-
-@EXAMPLES.positive(RULE, 8)
-def rms_norm_as_language_models_write_it():
-    """Two chains each time: from the cast to the mean, and from the product to the weight."""
-    b = ahead()
-    for _ in range(4):
-        b.cast(STATES, SINGLE, BRAIN)
-        b.run("pow", STATES, numbers=1)
-        b.mean(STATES)
-        b.run("rsqrt", ROWS)
-        b.run("mul", STATES, other=ROWS)
-        b.cast(STATES, BRAIN, SINGLE)
-        b.run("mul", [2048], BRAIN, other=STATES)
-        b.product()
-    return b
-
-
-@EXAMPLES.positive(RULE, 3)
-def gelu_by_its_formula():
-    b, shape = ahead("A100", strides=False), [32, 512, 3072]
-    for _ in range(3):
-        b.run("pow", shape, numbers=1)
-        b.run("mul", shape, other=[])
-        b.run("add", shape, other=shape, numbers=1)
-        b.run("tanh", shape)
-        b.run("mul", shape, other=shape)
-        b.product(1_000)
-    return b
-
-
-@EXAMPLES.positive(RULE, 4)
-def layer_norm_over_channels_by_hand():
-    b, shape = ahead("V100", strides=False), [64, 64, 128, 128]
-    for _ in range(2):
-        b.run("sub", shape, HALF, other=[64, 1, 128, 128], numbers=1)
-        b.run("pow", shape, HALF, numbers=1)
-        b.mean(shape, HALF)
-        b.run("div", shape, HALF, other=[64, 1, 128, 128])
-        b.run("mul", [64, 1, 1], HALF, other=shape)
-        b.run("add", shape, HALF, other=[64, 1, 1], numbers=1)
-        b.product(2_000)
-    return b
-
-
-@EXAMPLES.positive(RULE, 6)
-def a_gate_of_an_mlp_on_rocm():
-    b, shape = ahead("MI300X"), [32, 1024, 5632]
-    for _ in range(6):
-        b.product()
-        b.run("silu", shape, BRAIN, kernel=MANUAL)
-        b.run("mul", shape, BRAIN, other=shape, kernel=MANUAL)
-    return b
 
 
 @EXAMPLES.positive(RULE, 5)
@@ -179,19 +124,6 @@ def the_backward_pass_of_an_activation():
     return b
 
 
-@EXAMPLES.positive(RULE, 2)
-def a_step_of_a_diffusion_sampler():
-    b, shape = ahead("RTX 2080 Ti"), [64, 4, 256, 256]
-    for number in range(2):
-        with b.annotation(f"ProfilerStep#{number}"):
-            b.product()
-            b.run("mul", shape, other=[])
-            b.run("sub", shape, other=shape, numbers=1)
-            b.run("div", shape, other=[])
-            b.run("clamp", shape, numbers=2)
-    return b
-
-
 @EXAMPLES.positive(RULE, 12)
 def an_average_of_weights():
     """As many chains as weights: the two updates of each are one ``lerp_``."""
@@ -213,33 +145,7 @@ def pictures_to_numbers_between_one_and_minus_one():
     return b
 
 
-@EXAMPLES.positive(RULE, 4)
-def dropout_a_residual_and_a_scale():
-    b, shape = ahead("A100"), [32, 1024, 4096]
-    for _ in range(4):
-        dims, types = [shape, [], []], [BRAIN, "Scalar", "Scalar"]
-        with b.op("aten::native_dropout", dims, types, ["", "0.1", "True"], 3):
-            b.launch("void at::native::fused_dropout_kernel_vec<c10::BFloat16>",
-                     b.us((shape, BRAIN)), host_us=3)  # fmt: skip
-        b.run("add", shape, BRAIN, other=shape, numbers=1)
-        b.run("mul", shape, BRAIN, other=[4096])
-        b.product()
-    return b
-
-
 # ------------------------------------------------------------------------------ near misses
-
-
-@EXAMPLES.near_miss(RULE)
-def the_same_compiled():
-    b = ahead()
-    for number in range(6):
-        with b.annotation("Torch-Compiled Region: 0/0"):
-            for kernel in ("triton_poi_fused_add_mul", "triton_red_fused_mean_pow"):
-                b.launch(f"{kernel}_{number}", 90, driver=True)
-            b.run("mul", STATES, other=ROWS)
-            b.run("add", STATES, other=[2048], numbers=1)
-    return b
 
 
 @EXAMPLES.positive(RULE, 40, bytes=1 << 20)
@@ -256,29 +162,6 @@ def small_tensors_that_stay_in_the_cache():
     return b
 
 
-@EXAMPLES.near_miss(RULE, also="launch-bound")
-def a_host_that_is_late_for_each_kernel():
-    b, shape = Pointwise("H100"), [8, 1024, 1024]
-    for _ in range(40):
-        b.run("exp", shape)
-        b.advance(300)
-        b.run("mul", shape, other=[1024])
-        b.advance(300)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def what_is_broadcast_has_another_shape():
-    b = ahead("A100")
-    for _ in range(8):
-        b.run("exp", [16, 1, 1024, 1024])
-        b.run("mul", [16, 8, 1024, 1024], other=[8, 1, 1])
-        b.product()
-        b.run("exp", [16, 1, 1024, 1024])
-        b.run("log", [16, 2, 512, 1024])
-    return b
-
-
 @EXAMPLES.near_miss(RULE)
 def results_of_another_dtype():
     b, shape = ahead(), [64, 1024, 1024]
@@ -286,30 +169,6 @@ def results_of_another_dtype():
         b.run("eq", shape, other=shape)
         b.run("mul", shape, other=[1024])
         b.product()
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def dropout_and_a_residual():
-    b, shape = ahead(), [32, 1024, 4096]
-    for _ in range(6):
-        dims, types = [shape, [], []], [BRAIN, "Scalar", "Scalar"]
-        with b.op("aten::native_dropout", dims, types, ["", "0.1", "True"], 3):
-            b.launch("void at::native::fused_dropout_kernel_vec<c10::BFloat16>",
-                     b.us((shape, BRAIN)), host_us=3)  # fmt: skip
-        b.run("add", shape, BRAIN, other=shape, numbers=1)
-        b.product()
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def an_optimizer_for_all_parameters_at_once():
-    b = ahead("A100")
-    kernel = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<BinaryOpScalar>"
-    with b.annotation("Optimizer.step#SGD.step"):
-        for name in ("_foreach_mul_", "_foreach_add_", "_foreach_add_"):
-            with b.op(f"aten::{name}"):
-                b.launch(kernel, 2_000)
     return b
 
 
@@ -352,16 +211,6 @@ def two_streams_in_turn():
 
 
 @EXAMPLES.near_miss(RULE)
-def copies_in_another_layout():
-    b, shape = ahead("A100"), [32, 64, 112, 112]
-    for _ in range(8):
-        b.cast(shape, SINGLE, SINGLE)
-        b.run("relu", shape)
-        b.product()
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def what_a_graph_launched():
     b = ahead()
     b.run("exp", STATES)
@@ -381,17 +230,4 @@ def one_chain_of_a_long_step():
         b.product(500)
     b.run("exp", [4096, 8192])
     b.run("mul", [4096, 8192], other=[8192])
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def results_that_the_backward_pass_needs():
-    """What stays is one reading of each: too little of a step."""
-    b, shape = ahead("V100"), [32, 256, 56, 56]
-    for _ in range(4):
-        b.run("add_", shape, other=shape, numbers=1)
-        b.run("relu", shape)
-        b.product(4_000)
-    with b.op("autograd::engine::evaluate_function: ReluBackward0"), b.op("ReluBackward0"):
-        b.product(3_000)
     return b

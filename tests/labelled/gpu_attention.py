@@ -12,7 +12,6 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ON_GPU = Examples()
-HALF = torch.float16
 
 
 def heads(*shape, dtype=BF16):
@@ -34,17 +33,6 @@ def three_dimensions_instead_of_four():
     return block
 
 
-@ON_GPU.positive("math-attention")
-def a_backend_that_was_forced_once():
-    q, k, v = heads(2, 8, 256, 64, dtype=HALF)
-
-    def block():
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # <- here
-
-    return block
-
-
 @ON_GPU.positive("math-attention", also="unaligned-matmul")
 def an_odd_head_size_above_the_largest():
     q, k, v = heads(2, 4, 256, 257)
@@ -52,18 +40,6 @@ def an_odd_head_size_above_the_largest():
     def block():
         with torch.no_grad():
             return F.scaled_dot_product_attention(q, k, v)  # <- here
-
-    return block
-
-
-@ON_GPU.positive("math-attention", 2)
-def two_passes_in_training_in_the_math_form():
-    q, k, v = (one.requires_grad_() for one in heads(2, 8, 256, 64))
-
-    def block():
-        with sdpa_kernel(SDPBackend.MATH):
-            for _ in range(2):
-                F.scaled_dot_product_attention(q, k, v).sum().backward()  # <- here
 
     return block
 
@@ -95,28 +71,10 @@ def double_precision():
 
 
 @ON_GPU.near_miss("math-attention")
-def a_mask_and_float32_by_the_efficient_kernel():
-    q, k, v = heads(2, 8, 256, 64, dtype=torch.float32)
-    mask = torch.ones(256, 256, device="cuda", dtype=torch.bool).tril()
-    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-@ON_GPU.near_miss("math-attention")
 def training_by_a_fused_kernel():
     layer = Layer(dtype=BF16)
     x = torch.randn(2, 256, 256, device="cuda", dtype=BF16)
     return lambda: layer(x).sum().backward()
-
-
-@ON_GPU.near_miss("math-attention")
-def cudnn_or_flash_whichever_is_first():
-    q, k, v = heads(2, 8, 512, 128)
-
-    def block():
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-            return F.scaled_dot_product_attention(q, k, v)
-
-    return block
 
 
 # -------------------------------------------------------------------- manual-attention: positives
@@ -156,41 +114,6 @@ def two_causal_layers_in_inference():
 
 
 @ON_GPU.positive("manual-attention")
-def an_eager_form_with_a_softmax_in_float32():
-    """As in transformers: keys repeated for groups of queries."""
-    q, k, v = heads(2, 8, 512, 64)
-    k, v = k[:, :2], v[:, :2]
-    mask = torch.full((512, 512), torch.finfo(BF16).min, device="cuda", dtype=BF16).triu(1)
-
-    def repeated(one):
-        b, h, t, d = one.shape
-        return one[:, :, None].expand(b, h, 4, t, d).reshape(b, h * 4, t, d)
-
-    def block():
-        with torch.no_grad():
-            scores = torch.matmul(q, repeated(k).transpose(2, 3)) * 64**-0.5
-            scores = scores + mask
-            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)  # <- here
-            return torch.matmul(weights, repeated(v))
-
-    return block
-
-
-@ON_GPU.positive("manual-attention")
-def patches_of_a_vision_transformer():
-    """As in timm: a scaled query, no mask."""
-    q, k, v = heads(16, 8, 200, 64, dtype=HALF)
-
-    def block():
-        with torch.no_grad():
-            attn = (q * 64**-0.5) @ k.transpose(-2, -1)
-            attn = attn.softmax(dim=-1)  # <- here
-            return (attn @ v).transpose(1, 2).reshape(16, 200, 512)
-
-    return block
-
-
-@ON_GPU.positive("manual-attention")
 def einsum_in_an_autocast_region():
     q, k, v = heads(2, 512, 8, 64, dtype=torch.float32)
 
@@ -226,49 +149,11 @@ def scores_with_a_soft_cap():
 
 
 @ON_GPU.near_miss("manual-attention")
-def weights_whose_average_is_returned():
-    q, k, v = heads(2, 8, 512, 64)
-
-    def block():
-        with torch.no_grad():
-            weights = (q @ k.transpose(-2, -1) * 0.125).softmax(-1)
-            return weights @ v, weights.mean(1)
-
-    return block
-
-
-@ON_GPU.near_miss("manual-attention")
 def scores_that_stay_in_the_cache():
     q, k, v = heads(1, 4, 64, 64)
 
     def block():
         with torch.no_grad():
             return (q @ k.transpose(-2, -1) * 0.125).softmax(-1) @ v
-
-    return block
-
-
-@ON_GPU.near_miss("manual-attention")
-def one_query_of_a_decoder():
-    q = torch.randn(8, 32, 1, 128, device="cuda", dtype=BF16)
-    k, v, _ = heads(8, 32, 4096, 128)
-
-    def block():
-        with torch.no_grad():
-            return (q @ k.transpose(-2, -1) * 0.088).softmax(-1) @ v
-
-    return block
-
-
-@ON_GPU.near_miss("manual-attention", also="unaligned-matmul")
-def a_router_that_chooses_experts():
-    x = torch.randn(4, 512, 256, device="cuda", dtype=BF16)
-    gate = torch.randn(4, 256, 64, device="cuda", dtype=BF16)
-    experts = torch.randn(4, 64, 256, device="cuda", dtype=BF16)
-
-    def block():
-        with torch.no_grad():
-            chosen = torch.bmm(x, gate).softmax(-1).topk(2, dim=-1)
-            return torch.bmm(torch.zeros_like(x @ gate).scatter(-1, *chosen[::-1]), experts)
 
     return block

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 from labelled.case import ANY, Examples
-from labelled.gpu_models import BF16, Decoder, perceptron, resnet
+from labelled.gpu_models import BF16, perceptron, resnet
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -26,33 +26,6 @@ def a_mask_of_ones_moved():
     return block
 
 
-@ON_GPU.positive("extra-cuda-copy", 3)
-def noise_of_a_sampler_drawn_on_the_host():
-    layer = nn.Linear(64, 64, device="cuda")
-
-    def block():
-        with torch.no_grad():
-            x = torch.zeros(16, 64, device="cuda")
-            for _ in range(3):
-                noise = torch.randn(16, 64).to("cuda")  # <- here
-                x = layer(x) + 0.1 * noise
-        return x
-
-    return block
-
-
-@ON_GPU.positive("extra-cuda-copy")
-def positions_of_a_decoder():
-    table = nn.Embedding(512, 64, device="cuda")
-
-    def block():
-        positions = torch.arange(128).to("cuda")  # <- here
-        with torch.no_grad():
-            return table(positions)
-
-    return block
-
-
 @ON_GPU.positive("extra-cuda-copy")
 def a_state_of_zeros_pinned_and_moved():
     x = torch.randn(8, 256, device="cuda")
@@ -60,17 +33,6 @@ def a_state_of_zeros_pinned_and_moved():
     def block():
         state = torch.zeros(8, 256).pin_memory().to("cuda", non_blocking=True)  # <- here
         return state + x
-
-    return block
-
-
-@ON_GPU.positive("extra-cuda-copy")
-def labels_of_a_discriminator():
-    logits = torch.randn(64, 1, device="cuda")
-
-    def block():
-        real = torch.full((64, 1), 0.9).cuda()  # <- here
-        return nn.functional.binary_cross_entropy_with_logits(logits, real)
 
     return block
 
@@ -97,25 +59,6 @@ def a_mask_made_on_the_device():
 
 
 @ON_GPU.near_miss("extra-cuda-copy")
-def numbers_from_python():
-    x = torch.randn(64, 4, device="cuda")
-
-    def block():
-        return x * torch.tensor([0.1, 0.2, 0.3, 0.4]).to("cuda")
-
-    return block
-
-
-@ON_GPU.near_miss("extra-cuda-copy")
-def a_schedule_computed_on_the_host():
-    def block():
-        steps = torch.arange(1000)
-        return torch.cos(steps / 1000 * 1.57).cuda()
-
-    return block
-
-
-@ON_GPU.near_miss("extra-cuda-copy")
 def an_array_from_numpy():
     def block():
         return torch.from_numpy(np.linspace(0, 1, 512, dtype=np.float32)).cuda()
@@ -127,18 +70,6 @@ def an_array_from_numpy():
 def a_model_built_and_moved():
     def block():
         return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).to("cuda")
-
-    return block
-
-
-@ON_GPU.near_miss("extra-cuda-copy")
-def a_batch_of_the_shape_of_what_was_drawn():
-    batch = torch.randn(16, 64)
-
-    def block():
-        noise = torch.randn(16, 64)
-        x = batch.to("cuda")
-        return x * 2, noise
 
     return block
 
@@ -179,19 +110,6 @@ def logits_to_pageable_memory():
     return block
 
 
-@ON_GPU.positive("pageable-copy", 2)
-def a_static_input_that_is_copied_into():
-    static = torch.empty(64, 3, 32, 32, device="cuda")
-    batches = [torch.randn(64, 3, 32, 32) for _ in range(2)]
-
-    def block():
-        for batch in batches:
-            static.copy_(batch)  # <- here
-            static.mul(2)
-
-    return block
-
-
 @ON_GPU.near_miss("pageable-copy")
 def pictures_moved_from_pinned_memory():
     pictures = [torch.randn(16, 3, 64, 64).pin_memory() for _ in range(3)]
@@ -209,18 +127,6 @@ def small_labels_from_pageable_memory():
 
     def block():
         return nn.functional.one_hot(labels.cuda(), 256)
-
-    return block
-
-
-@ON_GPU.near_miss("pageable-copy")
-def a_model_moved_once():
-    model = Decoder(vocabulary=2048, layers=2, device="cpu")
-
-    def block():
-        moved = Decoder(vocabulary=2048, layers=2, device="cpu")
-        moved.load_state_dict(model.state_dict())
-        return moved.to("cuda")
 
     return block
 
@@ -333,20 +239,6 @@ def classifier():
 
 
 @ON_GPU.positive("sync-dataloader", ANY)
-def pictures_decoded_in_the_process_that_trains():
-    model, optimizer, criterion = classifier()
-    loader = DataLoader(Slow(24, 0.008), batch_size=4)
-
-    def block():
-        for x, y in loader:  # <- here
-            optimizer.zero_grad()
-            criterion(model(x.cuda()), y.cuda()).backward()
-            optimizer.step()
-
-    return block
-
-
-@ON_GPU.positive("sync-dataloader", ANY)
 def an_evaluation_that_decodes_between_batches():
     model, _, _ = classifier()
     loader = DataLoader(Slow(24, 0.008), batch_size=4, pin_memory=True)
@@ -355,33 +247,6 @@ def an_evaluation_that_decodes_between_batches():
         with torch.inference_mode():
             for x, _ in loader:  # <- here
                 model(x.to("cuda", non_blocking=True))
-
-    return block
-
-
-@ON_GPU.positive("sync-dataloader", ANY)
-def two_epochs_of_slow_samples():
-    model, _, _ = classifier()
-    loader = DataLoader(Slow(16, 0.01), batch_size=4, shuffle=True)
-
-    def block():
-        with torch.no_grad():
-            for _ in range(2):
-                for x, _ in loader:  # <- here
-                    model(x.cuda())
-
-    return block
-
-
-@ON_GPU.near_miss("sync-dataloader")
-def samples_loaded_by_workers():
-    model, _, _ = classifier()
-    loader = DataLoader(Slow(16, 0.002), batch_size=4, num_workers=2)
-
-    def block():
-        with torch.no_grad():
-            for x, _ in loader:
-                model(x.cuda())
 
     return block
 
@@ -395,20 +260,6 @@ def batches_from_a_list():
         with torch.no_grad():
             for x in batches:
                 model(x.cuda())
-
-    return block
-
-
-@ON_GPU.near_miss("sync-dataloader")
-def workers_that_persist_over_two_epochs():
-    model, _, _ = classifier()
-    loader = DataLoader(Slow(8, 0.002), batch_size=4, num_workers=1, persistent_workers=True)
-
-    def block():
-        with torch.no_grad():
-            for _ in range(2):
-                for x, _ in loader:
-                    model(x.cuda())
 
     return block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from labelled.case import ANY, Examples
-from labelled.gpu_models import BF16, Layer, batches, perceptron, resnet
+from labelled.gpu_models import BF16, perceptron, resnet
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -35,20 +35,6 @@ def two_layers_in_float32():
     return block
 
 
-@ON_GPU.positive("fp32-matmul", 5)
-def a_step_of_training_in_float32():
-    highest()
-    first, last = nn.Linear(256, 256, device="cuda"), nn.Linear(256, 64, device="cuda")
-    x = torch.randn(128, 256, device="cuda")
-
-    def block():
-        h = first(x).relu()  # <- here
-        y = last(h)  # <- here
-        y.sum().backward()  # <- here
-
-    return block
-
-
 @ON_GPU.positive("fp32-matmul", 1)
 def a_batched_product_by_einsum():
     highest()
@@ -61,20 +47,6 @@ def distances_of_all_pairs():
     highest()
     points = torch.randn(256, 32, device="cuda")
     return lambda: torch.cdist(points, points).argmin(1)  # <- here
-
-
-@ON_GPU.positive("fp32-matmul", 3)
-def a_decomposition_refined_by_products():
-    highest()
-    a = torch.randn(128, 128, device="cuda")
-
-    def block():
-        x = a
-        for _ in range(3):
-            x = torch.addmm(a, x, a, beta=0.5, alpha=0.5)  # <- here
-        return x
-
-    return block
 
 
 # ------------------------------------------------------------------- fp32-matmul: near misses
@@ -93,19 +65,6 @@ def layers_in_tf32():
 
 
 @ON_GPU.near_miss("fp32-matmul")
-def layers_under_autocast():
-    highest()
-    model = perceptron(layers=2)
-    x = torch.randn(512, 256, device="cuda")
-
-    def block():
-        with torch.no_grad(), torch.autocast("cuda", dtype=BF16):
-            return model(x)
-
-    return block
-
-
-@ON_GPU.near_miss("fp32-matmul")
 def products_with_vectors():
     highest()
     matrix, vectors = torch.randn(512, 512, device="cuda"), torch.randn(512, 2, device="cuda")
@@ -118,14 +77,6 @@ def a_reference_on_the_host():
     a = torch.randn(64, 64)
     b = torch.randn(64, 64, device="cuda")
     return lambda: (a @ a, b * 2)
-
-
-@ON_GPU.near_miss("fp32-matmul")
-def a_training_step_in_bf16():
-    highest()
-    layer = Layer(dtype=BF16)
-    x = torch.randn(2, 128, 256, device="cuda", dtype=BF16)
-    return lambda: layer(x).sum().backward()
 
 
 # -------------------------------------------------------------------- unaligned-matmul
@@ -161,19 +112,6 @@ def a_batch_of_odd_matrices():
     return lambda: x @ x  # <- here
 
 
-@ON_GPU.positive("unaligned-matmul", 5)
-def an_odd_width_in_training_under_autocast():
-    model = perceptron(250, layers=2)
-    x = torch.randn(256, 250, device="cuda")
-
-    def block():
-        with torch.autocast("cuda", dtype=BF16):
-            loss = model(x).float().sum()
-        loss.backward()
-
-    return block
-
-
 @ON_GPU.near_miss("unaligned-matmul")
 def a_padded_vocabulary():
     head = nn.Linear(768, 50304, bias=False, device="cuda", dtype=BF16)
@@ -204,43 +142,8 @@ def odd_sizes_in_tf32():
     return lambda: x @ x
 
 
-@ON_GPU.near_miss("unaligned-matmul")
-def one_odd_token():
-    layer = nn.Linear(1025, 512, device="cuda", dtype=HALF)
-    x = torch.randn(1, 1025, device="cuda", dtype=HALF)
-
-    def block():
-        with torch.no_grad():
-            return layer(x)
-
-    return block
-
-
 # -------------------------------------------------------------------- half-unused
 # Positives need a device without TF32, which no data center GPU of today is.
-
-
-@ON_GPU.near_miss("half-unused", also="fp32-matmul")
-def large_products_in_full_float32():
-    highest()
-    x = torch.randn(4096, 4096, device="cuda")
-
-    def block():
-        for _ in range(3):
-            x @ x
-
-    return block
-
-
-@ON_GPU.near_miss("half-unused")
-def large_products_in_tf32():
-    x = torch.randn(4096, 4096, device="cuda")
-
-    def block():
-        for _ in range(3):
-            x @ x
-
-    return block
 
 
 @ON_GPU.near_miss("half-unused")
@@ -265,62 +168,12 @@ def a_mean_from_numpy():
     return block
 
 
-@ON_GPU.positive("float64", 1)
-def weights_of_samples_from_numpy():
-    weights = torch.from_numpy(np.random.default_rng(0).random(20_000)).cuda()
-    model = nn.Linear(16, 1, device="cuda")
-    x = torch.randn(20_000, 16, device="cuda")
-
-    def block():
-        with torch.no_grad():
-            return (model(x)[:, 0] * weights).float().mean()  # <- here
-
-    return block
-
-
-@ON_GPU.positive("float64")
-def a_table_of_positions_from_numpy():
-    table = torch.from_numpy(np.sin(np.arange(256.0)[:, None] * np.ones(256))).cuda()
-    layer = nn.Linear(256, 256, device="cuda")
-    x = torch.randn(4, 256, 256, device="cuda")
-
-    def block():
-        with torch.no_grad():
-            return layer((x + table).float())  # <- here
-
-    return block
-
-
 @ON_GPU.near_miss("float64")
 def a_mean_in_float32():
     mean = torch.tensor([0.485, 0.456, 0.406], device="cuda")[:, None, None]
     model = nn.Conv2d(3, 8, 3, device="cuda").requires_grad_(False)
     pictures = torch.rand(4, 3, 64, 64, device="cuda")
     return lambda: model(pictures - mean)
-
-
-@ON_GPU.near_miss("float64")
-def a_model_in_double_precision():
-    model = perceptron(dtype=torch.float64)
-    x = torch.randn(256, 256, device="cuda", dtype=torch.float64)
-
-    def block():
-        with torch.no_grad():
-            return model(x)
-
-    return block
-
-
-@ON_GPU.near_miss("float64")
-def numbers_of_python():
-    model = perceptron()
-    x = torch.randn(256, 256, device="cuda")
-
-    def block():
-        with torch.no_grad():
-            return model((x - 0.485) / 0.229) * float(np.float64(0.5))
-
-    return block
 
 
 # -------------------------------------------------------------------- small-grid
@@ -355,18 +208,6 @@ def a_running_sum_of_few_long_rows():
     def block():
         for _ in range(5):
             x.cumsum(-1)  # <- here
-
-    return block
-
-
-@ON_GPU.positive("small-grid", 5)
-def a_batch_norm_of_few_channels():
-    norm = nn.BatchNorm2d(16, device="cuda").requires_grad_(False)
-    x = torch.randn(32, 16, 128, 128, device="cuda")
-
-    def block():
-        for _ in range(5):
-            norm(x)  # <- here
 
     return block
 
@@ -468,19 +309,6 @@ def dropout_and_the_sum_after_it():
     return block
 
 
-@ON_GPU.near_miss("unfused-elementwise")
-def steps_of_an_optimizer_on_large_weights():
-    weight = nn.Parameter(torch.randn(4096, 4096, device="cuda"))
-    weight.grad = torch.randn_like(weight)
-    optimizer = torch.optim.AdamW([weight], fused=False, foreach=False)
-
-    def block():
-        for _ in range(3):
-            optimizer.step()
-
-    return block
-
-
 # -------------------------------------------------------------------- layout-transpose
 
 
@@ -553,45 +381,6 @@ def a_weight_cast_for_each_token():
     return block
 
 
-@ON_GPU.positive("repeated-cast", 9)
-def a_mask_cast_for_each_layer():
-    mask = torch.rand(64, 64, device="cuda") > 0.5
-    x = torch.randn(8, 64, 64, device="cuda", dtype=HALF)
-
-    def block():
-        h = x
-        for _ in range(10):
-            h = h * mask.to(h.dtype)  # <- here
-
-    return block
-
-
-@ON_GPU.positive("repeated-cast", 20)
-def autocast_without_its_cache():
-    model = perceptron(256, layers=2)
-    data = batches(6)
-
-    def block():
-        with torch.inference_mode(), torch.autocast("cuda", dtype=BF16):
-            for x, _ in data:
-                model(x)  # <- here
-
-    return block
-
-
-@ON_GPU.near_miss("repeated-cast")
-def a_weight_cast_once():
-    weight, x = torch.randn(256, 256, device="cuda"), torch.randn(1, 256, device="cuda", dtype=BF16)
-
-    def block():
-        with torch.no_grad():
-            h, cast = x, weight.to(BF16)
-            for _ in range(8):
-                h = F.linear(h, cast)
-
-    return block
-
-
 @ON_GPU.near_miss("repeated-cast")
 def other_batches_each_time():
     data = [torch.randint(256, (16, 64), device="cuda") for _ in range(8)]
@@ -603,32 +392,7 @@ def other_batches_each_time():
     return block
 
 
-@ON_GPU.near_miss("repeated-cast")
-def autocast_with_its_cache():
-    model = perceptron(256, layers=2)
-    data = batches(6)
-
-    def block():
-        with torch.no_grad(), torch.autocast("cuda", dtype=BF16):
-            for x, _ in data:
-                model(x)
-
-    return block
-
-
 # -------------------------------------------------------------------- contiguous-copy
-
-
-@ON_GPU.positive("contiguous-copy", 7)
-def a_transposed_table_for_each_batch():
-    table = torch.randn(64, 128, device="cuda").t()
-    data = [torch.randn(16, 128, device="cuda") for _ in range(8)]
-
-    def block():
-        for x in data:
-            x @ table.contiguous()  # <- here
-
-    return block
 
 
 @ON_GPU.positive("contiguous-copy", 5)
@@ -642,31 +406,6 @@ def a_state_cloned_for_each_head():
     return block
 
 
-@ON_GPU.positive("contiguous-copy", 9)
-def a_permuted_picture_flattened_each_time():
-    picture = torch.randn(64, 64, 16, device="cuda").permute(2, 1, 0)
-    weight = torch.randn(8, 16, device="cuda")
-
-    def block():
-        for _ in range(10):
-            weight @ picture.reshape(16, -1)  # <- here
-
-    return block
-
-
-@ON_GPU.near_miss("contiguous-copy")
-def a_table_made_contiguous_once():
-    table = torch.randn(64, 128, device="cuda").t()
-    data = [torch.randn(16, 128, device="cuda") for _ in range(8)]
-
-    def block():
-        own = table.contiguous()
-        for x in data:
-            x @ own
-
-    return block
-
-
 @ON_GPU.near_miss("contiguous-copy")
 def other_activations_each_time():
     data = [torch.randn(16, 128, device="cuda").t() for _ in range(8)]
@@ -674,19 +413,5 @@ def other_activations_each_time():
     def block():
         for x in data:
             x.contiguous() * 2
-
-    return block
-
-
-@ON_GPU.near_miss("contiguous-copy")
-def states_of_a_trajectory():
-    state = torch.randn(64, 64, device="cuda")
-
-    def block():
-        kept = []
-        for _ in range(8):
-            state.mul_(0.9)
-            kept.append(state.clone())
-        return kept
 
     return block

@@ -11,7 +11,6 @@ import torch
 from labelled.case import ANY, Examples
 from labelled.gpu_models import BF16, batches, perceptron, split_up_to
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from torch.profiler import record_function
 
 ON_GPU = Examples()
@@ -26,72 +25,6 @@ def trainer(optimizer=torch.optim.SGD, **options):
 # ------------------------------------------------------------------------ host-sync: positives
 
 
-@ON_GPU.positive("host-sync", 4)
-def the_loss_of_each_step_is_logged():
-    model, optimizer, criterion = trainer()
-    data = batches(4)
-
-    def block():
-        running = 0.0
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
-            optimizer.step()
-            running += loss.item()  # <- here
-        return running / len(data)
-
-    return block
-
-
-@ON_GPU.positive("host-sync", 3)
-def hard_examples_by_a_mask_as_an_index():
-    model = perceptron()
-    data = batches(3)
-
-    def block():
-        hard = []
-        with torch.no_grad():
-            for x, y in data:
-                losses = F.cross_entropy(model(x), y, reduction="none")
-                hard.append(losses[losses > losses.mean()])  # <- here
-        return hard
-
-    return block
-
-
-@ON_GPU.positive("host-sync", 3)
-def a_branch_on_the_norm_of_the_gradients():
-    model, optimizer, criterion = trainer()
-    data = batches(3)
-
-    def block():
-        for x, y in data:
-            optimizer.zero_grad()
-            criterion(model(x), y).backward()
-            norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-            if norm > 1e4:  # <- here
-                continue
-            optimizer.step()
-
-    return block
-
-
-@ON_GPU.positive("host-sync", 3)
-def predictions_to_the_host_in_each_step():
-    model = perceptron().eval()
-    data = batches(3)
-
-    def block():
-        predicted = []
-        with torch.inference_mode():
-            for x, _ in data:
-                predicted.append(model(x).argmax(1).cpu())  # <- here
-        return torch.cat(predicted)
-
-    return block
-
-
 @ON_GPU.positive("host-sync", 3)
 def a_timer_that_synchronizes_after_each_of_four_steps():
     x = torch.randn(1024, 1024, device="cuda", dtype=BF16)
@@ -104,24 +37,6 @@ def a_timer_that_synchronizes_after_each_of_four_steps():
             torch.cuda.synchronize()  # <- here
             times.append(time.perf_counter() - start)
         return times
-
-    return block
-
-
-@ON_GPU.positive("host-sync", 2)
-def a_scaler_that_reads_whether_gradients_are_finite():
-    model, optimizer, criterion = trainer()
-    scaler = torch.amp.GradScaler("cuda")
-    data = batches(2)
-
-    def block():
-        for x, y in data:
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = criterion(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)  # <- here
-            scaler.update()
 
     return block
 
@@ -148,50 +63,7 @@ def rows_repeated_by_lengths_on_the_device():
     return block
 
 
-@ON_GPU.positive("host-sync", 1)
-def boxes_kept_by_their_scores():
-    boxes, scores = torch.rand(1000, 4, device="cuda"), torch.rand(1000, device="cuda")
-
-    def block():
-        keep = (scores > 0.5).nonzero().squeeze(1)  # <- here
-        return boxes[keep] * 800
-
-    return block
-
-
-@ON_GPU.positive("host-sync", 8)
-def a_generation_that_looks_for_the_end_after_each_token():
-    layer = nn.Linear(256, 512, device="cuda")
-    state = torch.randn(1, 256, device="cuda")
-
-    def block():
-        with torch.inference_mode():
-            for _ in range(8):
-                token = layer(state).argmax(-1)
-                if token.item() == 1000:  # <- here
-                    break
-
-    return block
-
-
 # --------------------------------------------------------------------- host-sync: near misses
-
-
-@ON_GPU.near_miss("host-sync")
-def losses_summed_up_on_the_device():
-    model, optimizer, criterion = trainer()
-    data = batches(4)
-    total = torch.zeros((), device="cuda")
-
-    def block():
-        for x, y in data:
-            optimizer.zero_grad(set_to_none=True)
-            loss = criterion(model(x), y)
-            loss.backward()
-            optimizer.step()
-            total.add_(loss.detach())
-
-    return block
 
 
 @ON_GPU.near_miss("host-sync")
@@ -217,24 +89,6 @@ def results_to_pinned_memory_without_a_wait():
 
 
 @ON_GPU.near_miss("host-sync")
-def a_side_stream_for_the_next_batch():
-    pinned = torch.randn(64, 256).pin_memory()
-    side = torch.cuda.Stream()
-    layer = nn.Linear(256, 256, device="cuda")
-
-    def block():
-        with torch.cuda.stream(side):
-            x = pinned.to("cuda", non_blocking=True)
-        torch.cuda.current_stream().wait_stream(side)
-        x.record_stream(torch.cuda.current_stream())
-        with torch.no_grad():
-            layer(x)
-        torch.cuda.current_stream().query()
-
-    return block
-
-
-@ON_GPU.near_miss("host-sync")
 def a_benchmark_that_reads_its_events_at_the_end():
     x = torch.randn(2048, 2048, device="cuda", dtype=BF16)
 
@@ -250,35 +104,6 @@ def a_benchmark_that_reads_its_events_at_the_end():
     return block
 
 
-@ON_GPU.near_miss("host-sync")
-def adam_keeps_its_steps_on_the_host():
-    model, optimizer, criterion = trainer(torch.optim.AdamW)
-    data = batches(3)
-
-    def block():
-        for x, y in data:
-            optimizer.zero_grad()
-            criterion(model(x), y).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-    return block
-
-
-@ON_GPU.near_miss("host-sync")
-def a_search_for_the_fastest_convolution():
-    sizes = itertools.count(40)
-    torch.backends.cudnn.benchmark = True
-    layer = nn.Conv2d(16, 16, 3, device="cuda", dtype=torch.float16)
-
-    def block():
-        size = next(sizes)
-        with torch.no_grad():
-            layer(torch.ones(4, 16, size, size, device="cuda", dtype=torch.float16))
-
-    return block
-
-
 # ------------------------------------------------------------------------------ host-read
 
 
@@ -286,22 +111,6 @@ def a_search_for_the_fastest_convolution():
 def an_item_where_waits_are_counted():
     x = torch.randn(1000, device="cuda")
     return lambda: x.sum().item()
-
-
-@ON_GPU.near_miss("host-read", also="host-sync")
-def a_mask_where_waits_are_counted():
-    x = torch.randn(1000, device="cuda")
-
-    def block():
-        return x[x > 0].sum()
-
-    return block
-
-
-@ON_GPU.near_miss("host-read", also="host-sync")
-def a_list_where_waits_are_counted():
-    x = torch.randn(10, device="cuda")
-    return lambda: x.mul(2).tolist()
 
 
 # ------------------------------------------------------------------------------ launch-bound
@@ -375,18 +184,6 @@ def twenty_small_kernels():
     def block():
         for _ in range(20):
             x.mul_(1.0)
-
-    return block
-
-
-@ON_GPU.near_miss("launch-bound")
-def a_host_that_sleeps_between_small_kernels():
-    x = torch.ones(64, device="cuda")
-
-    def block():
-        for _ in range(60):
-            x.mul_(1.0)
-            time.sleep(0.002)
 
     return block
 

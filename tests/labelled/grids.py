@@ -19,10 +19,6 @@ NORM = (
     "void at::native::batch_norm_backward_kernel<c10::BFloat16, c10::BFloat16, float, int>"
     "(at::GenericPackedTensorAccessor<c10::BFloat16 const, 3ul>)"
 )
-SOFTMAX = (
-    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16, float, "
-    "c10::BFloat16, at::native::(anonymous namespace)::SoftMaxForwardEpilogue>(c10::BFloat16*)"
-)
 
 
 def kernels(
@@ -41,17 +37,6 @@ def filled(b: Gpu, count: int = 6, us: float = 200) -> Gpu:
 
 
 # ------------------------------------------------------------------------------- positives
-
-
-@EXAMPLES.positive(RULE, 6)
-def products_of_a_few_rows_with_a_long_sum():
-    b = filled(Gpu())
-    for _ in range(6):
-        dims = [[512], [64, 16384], [16384, 512], [], []]
-        with b.op("aten::addmm", dims, [BRAIN] * 3 + ["Scalar"] * 2):
-            b.launch("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x128x64", 150,
-                     driver=True, grid=(4, 4, 1))  # fmt: skip
-    return b
 
 
 @EXAMPLES.positive(RULE, 8)
@@ -74,27 +59,6 @@ def batch_norm_where_only_the_device_was_recorded():
     return kernels(filled(OfCallsAlone("MI210")), "aten::native_batch_norm", NORM, 64, 300, 5)
 
 
-@EXAMPLES.positive(RULE, 12)
-def attention_of_one_query_without_a_split_of_the_keys():
-    b = filled(Gpu("A100"))
-    name = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 32, 4, false>>"
-    for _ in range(12):
-        dims = [[1, 32, 1, 128], [1, 32, 65536, 128], [1, 32, 65536, 128]]
-        with b.op("aten::_scaled_dot_product_flash_attention", dims, [HALF] * 3):
-            b.launch(name, 2_400, grid=(1, 1, 32))
-    return b
-
-
-@EXAMPLES.positive(RULE, 4)
-def convolutions_of_one_small_image_in_2021():
-    b = Gpu("V100", "schema_2021")
-    names = ("aten::conv2d", "aten::_convolution", "aten::cudnn_convolution")
-    for _ in range(4):
-        with b.op(names[0]), b.op(names[1]), b.op(names[2]):
-            b.launch("volta_scudnn_128x64_relu_small_nn_v1", 400, grid=(12, 2, 1))
-    return kernels(b, "aten::add_", "void at::native::vectorized_elementwise_kernel<4>", 800, 200)
-
-
 @EXAMPLES.positive(RULE, 3)
 def sums_over_all_but_a_short_dimension():
     b = filled(Gpu("T4", strides=False), us=500)
@@ -105,44 +69,12 @@ def sums_over_all_but_a_short_dimension():
     return b
 
 
-@EXAMPLES.positive(RULE, 5, also="host-sync")
-def a_kernel_whose_result_is_read_each_time():
-    b = Gpu("A100")
-    for _ in range(5):
-        with b.op("aten::cumsum", [[4, 2_000_000], []], ["float", "Scalar"]):
-            b.launch("void at::native::tensor_kernel_scan_innermost_dim<float, plus>", 2_000,
-                     grid=(4, 1, 1))  # fmt: skip
-        with b.op("aten::item", [[]]), b.op("aten::_local_scalar_dense", [[]]):
-            b.memcpy("DtoH", 4, device_us=1.5)
-            b.sync("cudaStreamSynchronize")
-    return b
-
-
 @EXAMPLES.positive(RULE, 10)
 def a_kernel_of_triton_with_one_program_per_head():
     b = filled(Gpu())
     for _ in range(10):
         with b.op("mylib::linear_recurrence"):
             b.launch("chunk_scan_fwd_kernel", 600, driver=True, grid=(16, 1, 1), block=(256, 1, 1))
-    return b
-
-
-@EXAMPLES.positive(RULE, 6)
-def softmax_of_sixteen_rows_of_a_vocabulary():
-    b = filled(Gpu())
-    for _ in range(6):
-        with b.op("aten::_softmax", [[16, 1_000_000], [], []], [BRAIN, "Scalar", "Scalar"]):
-            b.launch(SOFTMAX, 250, grid=(16, 1, 1), block=(1024, 1, 1))
-    return b
-
-
-@EXAMPLES.positive(RULE, 3)
-def two_steps_and_the_last_kernel_of_all():
-    b = filled(Gpu("RTX 2080 Ti"), 2)
-    for number in range(3):
-        with b.annotation(f"ProfilerStep#{number}"):
-            kernels(b, "aten::convolution_backward", "volta_sgemm_64x64_nt", 36, 2_000, 1)
-    b.sync("cudaDeviceSynchronize")
     return b
 
 
@@ -192,26 +124,10 @@ def communication_with_a_few_channels():
 
 
 @EXAMPLES.near_miss(RULE)
-def kernels_that_stay_resident():
-    b = filled(Gpu())
-    kernels(b, "mylib::mm", "matmul_kernel_persistent", 64, 400, 5, driver=True)
-    name = "void RNN_blockPersist_fp_LSTM<__half, float, float, 256, 16>"
-    return kernels(b, "aten::_cudnn_rnn", name, 40, 500, 3)
-
-
-@EXAMPLES.near_miss(RULE)
 def products_that_share_their_sums():
     b = filled(Gpu("A100"))
     kernels(b, "aten::mm", "nvjet_hsh_64x16_64x16_2x1_2cta_v_bz_splitK_TNT", 48, 200, 5)
     return kernels(b, "aten::mm", "void cutlass::device_kernel<GemmUniversalStreamK>", 54, 300, 5)
-
-
-@EXAMPLES.near_miss(RULE)
-def a_cooperative_launch():
-    b = filled(Gpu("V100"))
-    name = "void at::native::batch_norm_persistent_reduce<float>"
-    return kernels(b, "apex::sync_bn", name.replace("persistent", "grid"), 20, 700, 5,
-                   call_name="cudaLaunchCooperativeKernel")  # fmt: skip
 
 
 @EXAMPLES.near_miss(RULE)
@@ -234,17 +150,6 @@ def between_long_pauses():
 
 
 @EXAMPLES.near_miss(RULE)
-def the_host_launches_after_each_kernel_has_ended():
-    b = Gpu()
-    for _ in range(40):
-        with b.op("aten::addmm", [[64], [8, 64], [64, 64]]):
-            b.launch("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_64x2_tn", 30,
-                     grid=(6, 1, 1))  # fmt: skip
-            b.advance(200)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def three_streams_share_the_device():
     b = filled(Gpu("A100"))
     b.advance(2_000)
@@ -252,18 +157,6 @@ def three_streams_share_the_device():
         for stream in (7, 13, 19):
             with b.op("aten::mm", [[256, 1024], [1024, 256]], [HALF] * 2):
                 b.launch("ampere_h16816gemm_128x64_nn", 900, stream=stream, grid=(36, 1, 1))
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def copies_that_are_as_fast_as_the_memory():
-    """A few large blocks can saturate it: 1 GiB is read and written in 0.8 ms."""
-    b = Gpu()
-    for _ in range(4):
-        shape = [256, 1024, 1024]
-        with b.op("aten::abs", [shape], ["float"]):
-            b.launch("void at::native::vectorized_elementwise_kernel<8, AbsFunctor>", 800,
-                     grid=(96, 1, 1), block=(1024, 1, 1))  # fmt: skip
     return b
 
 
@@ -278,10 +171,3 @@ def many_small_kinds_that_add_up_to_a_tenth():
     for number in range(5):
         kernels(b, "aten::argmax", f"last_stage_{number}", 16, 100, 1)
     return b
-
-
-@EXAMPLES.near_miss(RULE)
-def decoding_one_token_with_enough_blocks():
-    b = Gpu("MI210")
-    kernel = "Cijk_Alik_Bljk_HHS_BH_Bias_MT16x16x128_MI16x16x1_SN"
-    return kernels(b, "aten::addmm", kernel, 1024, 60, 50)

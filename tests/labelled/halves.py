@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labelled.attention_cuda import Heads
 from labelled.case import Examples
-from labelled.kineto import ADD, BRAIN, HALF, linear
+from labelled.kineto import ADD, linear
 
 if TYPE_CHECKING:
     from support.trace_styles import Event
@@ -15,15 +15,8 @@ if TYPE_CHECKING:
 EXAMPLES = Examples()
 FLOAT = "float"
 SGEMM = "volta_sgemm_128x64_nn"
-SCUDNN = "cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1"
-DGRAD = "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int)"
-WGRAD = "void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int)"
-WINOGRAD = "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(cudnn::winograd)"
-MEMORY_EFFICIENT = "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention)"
 TENSILE = "Cijk_Ailk_Bljk_SB_Bias_AS_SAV_UserArgs_MT128x128x16_MI32x32x1_SN_LDSB0"
 TENSILE_2 = "Cijk_Alik_Bljk_S_B_Bias_HA_S_SAV_UserArgs_MT128x96x32_MI16x16x1_SN_LDSB1"
-TENSILE_BF16 = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN_LDSB1"
-TENSOR_CORES = "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn"
 
 
 def sized(gib: float, **more: Any) -> Callable[[Event], Event]:
@@ -65,12 +58,6 @@ V100: dict[str, Any] = {"gib": 31.75, "capability": (7, 0)}
 T4: dict[str, Any] = {"gib": 14.75, "capability": (7, 5)}
 
 
-def convolution(b: Heads, kernel: str, us: float) -> None:
-    dims, types = [[64, 64, 56, 56], [64, 64, 3, 3], []], [FLOAT, FLOAT, ""]
-    with b.ran("aten::conv2d", dims, types), b.ran("aten::cudnn_convolution", dims, types):
-        b.launch(kernel, us)
-
-
 def mlp(b: Heads, kernel: str, us: float, dtype: str = FLOAT, layers: int = 3) -> None:
     for _ in range(layers):
         linear(b, 4096, 1024, 1024, dtype, kernel, us)
@@ -79,26 +66,9 @@ def mlp(b: Heads, kernel: str, us: float, dtype: str = FLOAT, layers: int = 3) -
 # ------------------------------------------------------------------------------------- positives
 
 
-@example(1, **V100)
-def a_convolutional_network_trained_on_a_v100(b: Heads) -> None:
-    for _ in range(4):
-        convolution(b, SCUDNN, 300)
-        b.over("relu", [64, 64, 56, 56], FLOAT, us=60)
-    with b.thread(5001):
-        for number in range(4):
-            b.backward("ConvolutionBackward0", number, (DGRAD, 300), (WGRAD, 280))
-
-
 @example(1, **T4)
 def layers_on_a_t4(b: Heads) -> None:
     mlp(b, SGEMM, 250)
-
-
-@example(1, 10.75, capability=(7, 5), device="NVIDIA GeForce RTX 2080 Ti")
-def inference_on_a_geforce(b: Heads) -> None:
-    for _ in range(3):
-        mlp(b, "volta_sgemm_64x64_tn", 140, layers=2)
-        b.over("gelu", [4096, 1024], FLOAT, us=30)
 
 
 @example(1, 63.98, capability=(9, 0), amd="AMD Instinct MI210")
@@ -116,40 +86,10 @@ def kernels_whose_names_do_not_tell_the_precision(b: Heads) -> None:
     mlp(b, "void fused_gemm_kernel<int, float, 256>", 250)
 
 
-@example(1, **V100, styles=["schema_2021"], shapes=False)
-def a_trace_of_2021_without_shapes(b: Heads) -> None:
-    for _ in range(5):
-        with b.op("aten::conv2d"), b.op("aten::cudnn_convolution"):
-            b.launch("void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1>(int)", 200)
-
-
-@example(1, **V100)
-def layers_that_inductor_calls(b: Heads) -> None:
-    with b.op("Torch-Compiled Region: 0/0"):
-        for _ in range(3):
-            mlp(b, SGEMM, 200, layers=1)
-            b.launch("triton_poi_fused_gelu_0", 30, driver=True)
-
-
 @example(1, **V100)
 def a_graph_of_kernels_beside_an_embedding(b: Heads) -> None:
     b.over("embedding", [30522, 768], FLOAT, "vectorized_gather_kernel<16, long>", us=20)
     b.graph_launch([SGEMM, ADD, SGEMM, ADD, SGEMM], 120)
-
-
-@example(1, **V100)
-def memory_efficient_attention_in_fp32(b: Heads) -> None:
-    for _ in range(4):
-        dims, types = [[4, 16, 1024, 64]] * 3, [FLOAT] * 3
-        with b.ran("aten::_scaled_dot_product_efficient_attention", dims, types):
-            b.launch(MEMORY_EFFICIENT, 700)
-
-
-@example(1, 23.65, capability=(7, 5), device="TITAN RTX")
-def transforms_of_winograd_and_products_between(b: Heads) -> None:
-    for _ in range(4):
-        convolution(b, WINOGRAD, 40)
-        convolution(b, "volta_sgemm_128x64_nn", 120)
 
 
 @example(1, **V100)
@@ -179,36 +119,14 @@ def an_a100_which_has_tf32(b: Heads) -> None:
     mlp(b, "ampere_sgemm_128x64_nn", 200)
 
 
-@example(0, **V100)
-def kernels_in_fp16_whose_names_do_not_tell_it(b: Heads) -> None:
-    mlp(b, "void fused_gemm_kernel<int, 256>", 250, HALF)
-
-
 @example(0, 191.98, capability=(9, 4), amd="AMD Instinct MI300X", also="small-grid")
 def an_mi300_which_has_xf32(b: Heads) -> None:
     mlp(b, TENSILE_2, 90)
 
 
-@example(0, **V100)
-def autocast_with_a_head_in_fp32(b: Heads) -> None:
-    mlp(b, TENSOR_CORES, 40, HALF, layers=6)
-    mlp(b, SGEMM, 300, layers=3)
-
-
-@example(0, **V100)
-def a_simulation_in_double_precision(b: Heads) -> None:
-    mlp(b, SGEMM, 200)
-    mlp(b, "volta_dgemm_64x64_nn", 300, "double", layers=1)
-
-
 @example(0, 15.9, capability=(6, 0))
 def a_p100_without_tensor_cores(b: Heads) -> None:
     mlp(b, "maxwell_sgemm_128x64_nn", 300)
-
-
-@example(0, 23.98, capability=(11, 0), amd="AMD Radeon RX 7900 XTX")
-def a_radeon_that_is_twice_as_fast(b: Heads) -> None:
-    mlp(b, TENSILE, 200)
 
 
 @example(0, **V100)
@@ -226,11 +144,6 @@ def a_loader_that_starves_the_device(b: Heads) -> None:
         b.advance(980)
 
 
-@example(0, **V100)
-def small_products_that_wait_for_their_launch(b: Heads) -> None:
-    mlp(b, SGEMM, 8, layers=40)
-
-
 @example(0, **T4)
 def products_of_little_under_20_us(b: Heads) -> None:
     mlp(b, SGEMM, 17, layers=40)
@@ -246,22 +159,3 @@ def tables_of_embeddings_and_a_small_network(b: Heads) -> None:
 @example(0, 80, device="an accelerator", capability=(7, 5))
 def a_device_that_no_table_has(b: Heads) -> None:
     mlp(b, SGEMM, 200)
-
-
-@example(0, 191.98, capability=(9, 4), amd="AMD Instinct MI300X", also="small-grid")
-def an_mi300_in_bf16(b: Heads) -> None:
-    mlp(b, TENSILE_BF16, 60, BRAIN)
-
-
-@example(0, **V100)
-def an_optimizer_alone(b: Heads) -> None:
-    for _ in range(20):
-        b.over("_foreach_add_", [1024, 1024], FLOAT, us=100)
-
-
-@example(0, **V100)
-def products_with_vectors(b: Heads) -> None:
-    """Memory decides; and batched ones too small for tensor cores."""
-    for _ in range(20):
-        with b.ran("aten::mv", [[4096, 4096], [4096]], [FLOAT] * 2):
-            b.launch("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16>", 90)

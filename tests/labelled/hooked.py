@@ -36,18 +36,6 @@ def hooked(hook, image=None):
     return explain
 
 
-def by_module(hook):
-    """The same with a hook on the module that makes the maps."""
-    model, x = Maps(), torch.rand(1, 3, 16, 16, requires_grad=True)
-    model.body.register_full_backward_hook(lambda _module, _inputs, outputs: hook(outputs[0]))
-
-    def explain():
-        model.zero_grad()
-        model.classes(model.body(x))
-
-    return explain
-
-
 def keeping(take):
     """A hook that appends what this makes of a gradient, and returns nothing."""
     kept = []
@@ -69,53 +57,8 @@ def hook_replaces_the_gradient_that_it_keeps():
 
 
 @EXAMPLES.near_miss("backward-twice")
-def hook_keeps_the_gradient_detached():
-    return hooked(keeping(lambda grad: grad.detach()))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_keeps_a_mean_of_each_map():
-    return hooked(keeping(lambda grad: grad.mean((2, 3))))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_keeps_a_sum_of_each_map():
-    return hooked(keeping(lambda grad: grad.sum((2, 3))))
-
-
-@EXAMPLES.near_miss("backward-twice")
 def hook_keeps_an_array_of_numpys():
     return hooked(keeping(lambda grad: grad.numpy().copy()))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_keeps_a_number():
-    return hooked(keeping(lambda grad: grad.norm().item()))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_writes_into_a_buffer():
-    squares = torch.zeros(1, 16, 12, 12)
-
-    def add(grad):
-        squares.add_(grad * grad)
-
-    return hooked(add)
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_clips_the_gradient_of_each_loss():
-    return hooked(lambda grad: grad.clamp(-1e-3, 1e-3))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_of_a_module_keeps_the_gradient_itself():
-    return by_module(keeping(lambda grad: grad))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hook_of_a_module_keeps_a_mean_of_each_map():
-    return by_module(keeping(lambda grad: grad.mean((2, 3))))
 
 
 def of_parameters(hook, register="register_hook"):
@@ -137,11 +80,6 @@ def of_parameters(hook, register="register_hook"):
 @EXAMPLES.near_miss("backward-twice")
 def hooks_of_parameters_keep_the_gradients_of_each_loss():
     return of_parameters(keeping(lambda grad: grad))
-
-
-@EXAMPLES.near_miss("backward-twice")
-def hooks_of_parameters_keep_the_norms_of_each_loss():
-    return of_parameters(keeping(lambda grad: grad.norm()))
 
 
 @EXAMPLES.near_miss("backward-twice")
@@ -169,28 +107,6 @@ def hook_that_reverses_the_gradient():
 
 
 @EXAMPLES.positive("backward-twice", 2)
-def hook_of_a_module_that_keeps_the_shape():
-    return by_module(keeping(lambda grad: grad.shape))
-
-
-@EXAMPLES.positive("backward-twice", 1)
-def layers_whose_gradients_share_their_memory():
-    rnn, mix = nn.LSTM(8, 8), nn.Linear(8, 8)
-    tables = nn.ParameterList(torch.rand(4, 8) for _ in range(3))
-    x = torch.rand(5, 2, 8)
-
-    def step():
-        rnn.zero_grad()
-        mix.zero_grad()
-        tables.zero_grad()
-        h = rnn(x)[0] @ mix(torch.cat(list(tables))).T
-        h.sigmoid().mean().backward(retain_graph=True)
-        h.square().mean().backward()  # <- here
-
-    return step
-
-
-@EXAMPLES.positive("backward-twice", 2)
 def embeddings_with_sparse_gradients():
     table, mix = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 8)
     optimizer, ids = torch.optim.SparseAdam(table.parameters()), torch.randint(50, (3, 7))
@@ -201,19 +117,5 @@ def embeddings_with_sparse_gradients():
         for index in range(3):
             h[:, :, index].mean().backward(retain_graph=True)  # <- here
         optimizer.step()
-
-    return step
-
-
-@EXAMPLES.positive("backward-twice", 1, also="debug-left-on")
-def gradients_are_looked_through_for_nans():
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.rand(4, 8)
-
-    def step():
-        model.zero_grad()
-        h = model(x)
-        with torch.autograd.set_detect_anomaly(True):
-            h.exp().mean().backward(retain_graph=True)
-            h.square().mean().backward()  # <- here
 
     return step

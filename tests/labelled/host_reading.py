@@ -5,28 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from labelled.case import ANY, Examples
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 EXAMPLES = Examples()
 
 
-def _model() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-
-
 # ------------------------------------------------------------------------------ reads
-
-
-@EXAMPLES.positive("host-read", 3)
-def loss_is_summed_on_the_host():
-    model, batches = _model(), [torch.randn(4, 8) for _ in range(3)]
-
-    def epoch():
-        with torch.no_grad():
-            return sum(model(batch).mean().item() for batch in batches)  # <- here
-
-    return epoch
 
 
 @EXAMPLES.positive("host-read", 1)
@@ -57,17 +41,6 @@ def classes_that_occur():
 def ids_as_a_list():
     logits = torch.randn(4, 10)
     return lambda: logits.argmax(1).tolist()  # <- here
-
-
-@EXAMPLES.positive("host-read", 1)
-def prediction_for_numpy():
-    model, batch = _model(), torch.randn(4, 8)
-
-    def predict():
-        with torch.no_grad():
-            return model(batch).cpu().numpy()  # <- here
-
-    return predict
 
 
 @EXAMPLES.positive("host-read", 2)
@@ -111,17 +84,6 @@ def losses_of_lbfgs():
 
 
 @EXAMPLES.near_miss("host-read")
-def loss_stays_where_it_is():
-    model, batches = _model(), [torch.randn(4, 8) for _ in range(3)]
-
-    def epoch():
-        with torch.no_grad():
-            return torch.stack([model(batch).mean() for batch in batches]).sum()
-
-    return epoch
-
-
-@EXAMPLES.near_miss("host-read")
 def mask_of_the_same_shape():
     x = torch.randn(16)
 
@@ -139,19 +101,6 @@ def number_written_by_a_mask():
         x[mask] = 0.0
 
     return clear
-
-
-@EXAMPLES.near_miss("host-read")
-def counters_of_an_optimizer():
-    model, batch = _model(), torch.randn(4, 8)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
-
-    def step():
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    return step
 
 
 @EXAMPLES.near_miss("host-read", also="sync-dataloader")

@@ -7,7 +7,7 @@ copies as traces of H100 and A100 have them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -151,32 +151,6 @@ class Former(TraceBuilder):
             self.runtime("cudaMalloc", 60)
             self.memory(prod(shape) * SIZES[dtype])
 
-    def halved(self, shape: tuple[int, ...]) -> None:
-        """``.half()`` of a tensor on the device."""
-        with (
-            self.call("half", "Tensor object"),
-            self.ran(
-                "aten::to",
-                [list(shape), *[[]] * 4],
-                ["float", "Scalar", "Scalar", "Scalar", ""],
-                ["", "5", "False", "False", ""],
-            ),
-            self.ran(
-                "aten::_to_copy",
-                [list(shape), *[[]] * 6],
-                ["float", "Scalar", "", "", "", "Scalar", ""],
-                ["", "5", "", "", "", "False", ""],
-            ),
-        ):
-            self.strided(shape, "c10::Half")
-            with self.ran(
-                "aten::copy_",
-                [list(shape), list(shape), []],
-                ["c10::Half", "float", "Scalar"],
-                ["", "", "False"],
-            ):
-                self.launch("void at::native::unrolled_elementwise_kernel<direct_copy>", 1.4)
-
     def product(self, shape: tuple[int, ...], dtype: str, kernel: str) -> None:
         """``x @ x`` of a matrix, or of a batch of them; its kernel is launched by the driver."""
         dims, types = [list(shape)] * 2, [dtype] * 2
@@ -249,22 +223,6 @@ def linear(
 def elementwise(b: Former, shape: list[int], us: float = 3, name: str = "add") -> None:
     with b.ran(f"aten::{name}", [shape, shape, []], ["float", "float", "Scalar"]):
         b.launch(ADD, us)
-
-
-def copied(b: Former, shape: list[int], kind: str, *, pinned: bool = False, us: float = 0) -> None:
-    """``.to(device)`` of floats, blocking as it is by default."""
-    size = 4
-    for part in shape:
-        size *= part
-    with ExitStack() as stack:
-        for name in ("to", "_to_copy"):
-            types = ["float", "Scalar", "Scalar", "", "", "Scalar", ""]
-            stack.enter_context(b.ran(f"aten::{name}", [shape, *[[]] * 6], types))
-        with b.ran("aten::empty_strided", [[], []], ["ScalarList", "ScalarList"]):
-            pass
-        with b.ran("aten::copy_", [shape, shape, []], ["float", "float", "Scalar"]):
-            b.memcpy(kind, size, pageable=not pinned, device_us=us or max(size / 20_000, 1.5))
-            b.sync("cudaStreamSynchronize")
 
 
 def item(b: Former, *, on_device: bool = True) -> None:

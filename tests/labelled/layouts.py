@@ -9,8 +9,7 @@ from typing import Any
 
 from labelled.attention_cuda import Heads
 from labelled.case import Examples
-from labelled.kineto import BRAIN, COPY, HALF, linear
-from support.trace_styles import without
+from labelled.kineto import BRAIN, COPY, HALF
 
 EXAMPLES = Examples()
 FLOAT = "float"
@@ -23,10 +22,8 @@ BACK_2025 = "void cudnn::engines_precompiled::nhwcToNchwKernel<__nv_bfloat16, __
 FPROP = "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16"
 HOPPER = "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized_bf16_128x128>"
 DGRAD = "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816dgrad_optimized_bf16_128x128>"
-WGRAD = "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816wgrad_optimized_bf16_128x128>"
 IGEMM = "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x32_wt64x16x16_ws1x1_wr2x2_ta1x8x4x1"
 TRANSPOSE, SMALL = "batched_transpose_32x32_half", "batched_transpose_16x32_half"
-VOLTA = "volta_scudnn_128x64_relu_interior_nn_v1"
 
 Shape = Sequence[int]
 
@@ -103,43 +100,6 @@ def four_convolutions_in_tf32(b: Heads) -> None:
     stage(b, [64, 64, 128, 128, 256], TO, FPROP, BACK)
 
 
-@example(7)
-def training_under_autocast(b: Heads) -> None:
-    """Four forward, and three backward."""
-    stage(b, [64, 64, 128, 128, 256], TO_2025, HOPPER, BACK_2025, dtype=BRAIN)
-    dims = [[32, 128, 56, 56], [32, 64, 56, 56], [128, 64, 3, 3]]
-    with b.thread(5001):
-        for number in range(3):
-            args = {"Sequence number": number, "Fwd thread id": 1}
-            with (
-                b.op("autograd::engine::evaluate_function: ConvolutionBackward0", args=args),
-                b.op("ConvolutionBackward0", args=args),
-                b.op("aten::convolution_backward", dims, [BRAIN] * 3),
-            ):
-                for kernel in (TO_2025, TO_2025, DGRAD, BACK_2025, TO_2025, WGRAD, BACK_2025):
-                    b.launch(kernel, 40)
-
-
-@example(6, capability=(9, 4), amd="AMD Instinct MI300X")
-def a_residual_network_on_an_mi300(b: Heads) -> None:
-    for _ in range(2):
-        stage(
-            b, [64, 128, 256, 512], TRANSPOSE, IGEMM, SMALL, name="miopen_convolution", dtype=BRAIN
-        )
-
-
-@example(3, capability=(9, 0), amd="AMD Instinct MI210")
-def products_of_one_by_one_on_an_mi210(b: Heads) -> None:
-    for out in (64, 128, 256):
-        convolve(
-            b, [16, 64, 56, 56], [out, 64, 1, 1],
-            ("transpose_NCHW2CNHW_V2_2D_WG_off64", 9),
-            ("Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1_SN_1LDSB0", 20),
-            ("transpose_CNHW2NCHW_V2_2D_WG_off64", 8),
-            name="miopen_convolution", dtype=HALF,
-        )  # fmt: skip
-
-
 @example(6, capability=(8, 0), shapes=False)
 def a_trace_without_shapes_whose_grids_differ(b: Heads) -> None:
     for _ in range(2):
@@ -155,15 +115,6 @@ def a_trace_of_2021(b: Heads) -> None:
 @example(3, capability=(8, 0))
 def a_network_of_three_layers(b: Heads) -> None:
     stage(b, [16, 32, 64, 128], TO, FPROP, BACK)
-
-
-@example(4)
-def volumes_in_half_precision(b: Heads) -> None:
-    for into, out in pairwise([16, 32, 64, 128, 256]):
-        convolve(
-            b, [2, into, 32, 32, 32], [out, into, 3, 3, 3],
-            (TO_2025, 50), (TO_2025, 5), (HOPPER, 300), (BACK_2025, 50), layer="conv3d", dtype=HALF,
-        )  # fmt: skip
 
 
 @example(9, capability=(8, 0))
@@ -207,31 +158,6 @@ def a_little_over_a_hundredth(b: Heads) -> None:
 
 
 @example(0, capability=(8, 0))
-def patches_of_batches_that_differ(b: Heads) -> None:
-    """A vision transformer has one convolution, whatever the size of the batch."""
-    for images in (64, 63, 61, 57, 40):
-        convolve(b, [images, 3, 224, 224], [768, 3, 16, 16], (TO, 80), (FPROP, 200), (BACK, 80))
-        linear(b, 196 * images, 768, 768, BRAIN, HOPPER)
-
-
-@example(0, capability=(8, 0))
-def patches_of_two_models_and_a_layer_that_runs_once(b: Heads) -> None:
-    """No pass has three convolutions."""
-    convolve(b, [64, 8, 56, 56], [8, 8, 3, 3], (TO, 80), (FPROP, 200), (BACK, 80))
-    for _ in range(4):
-        for patch in (14, 16):
-            weight = [768, 3, patch, patch]
-            convolve(b, [64, 3, 224, 224], weight, (TO, 80), (FPROP, 200), (BACK, 80))
-
-
-@example(0)
-def patches_of_a_vision_transformer(b: Heads) -> None:
-    for _ in range(10):
-        stage(b, [8, 768], TO_2025, HOPPER, BACK_2025, dtype=BRAIN)
-        linear(b, 197, 768, 2304, BRAIN, HOPPER, 30)
-
-
-@example(0, capability=(8, 0))
 def a_network_of_two_layers(b: Heads) -> None:
     for _ in range(3):
         stage(b, [16, 32, 64], TO, FPROP, BACK)
@@ -268,15 +194,6 @@ def a_little_under_a_hundredth(b: Heads) -> None:
         b.over("add", [32, 64, 56, 56], BRAIN, us=800)
 
 
-@example(0)
-def a_permute_before_a_linear_layer(b: Heads) -> None:
-    for _ in range(4):
-        x = [32, 64, 56, 56]
-        convolve(b, x, [64, 64, 3, 3], (HOPPER, 200), dtype=BRAIN)
-        copied(b, x, channels_last(x), contiguous(x))
-        linear(b, 4096, 64, 256, BRAIN, HOPPER, 30)
-
-
 @example(0, capability=(7, 0))
 def convolutions_by_fourier_transforms(b: Heads) -> None:
     fft = "void transpose_readWrite_alignment_kernel<float2, float2, 1, false, 6, 4, 4>"
@@ -286,35 +203,3 @@ def convolutions_by_fourier_transforms(b: Heads) -> None:
 @example(0)
 def a_graph_of_convolutions(b: Heads) -> None:
     b.graph_launch([TO_2025, TO_2025, HOPPER, BACK_2025] * 4, 30)
-
-
-@example(0)
-def parts_of_a_tensor_are_copied_for_a_convolution(b: Heads) -> None:
-    """A slice of the channels: the copy is no change of the layout."""
-    for into, out in pairwise([64, 128, 256, 512]):
-        x, w = [32, into, 28, 28], [out, into, 3, 3]
-        dims, types = [x, w, []], [HALF, HALF, ""]
-        apart = contiguous([32, 2 * into, 28, 28])
-        with (
-            b.op("aten::conv2d", dims, types, strides=[apart, contiguous(w), []]),
-            b.op("aten::cudnn_convolution", dims, types, strides=[apart, contiguous(w), []]),
-        ):
-            copied(b, x, contiguous(x), apart)
-            b.launch(HOPPER, 150)
-
-
-@example(0, capability=(9, 4), amd="AMD Instinct MI300X")
-def transposes_of_an_attention_on_an_mi300(b: Heads) -> None:
-    convolve(
-        b, [8, 3, 224, 224], [64, 3, 7, 7], (IGEMM, 90), name="miopen_convolution", dtype=BRAIN
-    )
-    for _ in range(5):
-        with b.op("aten::bmm", [[8, 64, 512], [8, 512, 64]], [BRAIN] * 2):
-            b.launch(TRANSPOSE, 20)
-            b.launch("Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1_SN_1LDSB0", 40)
-
-
-@example(0, capability=(7, 0), styles=[without("Input Strides")])
-def convolutions_of_a_v100_in_nchw(b: Heads) -> None:
-    for into, out in pairwise([64, 128, 256, 512]):
-        convolve(b, [32, into, 56, 56], [out, into, 3, 3], (VOLTA.replace("scudnn", "fp16"), 300))

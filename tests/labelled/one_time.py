@@ -52,20 +52,6 @@ def begun(chip: str = "H100", *styles: str) -> Steps:
 # ------------------------------------------------------------------------------- positives
 
 
-@EXAMPLES.positive(RULE, 4)
-def cudnn_begins_with_the_first_convolution():
-    """As on a GeForce RTX 2080 Ti with torch 2.0: streams, two frees, and kernels to load."""
-    b = begun("RTX 2080 Ti")
-    with b.within(*CONVOLVING):
-        b.runtime("cudaStreamCreateWithFlags", 240_000)
-        b.runtime("cudaFree", 788_000)
-        b.runtime("cudaFree", 265_000)
-        b.launch(OFFSETS, 3, host_us=726_000)
-        b.launch(CONV, 400)
-    b.steps()
-    return b
-
-
 @EXAMPLES.positive(RULE, 3)
 def kernels_of_rocm_are_loaded_one_by_one():
     b = begun("MI300X")
@@ -74,19 +60,6 @@ def kernels_of_rocm_are_loaded_one_by_one():
         with b.op(f"aten::{name}", [[8, 64, 128], [128], [128]]):
             b.launch(f"void at::native::(anonymous namespace)::{name}_kernel", 40, host_us=ms * 1e3)
     b.steps(3)
-    return b
-
-
-@EXAMPLES.positive(RULE)
-def one_slow_launch_is_most_of_a_toy():
-    b = begun("MI210")
-    with (
-        b.op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
-        b.op("torch::autograd::AccumulateGrad", [[16]]),
-        b.op("aten::add_", [[16], [16], []]),
-    ):
-        b.launch("void at::native::vectorized_elementwise_kernel<4, add>", 3, host_us=6_500)
-    b.steps(1, us=30)
     return b
 
 
@@ -157,46 +130,6 @@ def the_first_call_compiles_and_others_follow():
     return b
 
 
-@EXAMPLES.positive(RULE, 2)
-def the_backward_pass_is_compiled_when_it_first_runs():
-    b = begun("A100")
-    _compiling(b, "entire_frame_compile (dynamo_timed)", 120)
-    for number in range(3):
-        _region(b, "Torch-Compiled Region: 1/0")
-        with b.thread(b.pid + 1), b.op("CompiledFunctionBackward"):
-            if not number:
-                _compiling(b, "entire_backward_compile (dynamo_timed)", 180)
-            b.launch("triton_poi_fused_add_native_dropout_backward_5", 300, driver=True)
-    return b
-
-
-@EXAMPLES.positive(RULE, 2)
-def inductor_times_the_configurations_of_two_kernels():
-    b = begun()
-    for number in range(4):
-        with b.annotation("Torch-Compiled Region: 0/0"):
-            for kernel in ("triton_red_fused_sum_1", "triton_per_fused_mean_2"):
-                if not number:
-                    with b.annotation("CachingAutotuner.benchmark_all_configs (dynamo_timed)"):
-                        for _ in range(50):
-                            b.launch(kernel, 150, driver=True)
-                b.launch(kernel, 90, driver=True)
-    return b
-
-
-@EXAMPLES.positive(RULE, 3, also="host-sync")
-def cudnn_tries_the_kernels_of_three_convolutions():
-    b = begun("V100")
-    for number in range(3):
-        with b.within(*CONVOLVING):
-            for kernel in ("implicit_convolve_sgemm", "volta_scudnn_128x128", "fft2d_c2r_32x32"):
-                b.launch(f"{kernel}_{number}", 2_500)
-                b.sync("cudaEventSynchronize")
-            b.launch(f"volta_scudnn_128x128_{number}", 600)
-    b.steps(6)
-    return b
-
-
 @EXAMPLES.positive(RULE, share=0.3)
 def a_third_of_the_span_loads_kernels():
     b = begun()
@@ -230,28 +163,6 @@ def steps_of_a_warm_process():
     return b
 
 
-@EXAMPLES.near_miss(RULE)
-def lazy_loading_of_a_millisecond():
-    b = begun()
-    for number in range(4):
-        with b.op("aten::topk", [[64, 50_000], []]):
-            b.runtime("cuModuleLoadData", 300)
-            b.launch(f"void at::native::sbtopk::gatherTopK<float, {number}>", 300, host_us=1_000)
-    b.steps(10)
-    return b
-
-
-@EXAMPLES.near_miss(RULE, also="host-sync")
-def the_machine_was_busy_while_a_known_kernel_was_launched():
-    b = begun("A100")
-    b.steps(3)
-    b.convolve(host_us=22_000)
-    b.runtime("cudaEventRecord", 22_000)
-    b.convolve(host_us=9_000)
-    b.steps(3)
-    return b
-
-
 @EXAMPLES.near_miss(RULE, also="recompile")
 def another_size_is_compiled_again():
     b = begun()
@@ -272,43 +183,6 @@ def one_compilation_is_what_was_profiled():
 
 
 @EXAMPLES.near_miss(RULE)
-def the_context_was_made_before_the_first_kernel():
-    b = Steps("A100")
-    with b.op("aten::to", [[64]]), b.op("aten::empty_strided", [[], []]):
-        b.runtime("cudaDeviceGetStreamPriorityRange", 30_000_000)
-        b.runtime("cudaMalloc", 7_000)
-    b.steps()
-    return b
-
-
-@EXAMPLES.near_miss(RULE, also="host-sync")
-def a_graph_is_captured_on_purpose():
-    b = begun()
-    b.steps(2)
-    b.runtime("cudaStreamBeginCapture", 10)
-    with b.within(*CONVOLVING):
-        b.launch(OFFSETS, host_us=300_000, record_kernel=False)
-        b.runtime("cuModuleLoadData", 40_000)
-    b.runtime("cudaStreamEndCapture", 10)
-    b.runtime("cudaGraphInstantiate", 25_000)
-    b.graph_launch([OFFSETS, CONV, RELU], 3_000)
-    b.graph_launch([OFFSETS, CONV, RELU], 3_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def inductor_records_its_graphs():
-    b = begun("MI300X")
-    with b.annotation("Torch-Compiled Region: 0/0"):
-        with b.annotation("CUDAGraphNode.record (dynamo_timed)"):
-            b.launch("triton_poi_fused_0", 30, driver=True, host_us=80_000)
-            b.advance(160_000)
-        b.graph_launch(["triton_poi_fused_0"] * 4, 3_000)
-    _region(b)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def an_allocator_frees_in_each_step():
     b = begun("MI300X")
     for _ in range(6):
@@ -319,45 +193,11 @@ def an_allocator_frees_in_each_step():
     return b
 
 
-@EXAMPLES.near_miss(RULE, also="host-sync")
-def an_allocator_that_found_no_memory_tries_again():
-    b = begun("A100")
-    b.steps(2, us=2_000)
-    with b.op("aten::cat", [[4096, 4096]]), b.op("aten::empty", [[]]):
-        b.runtime("cudaMalloc", 300)
-        b.runtime("cudaFree", 18_000)
-        b.runtime("cudaFree", 9_000)
-        b.runtime("cudaMalloc", 900)
-    b.steps(2, us=2_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def a_launch_waits_for_room_in_the_queue():
-    b = begun("H100")
-    for _ in range(4):
-        b.convolve(us=20_000)
-    b.launch(OFFSETS, 40, host_us=60_000)
-    b.steps(3)
-    return b
-
-
 @EXAMPLES.near_miss(RULE)
 def twenty_milliseconds_of_a_second():
     b = begun("T4")
     b.launch(OFFSETS, 3, host_us=20_000)
     b.steps(10, us=50_000)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def memory_is_allocated_for_the_first_time():
-    b = begun("A100")
-    for ms in (560, 264, 277):
-        with b.op("aten::max_pool2d", [[64, 64, 112, 112]]):
-            b.runtime("cudaMalloc", ms * 1e3)
-            b.launch("void at::native::max_pool_forward_nchw<float>", 400)
-    b.steps(3)
     return b
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from labelled.case import ANY
 from labelled.kineto import (
     ADD,
@@ -16,7 +14,6 @@ from labelled.kineto import (
     TF32,
     Former,
     Measured,
-    elementwise,
     gemm,
     linear,
 )
@@ -114,11 +111,6 @@ def _small(b: Former, count: int, device_us: float, host_us: float = 6) -> None:
             b.advance(4)
 
 
-@EXAMPLES.measured("launch-bound", ANY)
-def outside_a_thousand_small_kernels(b: Former) -> None:
-    _small(b, 1000, 1.5)
-
-
 @EXAMPLES.measured("launch-bound", ANY, capability=(8, 0))
 def outside_many_layers_of_a_tiny_model(b: Former) -> None:
     kernel = "ampere_bf16_s16816gemm_bf16_64x64_ldg8_f2f_stages_64x5_tn"
@@ -130,11 +122,6 @@ def outside_many_layers_of_a_tiny_model(b: Former) -> None:
 @EXAMPLES.measured("launch-bound", ANY, shapes=False)
 def outside_many_small_kernels_without_shapes(b: Former) -> None:
     _small(b, 600, 2, 8)
-
-
-@EXAMPLES.silent("launch-bound")
-def outside_a_thousand_large_kernels(b: Former) -> None:
-    _small(b, 1000, 80)
 
 
 @EXAMPLES.silent("launch-bound")
@@ -163,65 +150,6 @@ def outside_a_host_whose_every_gap_is_a_pause(b: Former) -> None:
 
 
 # --------------------------------------------------------------------------- math-attention
-
-HEADS = [[2, 8, 128, 64]] * 3
-
-
-def _attention(b: Former, dtype: str, *names: str) -> ExitStack:
-    stack = ExitStack()
-    for name in ("scaled_dot_product_attention", *names):
-        dims, types = [*HEADS, [], [], []], [dtype] * 3 + ["", "Scalar", "Scalar"]
-        stack.enter_context(b.ran(f"aten::{name}", dims, types))
-    return stack
-
-
-def _math(b: Former, dtype: str, kernel: str) -> None:
-    with _attention(b, dtype, "_scaled_dot_product_attention_math"):
-        for _ in range(2):
-            elementwise(b, HEADS[0], name="mul")
-        with b.ran("aten::matmul", HEADS[:2], [dtype] * 2):
-            gemm(b, "bmm", [[16, 128, 64], [16, 64, 128]], dtype, kernel)
-        with b.ran("aten::softmax", [[2, 8, 128, 128], [], []], [dtype, "Scalar", ""]):
-            b.launch("void (anonymous namespace)::softmax_warp_forward<float, float, float, 7>", 5)
-        with b.ran("aten::matmul", HEADS[:2], [dtype] * 2):
-            gemm(b, "bmm", [[16, 128, 128], [16, 128, 64]], dtype, kernel)
-
-
-@EXAMPLES.measured("math-attention", 1)
-def outside_attention_that_fell_back(b: Former) -> None:
-    _math(b, BRAIN, BF16)
-
-
-@EXAMPLES.measured("math-attention", 4)
-def outside_four_layers_that_fell_back(b: Former) -> None:
-    for _ in range(4):
-        linear(b, 256, 512, 1536, HALF, BF16)
-        _math(b, HALF, BF16)
-
-
-@EXAMPLES.measured("math-attention", 1, also="fp32-matmul", capability=(8, 0))
-def outside_single_precision_that_fell_back(b: Former) -> None:
-    _math(b, "float", SGEMM)
-
-
-@EXAMPLES.silent("math-attention")
-def outside_flash_attention(b: Former) -> None:
-    names = ("_scaled_dot_product_flash_attention", "_flash_attention_forward")
-    with _attention(b, BRAIN, *names):
-        b.launch("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128>>", 20)
-
-
-@EXAMPLES.silent("math-attention")
-def outside_memory_efficient_attention(b: Former) -> None:
-    names = ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward")
-    with _attention(b, "float", *names):
-        b.launch("fmha_cutlassF_f32_aligned_64x64_rf_sm80", 30)
-
-
-@EXAMPLES.silent("math-attention")
-def outside_attention_by_cudnn(b: Former) -> None:
-    with _attention(b, HALF, "_scaled_dot_product_cudnn_attention"):
-        b.launch("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128", 18)
 
 
 @EXAMPLES.silent("math-attention")

@@ -109,18 +109,6 @@ def generations_0_and_2_in_turn():
 
 
 @EXAMPLES.positive(GC, ANY)
-def collections_in_a_loop_on_the_cpu():
-    x = torch.rand(16, 16)
-
-    def loop():
-        for _ in range(3):
-            torch.tanh(x)
-            gc.collect()
-
-    return Recorded(loop)
-
-
-@EXAMPLES.positive(GC, ANY)
 def collections_in_a_helper_on_the_cpu():
     layer = torch.nn.Linear(8, 8)
 
@@ -216,32 +204,6 @@ def functions_of_similar_names():
             b.python("<built-in function freeze>", 15_000)
         work(b, 10)
     return b
-
-
-@EXAMPLES.near_miss(GC)
-def one_collection_in_a_function_on_the_cpu():
-    x = torch.rand(64, 64)
-
-    def part():
-        gc.collect()
-        for _ in range(3):
-            torch.mm(x, x)
-
-    return Recorded(part)
-
-
-@EXAMPLES.near_miss(GC)
-def collections_of_the_youngest_objects_on_the_cpu():
-    x = torch.rand(256, 256)
-
-    def part():
-        for _ in range(20):
-            torch.mm(x, x)
-            torch.mm(x, x)
-        for _ in range(4):
-            gc.collect(0)
-
-    return Recorded(part)
 
 
 @EXAMPLES.near_miss(GC, also="host-sync")
@@ -497,20 +459,6 @@ def pinned_memory_of_the_host():
                 b.runtime("cudaHostMalloc", 4_000)
                 b.runtime("cudaHostFree", 1_000)
             work(b, 5, TENSILE)
-    return b
-
-
-@EXAMPLES.near_miss(DRIVER)
-def a_cache_that_is_emptied_between_two_epochs():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for number in range(12):
-        with b.annotation(f"ProfilerStep#{number}"):
-            for _ in range(4):
-                empty(b, *([("cudaMalloc", 2)] if number in (0, 6) else ()))
-            work(b, 4)
-            if number == 5:
-                for _ in range(4):
-                    b.runtime("cudaFree", 6_000)
     return b
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-import torch
 from labelled.case import Examples
 from support.trace_builder import TraceBuilder
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.names import REGION
@@ -20,23 +17,12 @@ H100 = "NVIDIA H100 80GB HBM3"
 FLOAT, DOUBLE, HALF, BF16 = "float", "double", "c10::Half", "c10::BFloat16"
 #: Kernels as real traces name them.
 SGEMM = "ampere_sgemm_128x64_nn"
-SIMT = (
-    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>"
-    "(cutlass_80_simt_sgemm_128x32_8x5_nn_align1::Params)"
-)
-XMMA_FP32 = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma"
 XMMA_TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x64x32_stage4_warpsize2x2x1"
-TF32 = (
-    "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4>"
-    "(cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4::Params)"
-)
 XMMA_BF16 = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment"
 )
 ALIGN1 = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>"
-NARROW = "void gemmSN_NN_kernel<float, 128, 2, 4, 8, 4, 4, false, cublasGemvTensorStridedBatched>"
 GEMV = "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>"
-SPLIT = "void splitKreduce_kernel<float, float, float, float, true, true, false>"
 NAMELESS = "void Kernel2<unknown>"
 
 
@@ -77,84 +63,14 @@ def one(
 
 
 @EXAMPLES.positive("fp32-matmul")
-def a_square_product_of_100_on_an_h100():
-    b = TraceBuilder(H100)
-    with b.op("aten::matmul", [[100, 100], [100, 100]]):
-        product(b, "aten::mm", [100, 100], [100, 100], SGEMM)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul")
-def a_linear_layer_of_a_split_product():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    with b.op("aten::linear", [[64, 512], [256, 512], [256]]):
-        product(b, "aten::addmm", [64, 512], [512, 256], SGEMM, SPLIT)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul", 2)
-def bmm_and_baddbmm_by_cutlass_without_tensor_cores():
-    b = TraceBuilder(H100)
-    product(b, "aten::bmm", [8, 64, 32], [8, 32, 64], SIMT)
-    product(b, "aten::baddbmm", [8, 64, 32], [8, 32, 64], XMMA_FP32)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul", 3)
-def three_steps_of_the_same_product():
-    b = TraceBuilder(H100)
-    for i in range(3):
-        with b.annotation(f"ProfilerStep#{i}"):
-            product(b, "aten::mm", [128, 64], [64, 32], SGEMM)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul")
 def a_kernel_that_says_nothing_while_the_flag_is_off():
     return one("aten::mm", [64, 64], [64, 64], "cutlass_gemm_of_nobody", allow_tf32=False)
-
-
-@EXAMPLES.positive("fp32-matmul")
-def a_kernel_for_narrow_matrices_which_are_none():
-    return one("aten::mm", [100, 100], [100, 100], NARROW)
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def a_kernel_for_narrow_matrices_without_shapes():
-    b = TraceBuilder(H100)
-    with b.op("aten::mm"):
-        b.launch(NARROW)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul")
-def a_trace_without_shapes_whose_kernel_is_of_no_tensor_core():
-    b = TraceBuilder(H100)
-    with b.op("aten::mm"):
-        b.launch(XMMA_FP32)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul")
-def a_trace_without_shapes_whose_kernel_says_single_precision():
-    b = TraceBuilder("NVIDIA A100-PG509-200", (8, 0))
-    with b.op("aten::addmm"):
-        b.launch("ampere_sgemm_32x32_sliced1x4_tn")
-    return b
 
 
 @EXAMPLES.positive("fp32-matmul")
 def a_trace_without_device_properties_whose_kernel_is_for_ampere():
     b = one("aten::mm", [64, 64], [64, 64], SGEMM)
     b.metadata("deviceProperties", [])
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul", 2)
-def two_of_three_products_in_fp32():
-    b = TraceBuilder(H100)
-    for kernel in (SGEMM, TF32, SGEMM):
-        product(b, "aten::mm", [64, 64], [64, 64], kernel)
     return b
 
 
@@ -179,21 +95,8 @@ def a_product_in_tf32():
 
 
 @EXAMPLES.near_miss("fp32-matmul")
-def a_product_in_tf32_while_the_flag_at_the_end_is_off():
-    return one("aten::mm", [100, 100], [100, 100], TF32, allow_tf32=False)
-
-
-@EXAMPLES.near_miss("fp32-matmul")
 def a_kernel_that_says_nothing_and_no_flag():
     return one("aten::mm", [100, 100], [100, 100], NAMELESS)
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def tf32_is_on_and_cublas_takes_fp32_for_one_shape():
-    b = TraceBuilder("NVIDIA A100-PG509-200", (8, 0))
-    for kernel in (TF32, TF32, SGEMM, TF32):
-        product(b, "aten::addmm", [64, 512], [512, 256], kernel)
-    return b
 
 
 @EXAMPLES.near_miss("fp32-matmul")
@@ -201,108 +104,7 @@ def the_flag_is_on_and_cublas_takes_fp32():
     return one("aten::mm", [16, 16], [16, 16], SGEMM, allow_tf32=True)
 
 
-@EXAMPLES.near_miss("fp32-matmul")
-def a_v100_has_no_tf32():
-    return one("aten::mm", [100, 100], [100, 100], "volta_sgemm_128x64_nn",
-               device="Tesla V100-SXM2-32GB", capability=(7, 0))  # fmt: skip
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def an_mi300_has_another_format():
-    b = TraceBuilder("AMD Instinct MI300X", (9, 4), vendor="amd")
-    product(b, "aten::mm", [128, 128], [128, 128], "Cijk_Ailk_Bljk_S_B_MT64x64x16")
-    return b
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def products_in_bf16_fp16_and_fp64():
-    b = TraceBuilder(H100)
-    product(b, "aten::mm", [128, 128], [128, 128], XMMA_BF16, dtype=BF16)
-    product(b, "aten::mm", [128, 128], [128, 128], "ampere_fp16_s16816gemm_fp16_128x64", dtype=HALF)
-    product(b, "aten::mm", [128, 128], [128, 128], "cutlass_80_tensorop_d884gemm", dtype=DOUBLE)
-    return b
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def complex_numbers():
-    return one("aten::mm", [128, 128], [128, 128], "cutlass_80_simt_cgemm_64x64",
-               dtype="c10::complex<float>")  # fmt: skip
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def a_matrix_and_a_vector():
-    b = TraceBuilder(H100)
-    product(b, "aten::mm", [512, 512], [512, 1], GEMV)
-    product(b, "aten::bmm", [1, 32, 1], [1, 1, 141], SIMT)  # as in a rotary embedding
-    return b
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def a_product_on_the_cpu_beside_work_on_the_device():
-    b = TraceBuilder(H100)
-    product(b, "aten::mm", [100, 100], [100, 100])
-    with b.op("aten::relu", [[100]]):
-        b.launch("void at::native::vectorized_elementwise_kernel<4, relu>")
-    return b
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def half_products_without_shapes_that_add_up_in_fp32():
-    b = TraceBuilder(H100)
-    with b.op("aten::mm"):
-        b.launch("volta_fp16_sgemm_fp16_64x64_nn")
-    return b
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def a_live_product_on_the_cpu():
-    x = torch.ones(100, 100)
-
-    def block():
-        with torch.no_grad():
-            x @ x
-
-    return block
-
-
 # --------------------------------------------------------------------------- unaligned-matmul
-
-
-@EXAMPLES.near_miss("fp32-matmul")
-def most_products_in_tf32_where_the_trace_has_no_shapes():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    for kernel in (TF32, TF32, TF32, SGEMM):
-        with b.op("aten::mm"):
-            b.launch(kernel)
-    return b
-
-
-@EXAMPLES.positive("fp32-matmul", 3)
-def most_products_in_fp32_where_the_trace_has_no_shapes():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    for kernel in (SGEMM, SGEMM, SGEMM, TF32):
-        with b.op("aten::mm"):
-            b.launch(kernel)
-    return b
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def squares_of_201_in_fp16():
-    return one("aten::mm", [201, 201], [201, 201], ALIGN1, dtype=HALF)
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def a_batch_of_squares_of_97_in_fp16():
-    return one("aten::bmm", [3, 97, 97], [3, 97, 97], ALIGN1, dtype=HALF)
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def a_vocabulary_of_50257():
-    b = TraceBuilder(H100)
-    with b.op("aten::linear", [[128, 768], [50257, 768], [50257]], [BF16] * 3):
-        product(b, "aten::addmm", [128, 768], [768, 50257], ALIGN1, dtype=BF16,
-                strides=[[50257, 1], [768, 1], [1, 768]])  # fmt: skip
-    return b
 
 
 @EXAMPLES.positive("unaligned-matmul")
@@ -315,36 +117,9 @@ def a_number_of_rows_alone():
     return one("aten::addmm", [788, 768], [768, 768], XMMA_BF16, dtype=BF16)
 
 
-@EXAMPLES.positive("unaligned-matmul")
-def a_number_of_rows_that_lie_along_memory():
-    return one("aten::mm", [788, 768], [768, 768], ALIGN1, dtype=BF16,
-               strides=[[1, 788], [768, 1]])  # fmt: skip
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def a_number_of_rows_where_the_trace_has_no_strides():
-    return one("aten::mm", [788, 768], [768, 768], ALIGN1, dtype=BF16, strides=[[], []])
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def no_strides_but_a_kernel_that_loads_whole_vectors():
-    ampere = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
-    return one("aten::mm", [4900, 1280], [1280, 3840], ampere, dtype=BF16, strides=[[], []])
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def a_number_of_tokens_where_neither_strides_nor_the_kernel_say_more():
-    return one("aten::addmm", [141, 512], [512, 2048], XMMA_BF16, dtype=BF16, strides=[[]] * 3)
-
-
 @EXAMPLES.near_miss("unaligned-matmul")
 def a_gradient_of_weights_over_197_tokens_where_the_trace_has_no_strides():
     return one("aten::mm", [768, 197], [197, 768], XMMA_BF16, dtype=BF16, strides=[[], []])
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def a_vocabulary_where_the_trace_has_no_strides():
-    return one("aten::addmm", [141, 512], [512, 30522], XMMA_BF16, dtype=BF16, strides=[[]] * 3)
 
 
 @EXAMPLES.positive("unaligned-matmul")
@@ -352,47 +127,9 @@ def two_features_where_only_the_kernel_says_more():
     return one("aten::mm", [2048, 2], [2, 128], ALIGN1, dtype=BF16, strides=[[], []])
 
 
-@EXAMPLES.positive("unaligned-matmul", 2)
-def two_layers_of_ten_classes():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    for _ in range(2):
-        product(b, "aten::addmm", [64, 512], [512, 10], ALIGN1, dtype=HALF)
-    return b
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def baddbmm_of_attention_scores():
-    return one("aten::baddbmm", [16, 77, 64], [16, 64, 77], ALIGN1, dtype=HALF)
-
-
-@EXAMPLES.positive("unaligned-matmul")
-def on_an_mi300_too():
-    b = TraceBuilder("AMD Instinct MI300X", (9, 4), vendor="amd")
-    product(b, "aten::mm", [4097, 4097], [4097, 4097], "Cijk_Ailk_Bljk_BBS_BH_MT256", dtype=BF16)
-    return b
-
-
 @EXAMPLES.positive("unaligned-matmul", multiple=16)
 def twenty_four_where_sixteen_is_asked_for():
     return one("aten::mm", [32, 24], [24, 32], XMMA_BF16, dtype=BF16)
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def twenty_four_is_three_times_eight():
-    return one("aten::mm", [32, 24], [24, 32], XMMA_BF16, dtype=BF16)
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def squares_of_200_in_fp16():
-    b = TraceBuilder(H100)
-    product(b, "aten::mm", [200, 200], [200, 200], XMMA_BF16, dtype=HALF)
-    product(b, "aten::bmm", [3, 200, 200], [3, 200, 200], XMMA_BF16, dtype=HALF)
-    return b
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def decoding_one_token():
-    return one("aten::mm", [1, 2880], [2880, 25137], GEMV, dtype=BF16)
 
 
 @EXAMPLES.positive("unaligned-matmul", smallest_dimension=1)
@@ -401,48 +138,8 @@ def decoding_one_token_where_vectors_count():
 
 
 @EXAMPLES.near_miss("unaligned-matmul")
-def a_product_in_tf32_of_squares_of_97():
-    return one("aten::mm", [97, 97], [97, 97], TF32)
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def a_half_product_on_the_cpu_in_a_trace_of_a_device():
-    b = TraceBuilder(H100)
-    product(b, "aten::mm", [97, 97], [97, 97], dtype=BF16)
-    b.launch("void at::native::vectorized_elementwise_kernel<4, relu>")
-    return b
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
 def a_product_with_a_vector():
     return one("aten::addmm", [5184, 1024], [1024, 1], GEMV, dtype=BF16)
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def fp8_has_operators_of_its_own():
-    b = TraceBuilder(H100)
-    with b.op("aten::_scaled_mm", [[100, 64], [64, 100]], ["c10::Float8_e4m3fn"] * 2):
-        b.launch("sm90_xmma_gemm_e4m3e4m3")
-    return b
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def a_convolution_of_three_channels():
-    b = TraceBuilder(H100)
-    with b.op("aten::cudnn_convolution", [[4, 3, 224, 224], [64, 3, 7, 7]], [HALF] * 2):
-        b.launch("sm80_xmma_fprop_implicit_gemm_f16f16")
-    return b
-
-
-@EXAMPLES.near_miss("unaligned-matmul")
-def a_live_half_product_on_the_cpu():
-    x = torch.ones(97, 97, dtype=torch.bfloat16)
-
-    def block():
-        with torch.no_grad():
-            x @ x
-
-    return block
 
 
 # ----------------------------------------------------------------------------- math-attention
@@ -510,14 +207,6 @@ def fp32_with_a_mask():
     return b
 
 
-@EXAMPLES.positive("math-attention", 12)
-def twelve_layers_with_dropout():
-    b = TraceBuilder(H100)
-    for _ in range(12):
-        attention(b, [2, 8, 128, 64], dropout="0.10000000000000001")
-    return b
-
-
 @EXAMPLES.positive("math-attention")
 def fp16_on_a_v100():
     b = TraceBuilder("Tesla V100-SXM2-32GB", (7, 0))
@@ -533,15 +222,6 @@ def bf16_on_an_mi300():
 
 
 @EXAMPLES.positive("math-attention")
-def one_of_two_layers_where_nothing_is_known_of_the_device():
-    b = TraceBuilder("")
-    b.metadata("deviceProperties", [])
-    attention(b, [2, 8, 128, 64], form=FLASH)
-    attention(b, [2, 8, 128, 64], mask=[128, 128])
-    return b
-
-
-@EXAMPLES.positive("math-attention")
 def queries_and_keys_of_different_lengths():
     b = TraceBuilder(H100)
     attention(b, [2, 8, 7, 64], HALF, key=[2, 8, 100, 64])
@@ -552,14 +232,6 @@ def queries_and_keys_of_different_lengths():
 def flash_attention():
     b = TraceBuilder(H100)
     attention(b, [2, 8, 128, 64], form=FLASH)
-    return b
-
-
-@EXAMPLES.near_miss("math-attention")
-def memory_efficient_attention_and_cudnns():
-    b = TraceBuilder(H100)
-    attention(b, [2, 8, 128, 64], FLOAT, form="aten::_scaled_dot_product_efficient_attention")
-    attention(b, [2, 8, 128, 64], form="aten::_scaled_dot_product_cudnn_attention")
     return b
 
 
@@ -609,14 +281,3 @@ def attention_that_a_module_writes_out_itself():
         b.launch("void cunn_SoftMaxForward<4, float, float, float>")
     product(b, "aten::bmm", [16, 128, 128], [16, 128, 64], XMMA_BF16, dtype=BF16)
     return b
-
-
-@EXAMPLES.near_miss("math-attention")
-def live_on_the_cpu():
-    query = torch.ones(2, 4, 16, 8)
-
-    def block():
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            scaled_dot_product_attention(query, query, query)
-
-    return block

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from labelled.case import ANY, Examples
 from support.trace_builder import TraceBuilder
-from support.trace_styles import STYLES, Event
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 EXAMPLES = Examples()
 RULE = "starved-loader"
@@ -17,13 +16,6 @@ FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
 #: Live examples load for as short a time as examples may.
 SHORT: Any = {"wait": 1.5, "share": 0.02}
-
-
-class Early(TraceBuilder):
-    """A trace of the summer of 2021."""
-
-    def document(self) -> Event:
-        return STYLES["schema_2021"](super().document())
 
 
 def fetch(b: TraceBuilder, ms: float, *, pinned: bool = False) -> None:
@@ -64,17 +56,6 @@ def pictures_that_are_decoded_too_slowly():
         with b.annotation(f"ProfilerStep#{number}"):
             fetch(b, 30)
             step(b, 12, "aten::conv2d")
-    return b
-
-
-@EXAMPLES.positive(RULE, 3, also="host-sync")
-def a_recording_of_2021():
-    b = Early("Tesla V100-DGXS-32GB", (7, 0))
-    for _ in range(4):
-        fetch(b, 60)
-        step(b, 90, "aten::conv2d")
-        b.sync("cudaDeviceSynchronize")
-    b.op("aten::zeros_like", [[8]])
     return b
 
 
@@ -124,31 +105,6 @@ def workers_that_persist_and_are_late_within_each_epoch():
             fetch(b, 60)
             step(b, 20)
         fetch(b, 0.1, pinned=True)
-    return b
-
-
-@EXAMPLES.positive(RULE, 2)
-def a_users_function_that_draws_batches():
-    b = TraceBuilder("NVIDIA L40S", (8, 9))
-    step(b, 2)
-    for _ in range(2):
-        inner = "torch/utils/data/dataloader.py(720): __next__"
-        with b.python("train.py(31): next_batch"), b.python(inner):
-            fetch(b, 25)
-        with b.python("train.py(40): step"):
-            step(b, 8)
-    return b
-
-
-@EXAMPLES.positive(RULE, 5)
-def graphs_that_are_replayed_on_each_batch():
-    b = TraceBuilder("NVIDIA H200")
-    step(b, 1)
-    for _ in range(5):
-        fetch(b, 15)
-        b.op("aten::copy_", [[32, 3, 224, 224]] * 2)
-        b.memcpy("HtoD", 19_267_584, pageable=False, device_us=800)
-        b.graph_launch([GEMM] * 20, 100)
     return b
 
 
@@ -232,57 +188,6 @@ def workers_that_keep_up():
 
 
 @EXAMPLES.near_miss(RULE)
-def workers_that_start_once():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    b.launch("void at::native::elementwise_kernel", 5)
-    seed(b)
-    for number in range(6):
-        fetch(b, 0.3 if number else 900)
-        step(b, 20)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def workers_that_persist_and_begin_each_shuffled_epoch():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    step(b, 5)
-    for _ in range(5):
-        shuffle(b)
-        for number in range(4):
-            fetch(b, 0.2 if number else 22)
-            step(b, 30)
-        fetch(b, 0.1, pinned=True)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def workers_that_persist_and_begin_each_epoch_in_order():
-    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
-    step(b, 5)
-    for _ in range(5):
-        for number in range(4):
-            # Another worker's batch has come with the first one.
-            fetch(b, 0.2 if number else 22, pinned=number == 1)
-            step(b, 30)
-        fetch(b, 0.1, pinned=True)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def workers_that_persist_over_epochs_that_ranks_shuffle_alike():
-    b = TraceBuilder("NVIDIA H200")
-    step(b, 5)
-    for _ in range(4):
-        for name in ("aten::randperm", "aten::resolve_conj", "aten::resolve_neg"):
-            b.op(name, [[96]])
-        for number in range(4):
-            fetch(b, 0.2 if number else 40, pinned=True)
-            step(b, 30)
-        fetch(b, 0.1, pinned=True)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def one_loader_to_train_and_one_to_validate():
     b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
     step(b, 4)
@@ -306,50 +211,12 @@ def a_single_late_batch():
 
 
 @EXAMPLES.near_miss(RULE)
-def long_fetches_while_the_device_has_work():
-    b = TraceBuilder("NVIDIA H100 80GB HBM3")
-    for _ in range(3):
-        step(b, 30)
-    for _ in range(6):
-        fetch(b, 28)
-        step(b, 30)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def a_thread_that_fetches_ahead():
-    b = TraceBuilder("AMD Instinct MI250X", vendor="amd")
-    for _ in range(6):
-        with b.thread(9):
-            fetch(b, 20)
-            b.op("aten::div", [[8, 4], []])
-        with b.thread(4242):
-            b.op("aten::empty", [[]])
-            step(b, 24)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
 def an_idle_device_between_fetches_that_are_short():
     b = TraceBuilder("NVIDIA H100 80GB HBM3")
     for _ in range(6):
         fetch(b, 0.3)
         b.advance(40_000)  # augmentation in NumPy, in this process
         step(b, 10)
-    return b
-
-
-@EXAMPLES.near_miss(RULE)
-def the_end_of_loaders_whose_workers_are_joined():
-    b = TraceBuilder("NVIDIA H200")
-    step(b, 4)
-    for _ in range(2):
-        seed(b)
-        for number in range(3):
-            fetch(b, 0.3 if number else 150)
-            step(b, 10)
-        fetch(b, 60, pinned=True)
-    step(b, 4)
     return b
 
 
@@ -370,15 +237,6 @@ class Pictures(Dataset[torch.Tensor]):
         return torch.full((3, 4, 4), float(index))
 
 
-class Shards(IterableDataset[torch.Tensor]):
-    """Batches that are read one after the other."""
-
-    def __iter__(self):
-        for _ in range(6):
-            time.sleep(0.012)
-            yield torch.ones(2, 3)
-
-
 def workers(dataset, **options):
     """A loader whose workers are forked, as by default on Linux."""
     return DataLoader(dataset, num_workers=1, multiprocessing_context="fork", **options)
@@ -391,41 +249,6 @@ def one_worker_that_decodes_pictures():
     def epoch():
         for batch in loader:  # <- here
             batch.sum()
-
-    return epoch
-
-
-@EXAMPLES.positive(RULE, ANY, **SHORT)
-def shards_that_one_worker_reads():
-    loader = workers(Shards(), batch_size=None)
-    return lambda: [batch.mean() for batch in loader]  # <- here
-
-
-@EXAMPLES.positive(RULE, ANY, **SHORT)
-def a_trainer_that_draws_from_an_iterator():
-    class Trainer:
-        def __init__(self, loader):
-            self.batches = loader
-
-        def fit(self):
-            batches = iter(self.batches)
-            for _ in range(5):
-                self.step(next(batches))  # <- here
-
-        def step(self, batch):
-            return batch.mul(2).sum()
-
-    return Trainer(workers(Pictures(12, 10), batch_size=2)).fit
-
-
-@EXAMPLES.near_miss(RULE, **SHORT)
-def steps_that_take_longer_than_loading():
-    loader = workers(Pictures(6, 0.1), batch_size=2)
-
-    def epoch():
-        for batch in loader:
-            batch.sum()
-            time.sleep(0.08)
 
     return epoch
 

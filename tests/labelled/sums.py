@@ -8,7 +8,6 @@ import torch
 from labelled.case import Examples
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import DataLoader, TensorDataset
 
 EXAMPLES = Examples()
 
@@ -58,31 +57,6 @@ def a_running_loss():
 
 
 @EXAMPLES.positive("accumulated-graph")
-def a_meter_that_weighs_its_values():
-    class Meter:
-        def __init__(self):
-            self.sum, self.count = 0, 0
-
-        def update(self, value, n=1):
-            self.sum += value * n  # <- here
-            self.count += n
-
-        @property
-        def average(self):
-            return self.sum / self.count
-
-    trainer = Trainer()
-
-    def epoch():
-        meter = Meter()
-        for (x, _), loss in zip(trainer.batches, trainer.losses(), strict=True):
-            meter.update(loss, x.size(0))
-        return float(meter.average)
-
-    return epoch
-
-
-@EXAMPLES.positive("accumulated-graph")
 def a_moving_average():
     trainer = Trainer()
 
@@ -91,25 +65,6 @@ def a_moving_average():
         for loss in trainer.losses():
             smooth = loss if smooth is None else 0.9 * smooth + 0.1 * loss  # <- here
         return smooth.item()
-
-    return epoch
-
-
-@EXAMPLES.positive("accumulated-graph", also="sync-dataloader")
-def a_total_over_a_loader():
-    trainer = Trainer()
-    x, y = (torch.cat(parts) for parts in zip(*trainer.batches, strict=True))
-    loader = DataLoader(TensorDataset(x, y), batch_size=5)
-
-    def epoch():
-        total = torch.zeros(())
-        for x, y in loader:
-            trainer.optimizer.zero_grad()
-            loss = F.cross_entropy(trainer.model(x), y)
-            total = total + loss  # <- here
-            loss.backward()
-            trainer.optimizer.step()
-        return total
 
     return epoch
 
@@ -163,24 +118,6 @@ def a_validation_with_graphs():
     return validate
 
 
-@EXAMPLES.positive("accumulated-graph", also="missing-no-grad")
-def a_validation_beside_training():
-    trainer, held_out = Trainer(2), batches(4)
-
-    def validate():
-        total = 0
-        for x, y in held_out:
-            total += F.cross_entropy(trainer.model(x), y)  # <- here
-        return total / len(held_out)
-
-    def epoch():
-        for x, y in trainer.batches:
-            trainer.step(x, y)
-        return validate()
-
-    return epoch
-
-
 @EXAMPLES.positive("accumulated-graph")
 def losses_of_each_element():
     model, data = network(), batches(3)
@@ -222,49 +159,9 @@ def summing(count):
 
 
 @EXAMPLES.near_miss("accumulated-graph")
-def a_running_loss_of_numbers():
-    trainer = Trainer()
-
-    def epoch():
-        running = 0.0
-        for loss in trainer.losses():
-            running += loss.item()
-        return running
-
-    return epoch
-
-
-@EXAMPLES.near_miss("accumulated-graph")
-def a_running_loss_without_graphs():
-    trainer = Trainer()
-
-    def epoch():
-        running = torch.zeros(())
-        for loss in trainer.losses():
-            running += loss.detach()
-        return running
-
-    return epoch
-
-
-@EXAMPLES.near_miss("accumulated-graph")
 def losses_that_are_stacked_without_graphs():
     trainer = Trainer()
     return lambda: torch.stack([loss.detach() for loss in trainer.losses()]).mean()
-
-
-@EXAMPLES.near_miss("accumulated-graph")
-def losses_of_several_heads():
-    body, heads, x = nn.Linear(3, 4), [nn.Linear(4, 2) for _ in range(5)], torch.rand(5, 3)
-
-    def step():
-        loss = 0
-        hidden = body(x).relu()
-        for head in heads:
-            loss = loss + F.cross_entropy(head(hidden), torch.arange(5) % 2)
-        loss.backward()
-
-    return lambda: [step() for _ in range(4)]
 
 
 @EXAMPLES.near_miss("accumulated-graph")
@@ -280,37 +177,6 @@ def losses_of_several_heads_that_are_looked_at():
         assert loss.item() > 0
 
     return check
-
-
-@EXAMPLES.near_miss("accumulated-graph")
-def batches_whose_losses_are_one():
-    model, data = network(), batches(4)
-
-    def step():
-        total = 0
-        for x, y in data:
-            total = total + F.cross_entropy(model(x), y) / len(data)
-        total.backward()
-
-    return step
-
-
-@EXAMPLES.near_miss("accumulated-graph")
-def gradients_that_are_accumulated():
-    model, data = network(), batches(4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
-
-    def step():
-        logged = 0.0
-        for x, y in data:
-            loss = F.cross_entropy(model(x), y) / len(data)
-            loss.backward()
-            logged += float(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        return logged
-
-    return step
 
 
 @EXAMPLES.near_miss("accumulated-graph")
@@ -349,22 +215,6 @@ def blocks_that_add_to_what_they_take():
         assert x.shape == (2, 3)
 
     return check
-
-
-@EXAMPLES.near_miss("accumulated-graph")
-def losses_of_two_networks_in_a_log():
-    generator, critic = network(), network()
-    data, log = batches(4), []
-
-    def epoch():
-        for x, y in data:
-            real = F.cross_entropy(critic(x), y)
-            real.backward()
-            fake = generator(x).square().mean()
-            fake.backward()
-            log.append(f"{(real + fake).item():.2f}")
-
-    return epoch
 
 
 def averaging(update):

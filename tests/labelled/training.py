@@ -26,16 +26,6 @@ class Pictures(Dataset[torch.Tensor]):
         return torch.full((3, 4, 4), float(index))
 
 
-class Squares(Dataset[torch.Tensor]):
-    """Items that are made one by one."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return torch.tensor(float(index**2))
-
-
 class Stream(IterableDataset[torch.Tensor]):
     """Items of an unknown number."""
 
@@ -52,33 +42,6 @@ def batches_that_are_decoded_and_the_end_of_the_loader():
             batch.sum()
 
     return epoch
-
-
-@EXAMPLES.positive("sync-dataloader", 10)
-def two_epochs():
-    loader = DataLoader(Pictures(4, 4), batch_size=1)
-
-    def train():
-        for _ in range(2):
-            for i, batch in enumerate(loader):  # <- here
-                batch.mul(i)
-
-    return train
-
-
-@EXAMPLES.positive("sync-dataloader", 4)
-def an_endless_iterator_over_a_loader():
-    loader = DataLoader(Pictures(8), batch_size=2)
-
-    def cycle():
-        while True:
-            yield from loader  # <- here
-
-    def train():
-        for _, batch in zip(range(4), cycle(), strict=False):
-            batch.mean()
-
-    return train
 
 
 def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):
@@ -108,18 +71,6 @@ def tensors_in_memory():
 def a_dataset_that_streams():
     loader = DataLoader(Stream(), batch_size=1)
     return lambda: [batch.sum() for batch in loader]  # <- here
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_loader_with_a_worker():
-    loader = DataLoader(Pictures(4), batch_size=2, num_workers=1)
-    return lambda: [batch.sum() for batch in loader]
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_stream_with_a_worker():
-    loader = DataLoader(Stream(), batch_size=2, num_workers=1)
-    return lambda: [batch.sum() for batch in loader]
 
 
 @EXAMPLES.near_miss("sync-dataloader")

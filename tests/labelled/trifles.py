@@ -41,18 +41,6 @@ def an_action_after_each_long_update():
     return _actions()
 
 
-@EXAMPLES.positive("missing-no-grad", 3, cpu_share=0.00001)
-def an_action_after_each_long_update_with_a_lower_threshold():
-    return _actions()
-
-
-@EXAMPLES.near_miss("missing-no-grad")
-def actions_of_two_policies_between_long_updates():
-    first, second = nn.Linear(4, 4), nn.Linear(4, 2)
-    seen = torch.rand(1, 4)
-    return _fit(lambda: (first(seen).argmax(1), second(first(seen)).argmax(1)))
-
-
 def _returns():
     """Discounted returns of an episode, one reward after the other."""
     rewards, scale = torch.rand(12), torch.rand(12)
@@ -74,20 +62,6 @@ def a_short_loop_beside_a_long_step():
 @EXAMPLES.positive("for-loop-indexing", cpu_share=0.00001)
 def a_short_loop_beside_a_long_step_with_a_lower_threshold():
     return _returns()
-
-
-@EXAMPLES.positive("for-loop-indexing", 40)
-def many_short_loops_in_one_long_step():
-    rewards, scale = torch.rand(12), torch.rand(12)
-
-    def look():
-        for _ in range(40):
-            out = torch.zeros(12)
-            for step in range(12):
-                out[step] = rewards[step] * scale[step]  # <- here
-            out.sum().item()
-
-    return _fit(look, once=True)
 
 
 def _zeroed():
@@ -124,30 +98,6 @@ def large_gradients_beside_a_long_step():
         other.step()
 
     return _fit(step)
-
-
-def _joined(*, also=lambda: None):
-    """A tensor of results that is joined anew for each of twelve rows, beside a long step."""
-    rows = torch.rand(12, 1, 8)
-
-    def collect():
-        out = torch.empty(0, 8)
-        for row in rows.unbind():
-            out = torch.cat([out, row * 2])  # <- here
-        also()
-        return out
-
-    return _fit(collect, once=True)
-
-
-@EXAMPLES.near_miss("growing-cat", cpu_share=0.01)
-def a_few_rows_joined_beside_a_long_step():
-    return _joined()
-
-
-@EXAMPLES.positive("growing-cat", also="for-loop-indexing", cpu_share=0.00001)
-def a_few_rows_joined_beside_a_long_step_with_a_lower_threshold():
-    return _joined()
 
 
 def _averaged():

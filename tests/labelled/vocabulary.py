@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from labelled.case import Examples
-from support.trace_builder import TraceBuilder
 from torch import nn
 
 EXAMPLES = Examples()
@@ -38,22 +37,6 @@ def _tokens(batch=2, length=16):
 # -------------------------------------------------------------------------------------- positives
 
 
-@EXAMPLES.positive("all-logits", 3)
-def sampling_from_the_last_position():
-    model = Decoder()
-
-    @torch.no_grad()
-    def generate(tokens, steps):
-        for _ in range(steps):
-            logits = model(tokens)
-            probabilities = F.softmax(logits[:, -1, :] / 0.8, dim=-1)
-            tokens = torch.cat([tokens, torch.multinomial(probabilities, 1)], dim=1)
-        return tokens
-
-    prompt = _tokens()
-    return lambda: generate(prompt, 3)
-
-
 @EXAMPLES.positive("all-logits", 1)
 def prefill_with_a_head_tied_to_the_embedding():
     model = Decoder().eval()
@@ -65,20 +48,6 @@ def prefill_with_a_head_tied_to_the_embedding():
         return logits[:, -1:].argmax(-1)
 
     return prefill
-
-
-@EXAMPLES.positive("all-logits", 1)
-def logits_are_cast_before_the_last_is_taken():
-    model = Decoder().to(torch.bfloat16).eval()
-    prompt = _tokens(1, 64)
-
-    def first_token():
-        with torch.no_grad():
-            logits = model(prompt).float()
-            logits = logits / 0.7
-            return logits[..., -1, :].topk(5).indices
-
-    return first_token
 
 
 @EXAMPLES.positive("all-logits", 2)
@@ -109,19 +78,6 @@ def probabilities_of_the_only_sample():
 
 
 @EXAMPLES.near_miss("all-logits")
-def some_positions_of_the_only_sample():
-    model = Decoder().eval()
-    prompt = _tokens(1, 64)
-
-    @torch.inference_mode()
-    def answer():
-        logits = model(prompt)[0]
-        return logits[-1].argmax(), logits[40:48].argmax(-1)
-
-    return answer
-
-
-@EXAMPLES.near_miss("all-logits")
 def the_only_sample_as_a_whole():
     model = Decoder().eval()
     prompt = _tokens(1, 64)
@@ -132,20 +88,6 @@ def the_only_sample_as_a_whole():
         return logits[-1].argmax(), F.cross_entropy(logits[:-1], prompt[0, 1:])
 
     return score
-
-
-@EXAMPLES.near_miss("all-logits")
-def rows_of_a_matrix_may_be_samples():
-    model = Decoder().eval()
-    prompt = torch.randint(VOCABULARY, (64,))
-
-    @torch.inference_mode()
-    def step():
-        x = model.ln_f(model.wte(prompt))
-        logits = F.linear(x, model.lm_head.weight)
-        return logits[-1].argmax()
-
-    return step
 
 
 @EXAMPLES.positive("all-logits", 2)
@@ -187,19 +129,6 @@ def soft_capped_logits():
     return step
 
 
-@EXAMPLES.positive("all-logits", 1)
-def contraction_written_as_einsum():
-    model = Decoder().eval()
-    tokens = _tokens(1, 64)
-
-    @torch.no_grad()
-    def step():
-        logits = torch.einsum("btd,vd->btv", model.hidden(tokens), model.wte.weight)  # <- here
-        return logits[:, -1].argmax(-1)
-
-    return step
-
-
 @EXAMPLES.positive("all-logits", 1, vocabulary=40)
 def outputs_forty_times_the_inputs():
     head, x = nn.Linear(8, 320).requires_grad_(False), torch.randn(1, 64, 8)
@@ -212,59 +141,7 @@ def outputs_fewer_times_the_inputs_than_the_threshold():
     return lambda: head(x)[:, -1]
 
 
-@EXAMPLES.positive("all-logits", 1)
-def stored_prefill():
-    b = TraceBuilder()
-    with b.op("aten::linear", [[1, 512, 64], [32000, 64], []], ["c10::BFloat16"] * 2 + [""]):
-        b.advance(500)
-    concrete = ["", "1", "-1"]
-    with b.op("aten::select", [[1, 512, 32000], [], []], ["c10::BFloat16", "", ""], concrete):
-        pass
-    return b
-
-
 # ------------------------------------------------------------------------------------- near misses
-
-
-@EXAMPLES.near_miss("all-logits")
-def last_position_before_the_head():
-    model = Decoder().eval()
-    tokens = _tokens(1, 64)
-
-    @torch.no_grad()
-    def step():
-        return model(tokens, keep=1)[:, -1].argmax(-1)
-
-    return step
-
-
-@EXAMPLES.near_miss("all-logits")
-def loss_over_all_positions_and_a_look_at_the_last():
-    model = Decoder()
-    tokens = _tokens()
-
-    def step():
-        model.zero_grad()
-        logits = model(tokens)
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        return logits[:, -1].argmax(-1)
-
-    return step
-
-
-@EXAMPLES.near_miss("all-logits")
-def prompt_is_scored_before_it_goes_on():
-    model = Decoder().eval()
-    tokens = _tokens(1, 32)
-
-    @torch.no_grad()
-    def score():
-        logits = model(tokens)
-        scores = logits.log_softmax(-1).gather(-1, tokens[..., None])
-        return scores.sum(), logits[:, -1].argmax(-1)
-
-    return score
 
 
 @EXAMPLES.near_miss("all-logits")
@@ -280,55 +157,6 @@ def draft_tokens_are_verified():
 
 
 @EXAMPLES.near_miss("all-logits")
-def two_positions_of_a_span():
-    model = Decoder().eval()
-    tokens = _tokens(1, 32)
-
-    @torch.no_grad()
-    def ends():
-        logits = model(tokens)
-        return logits[:, 3].argmax(-1), logits[:, 9].argmax(-1)
-
-    return ends
-
-
-@EXAMPLES.near_miss("all-logits")
-def each_sample_has_its_own_last_position():
-    model = Decoder().eval()
-    tokens, lengths = _tokens(4, 16), torch.tensor([3, 9, 12, 16])
-
-    @torch.no_grad()
-    def last():
-        logits = model(tokens)
-        return logits[torch.arange(4), lengths - 1].argmax(-1)
-
-    return last
-
-
-@EXAMPLES.near_miss("all-logits")
-def one_sample_of_a_batch_is_shown():
-    head, x = nn.Linear(64, 1000), torch.randn(32, 64)
-
-    def shown():
-        with torch.no_grad():
-            return head(x)[0].topk(5)
-
-    return shown
-
-
-@EXAMPLES.near_miss("all-logits")
-def gated_layer_takes_half_of_its_channels():
-    up, x = nn.Linear(64, 512), torch.randn(2, 64, 64)
-
-    def gated():
-        with torch.no_grad():
-            a, b = up(x).chunk(2, dim=-1)
-            return a * b.sigmoid()
-
-    return gated
-
-
-@EXAMPLES.near_miss("all-logits")
 def class_token_after_a_layer_of_the_models_width():
     layer, x = nn.Linear(64, 64), torch.randn(8, 65, 64)
 
@@ -337,18 +165,6 @@ def class_token_after_a_layer_of_the_models_width():
             return layer(x)[:, 0].tanh()
 
     return pooled
-
-
-@EXAMPLES.near_miss("all-logits")
-def tokens_one_by_one_with_a_cache():
-    model = Decoder().eval()
-    tokens = _tokens(2, 1)
-
-    @torch.inference_mode()
-    def step():
-        return model(tokens)[:, -1].argmax(-1)
-
-    return step
 
 
 @EXAMPLES.near_miss("all-logits", wasted=200_000)
@@ -379,38 +195,7 @@ def prediction_of_the_last_image():
     return shown
 
 
-@EXAMPLES.positive("all-logits", 1)
-def log_probabilities_of_the_next_token():
-    model = Decoder().eval()
-    prompt = _tokens(3, 32)
-
-    @torch.inference_mode()
-    def step():
-        return model(prompt).log_softmax(-1)[:, -1].topk(4)
-
-    return step
-
-
 # ------------------------------------------------------------- rows that are sequences again
-
-
-class _Conv1D(nn.Module):
-    """A layer as GPT-2 has it: a product of all rows."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(inputs, outputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x):
-        rows = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)  # <- here
-        return rows.view(*x.shape[:-1], len(self.bias))
-
-
-@EXAMPLES.positive("all-logits", 1)
-def logits_of_a_product_of_all_rows():
-    head, hidden = _Conv1D(16, 300).requires_grad_(False), torch.rand(2, 60, 16)
-    return lambda: head(hidden)[:, -1].argmax(-1)
 
 
 @EXAMPLES.positive("all-logits", 1)
@@ -420,18 +205,6 @@ def rows_that_are_reshaped_to_sequences():
     def step():
         logits = torch.mm(hidden.flatten(0, 1), weight.t())  # <- here
         return (logits / 0.7).reshape(4, -1, 300)[:, -1].softmax(-1)
-
-    return step
-
-
-@EXAMPLES.near_miss("all-logits")
-def loss_of_all_rows_and_the_last_position():
-    head, hidden = _Conv1D(16, 300).requires_grad_(False), torch.rand(2, 60, 16)
-    targets = torch.randint(300, (120,))
-
-    def step():
-        logits = head(hidden)
-        return F.cross_entropy(logits.view(-1, 300), targets), logits[:, -1].argmax(-1)
 
     return step
 

@@ -217,7 +217,7 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
 @pytest.mark.parametrize("theme", ["waiting", "products", "copies", "outsider_moves"])
 def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
     built = [b for case in corpus.themes()[theme] if isinstance(b := case.make(), TraceBuilder)]
-    assert len(built) > 10
+    assert built
     for trace in map(recorded, built):
         found = check(trace, RULES.values()).findings()
         assert 0 <= total_ms(found) <= span_ms(trace) + 1e-9

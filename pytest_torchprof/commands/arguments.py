@@ -264,11 +264,7 @@ FLEET = (
         metavar="ADDRESS",
         help="read them on the workers of this Dask scheduler, such as tcp://host:8786",
     ),
-    argument(
-        "--no-cache",
-        action="store_true",
-        help="with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
-    ),
+    argument("--no-cache", action="store_true", help="does nothing: no answers are kept"),
     argument(
         *("-o", "--output"),
         type=output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.commands.inputs import warn
 from pytest_torchprof.commands.tables import (
@@ -90,13 +90,13 @@ def run_history(options: Namespace) -> int:
     return _print(options, store, _Page(rows, parts, _head(store, found), found.notes))
 
 
-class _Page:
+class _Page(NamedTuple):
     """What is printed: rows of changes, more parts of JSON, a heading, and notes."""
 
-    def __init__(
-        self, rows: list[TableRow], parts: TableRow, head: str, notes: Sequence[str]
-    ) -> None:
-        self.rows, self.parts, self.head, self.notes = rows, parts, head, list(notes)
+    rows: list[TableRow]
+    parts: TableRow
+    head: str
+    notes: Sequence[str]
 
 
 def _page_target(options: Namespace) -> Path | None:

@@ -122,8 +122,7 @@ def _is_glob(word: str) -> bool:
 # ---- Traces at URLs, through fsspec: list them, and copy one to read it.
 
 #: In a URL of the web, a question mark begins its query.
-_GLOB_MAGIC = {"http": re.compile(r"[*]"), "https": re.compile(r"[*]")}
-_ANY_MAGIC = re.compile(r"[*?[]")
+_WEB_MAGIC = re.compile(r"[*]")
 
 
 def list_remote(word: str) -> list[Source]:
@@ -136,7 +135,8 @@ def list_remote(word: str) -> list[Source]:
     shown = shown_address(word)
     named = False
     try:
-        if _GLOB_MAGIC.get(scheme_of(word), _ANY_MAGIC).search(path):
+        is_web = scheme_of(word) in {"http", "https"}
+        if (_WEB_MAGIC if is_web else _MAGIC).search(path):
             found = list(system.glob(path, detail=True).values())
             traces = [one for one in found if _is_trace(one)]
             found = traces or [one for one in found if one.get("type") == "file"]

@@ -93,7 +93,7 @@ def measure(folder: Path, command: Sequence[str], jobs: int, pairs: int) -> Iter
     both: list[tuple[Ran, Ran]] = []
     for number in range(pairs):
         sides = [
-            _run([*command, str(folder), "--no-cache", "--jobs", str(n)])
+            _run([*command, str(folder), "--jobs", str(n)])
             for n in ((1, jobs) if number % 2 else (jobs, 1))
         ]
         both.append((sides[0], sides[1]) if number % 2 else (sides[1], sides[0]))
@@ -142,18 +142,19 @@ def memory(folder: Path, command: str) -> str:
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_torchprof.fleet.mapping import Question, answer\n"
-        "from pytest_torchprof.fleet.workers import peak_bytes\n"
         "from pytest_torchprof.fleet.sources import find_sources\n"
         f"settings = dict(step=None, step_name=None, format='table', by={by!r}, depth=None,\n"
         "    chips=(), ignored=[], thresholds='', timeline=False, points=0)\n"
         f"question = Question('commands.{command}:{command}_part', settings)\n"
-        "peaks = [peak_bytes()]\n"
+        "def told(field):\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return 1024 * int(next(one for one in lines if one.startswith(field)).split()[1])\n"
+        "peaks = [told('VmHWM')]\n"
         "for source in find_sources(sys.argv[1:]):\n"
         "    found = answer(question, source)\n"
         "    if found.error is not None: raise found.error\n"
-        "    peaks.append(peak_bytes())\n"
-        "shared = [line for line in open('/proc/self/status') if line.startswith('RssFile')]\n"
-        "print(*peaks[:2], peaks[-1], 1024 * int(shared[0].split()[1]))\n"
+        "    peaks.append(told('VmHWM'))\n"
+        "print(*peaks[:2], peaks[-1], told('RssFile'))\n"
     )
     for _ in range(2):  # the first one compiles what is not compiled yet, see `installed`
         found = subprocess.run(
@@ -178,8 +179,7 @@ def workers(folder: Path, command: str, jobs: int) -> str:
     """The most resident memory of a worker of ``--jobs`` against the largest text, on Linux."""
     largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
     ran = subprocess.Popen(
-        [sys.executable, "-m", "pytest_torchprof", command, str(folder), f"--jobs={jobs}",
-         "--no-cache"],
+        [sys.executable, "-m", "pytest_torchprof", command, str(folder), f"--jobs={jobs}"],
         stdout=subprocess.DEVNULL, env=installed(),
     )  # fmt: skip
     children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children")

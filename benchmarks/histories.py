@@ -1,4 +1,4 @@
-"""``python -m benchmarks.histories``: how long a large history takes to index, and to ask.
+"""``python -m benchmarks.histories``: how long a question to a large history takes.
 
 The history is made up: one series of exact metrics in ten has a step, and times are noisy. It lies
 in a folder that is removed afterwards; its repository has a commit per run.
@@ -7,7 +7,6 @@ in a folder that is removed afterwards; its repository has a commit per run.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import subprocess
 import tempfile
@@ -16,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_torchprof.core.files import cache_folder
-from pytest_torchprof.history.index import Index, asked
-from pytest_torchprof.history.question import Question, answer
+from pytest_torchprof.history.question import answer
 from pytest_torchprof.history.runs import RUN_SCHEMA, Run, RunTest, encode
+from pytest_torchprof.history.series import Question
 from pytest_torchprof.history.stores import new_name, store_of
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -29,7 +27,7 @@ _STEPPED = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the history, index it, ask it, and print how long each took."""
+    """Make the history, ask it, and print how long each question took."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.histories", description=__doc__)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--tests", type=int, default=200)
@@ -37,29 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         commits = _repository(folder / "repo", options.runs)
         store = store_of(str(folder / "history"))
         size = 0
 
-        def made(at: int, commit: str, parents: list[str]) -> Run:
-            return _run(at, options.runs, commit, parents, options.tests, options.metrics)
-
         for at, commit in enumerate(commits):
-            content = encode(made(at, commit, commits[:at][-1:]))
+            parents = commits[:at][-1:]
+            made = _run(at, options.runs, commit, parents, options.tests, options.metrics)
+            content = encode(made)
             size += len(content)
             store.write(new_name(f"2026-01-01T00:00:{at % 60:02}Z", commit), content)
         values = options.runs * options.tests * options.metrics
         print(f"{options.runs:,} runs, {values:,} values, {size / 1e6:,.0f} MB of documents")
-        with clocked("index of all documents"):
-            asked(store, Index.skipped)
-        file = next(cache_folder().glob("history-*.sqlite"))
-        print(f"  {file.stat().st_size / 1e6:,.0f} MB")
-        last = commits[-1]
-        content = encode(made(options.runs, last, commits[-2:-1]))
-        store.write(new_name("2026-02-01T00:00:00Z", last), content)
-        with clocked("one more document"):
-            asked(store, Index.skipped)
         questions = {
             "one test, one exact metric": Question("t.py::test_7", "ops"),
             "one test, one time": Question("t.py::test_7", "wall_ms"),
@@ -69,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "everything": Question(),
         }
         for what, question in questions.items():
-            for times in ("first", "again"):
-                with clocked(f"{what}, {times}"):
-                    found = answer(store, question, folder / "repo")
+            with clocked(what):
+                found = answer(store, question, folder / "repo")
             print(f"  {found.total:,} series, {sum(len(s.changes) for s in found.series)} changes")
     return 0
 

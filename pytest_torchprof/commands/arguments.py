@@ -242,10 +242,7 @@ FLEET = (
         "ADDRESS",
         "read them on the workers of this Dask scheduler, such as tcp://host:8786",
     ),
-    switch(
-        "--no-cache",
-        "with --jobs, --dask, a glob, or a URL: do not use or keep what was found in a trace",
-    ),
+    switch("--no-cache", "does nothing: no answers are kept"),
     argument("-o --output", "FILE", "the file of --format parquet; - is stdout", output),
 )
 #: Of commands that print one table.

@@ -19,15 +19,9 @@ from pytest_torchprof.commands.tables import (
 from pytest_torchprof.core.errors import HistoryError, SettingsError, writing
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
 from pytest_torchprof.history.git import unreachable
-from pytest_torchprof.history.question import (
-    Answer,
-    Comparison,
-    Question,
-    SeriesAnswer,
-    answer,
-    compare,
-)
+from pytest_torchprof.history.question import Answer, SeriesAnswer, answer, compare
 from pytest_torchprof.history.runs import DAMAGED, FOREIGN, NEWER, UNREADABLE
+from pytest_torchprof.history.series import History, Question
 from pytest_torchprof.history.stores import INI, Store, configured_history, store_of
 from pytest_torchprof.render.table import Table, can_show, sparkline, to_json
 
@@ -154,8 +148,8 @@ def _rows(series: Sequence[SeriesAnswer], order: Order, line: Sequence[int] = ()
     """A row for each change, the newest first; a table shows its series along the line."""
     found = [(change, one) for one in series for change in one.changes]
     found.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
-    bars = {one.series.id: _bars(one, line) for one in series if one.changes}
-    return [{**_row(c, one, order), _BARS: bars[one.series.id]} for c, one in found]
+    bars = {one.series: _bars(one, line) for one in series if one.changes}
+    return [{**_row(c, one, order), _BARS: bars[one.series]} for c, one in found]
 
 
 def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
@@ -306,27 +300,25 @@ def _compare(options: Namespace, words: Sequence[str]) -> int:
         notes.append(f"{found.short:,} series of times have too few runs for an answer")
     parts: Row = {"commit": sides.tip, "merge_base": sides.base, "compared": found.compared}
     rows = _rows(found.series, found.order)
-    return _print(options, store, _Page(rows, parts, _compared(found), notes))
-
-
-def _compared(found: Comparison) -> str:
-    tip, base = found.sides.tip[:_SHORT], found.sides.base[:_SHORT]
+    tip, base = sides.tip[:_SHORT], sides.base[:_SHORT]
     changed = sum(bool(one.changes) for one in found.series)
-    return f"{tip} against {base}, the merge base; {changed:,} of {found.compared:,} series changed"
+    counts = f"{changed:,} of {found.compared:,} series changed"
+    head = f"{tip} against {base}, the merge base; {counts}"
+    return _print(options, store, _Page(rows, parts, head, notes))
 
 
 def _gc(options: Namespace, words: Sequence[str]) -> int:
     store = _store(words)
-    swept = unreachable(store, Path.cwd())
+    swept = unreachable(History(store, Question(test="")).runs, Path.cwd())
     rows: list[Row] = [
         {
-            "file": one.run.name,
-            "commit": one.run.commit,
-            "branch": one.run.branch,
-            "date": one.run.started,
-            "reason": "nothing leads to it" if one.known else "not in this clone",
+            "file": run.name,
+            "commit": run.commit,
+            "branch": run.branch,
+            "date": run.started,
+            "reason": "nothing leads to it" if is_known else "not in this clone",
         }
-        for one in swept.found
+        for run, is_known in swept.found
     ]
     if options.yes:
         for row in rows:

@@ -33,7 +33,7 @@ from pytest_torchprof.render.ci import MOST_ANNOTATIONS, plain_line, workflow_co
 from pytest_torchprof.render.findings import defaults, page, page_of
 from pytest_torchprof.render.table import Table, fields_of, to_json
 from pytest_torchprof.render.unknown import in_words
-from pytest_torchprof.rules.registry import RULES, check_chosen
+from pytest_torchprof.rules.registry import check_chosen
 from pytest_torchprof.rules.rule import codes, parse_thresholds, span_ns
 from pytest_torchprof.trace.names import Kind
 
@@ -110,7 +110,6 @@ def run_lint(options: Namespace) -> int:
     found = ask(
         options,
         "commands.lint:lint_part",
-        is_kept=book.keys() == RULES.keys(),  # the code of others is not in the cache's key
         ignored=sorted(ignored),
         thresholds=options.thresholds,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -30,7 +29,7 @@ from pytest_torchprof.core.errors import (
 from pytest_torchprof.core.files import is_other_file, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS, CountedNames, StepRange
-from pytest_torchprof.fleet.mapping import Answer, Question, answer, default_folder, remove_old
+from pytest_torchprof.fleet.mapping import Answer, Question, answer
 from pytest_torchprof.fleet.sources import find_sources, is_many
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.kernel_names import short_kernels
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.commands.inputs import Body
     from pytest_torchprof.fleet.sources import Source
     from pytest_torchprof.render.table import Row
-    from pytest_torchprof.trace.read import ReadProgress
 
 
 # ---- The table of one or several traces: added up, ordered, with its total.
@@ -523,12 +521,11 @@ def at_steps(trace: Trace, settings: Mapping[str, Any]) -> Trace:
     return trace.step(step or ALL_STEPS, name or "")
 
 
-def ask(options: Namespace, function: str, *, is_kept: bool = True, **settings: Any) -> Parts:
+def ask(options: Namespace, function: str, **settings: Any) -> Parts:
     """Ask the command's question of each trace, and report what was wrong with them.
 
     ``function`` is ``module:function`` below the package: from a `Trace` and the settings, which
-    have ``step``, ``step_name``, and ``format`` beside these, it makes a `Body`. ``is_kept``: the
-    settings and our code alone decide what it makes, so that it may come from the cache.
+    have ``step``, ``step_name``, and ``format`` beside these, it makes a `Body`.
 
     Raises:
         TraceError: no trace; or, of files that are read in this process, a named one is none.
@@ -539,17 +536,14 @@ def ask(options: Namespace, function: str, *, is_kept: bool = True, **settings: 
         settings.setdefault(name, getattr(options, name, None))
     is_fleet = options.jobs is not None or bool(options.dask) or is_many(options.traces)
     sources = find_sources(options.traces)
-    cache = default_folder() if is_kept and is_fleet and not options.no_cache else None
-    question = Question(function, settings, options.rank, cache)
+    question = Question(function, settings, options.rank)
     answers: list[Answer | None] = [None] * len(sources)
     size = sum(source.size for source in sources)
-    with reading_bar(size) as progress, _answers(options, question, sources, progress) as found:
-        for at, one in found:
+    with reading_bar(size) as progress:
+        for at, one in _answers(options, question, sources, progress):
             if one.error is not None and not is_fleet and _ends(one, sources[at]):
                 raise one.error
             answers[at] = one
-    if cache is not None:
-        remove_old(cache)
     parts = _parts(options, sources, [one for one in answers if one is not None], is_fleet=is_fleet)
     _report(parts, is_merged=getattr(options, "merge", False))
     return parts
@@ -560,65 +554,43 @@ def _ends(one: Answer, source: Source) -> bool:
     return source.named or not isinstance(one.error, TraceError)
 
 
-@contextmanager
 def _answers(
     options: Namespace,
     question: Question,
     sources: Sequence[Source],
     progress: Callable[[int, int], None] | None,
-) -> Iterator[Iterator[tuple[int, Answer]]]:
+) -> Iterator[tuple[int, Answer]]:
     """The answers as they come, from where they were asked for."""
     if options.dask and options.jobs is not None:
         raise SettingsError("--jobs and --dask", "both say where traces are read", "give one")
-    if options.dask:
-        from pytest_torchprof.fleet.workers import dask_answers
-
-        yield _counted(dask_answers(options.dask, question, sources), sources, progress)
-        return
-    jobs = min(_processors() if options.jobs == 0 else options.jobs or 1, len(sources))
-    if jobs == 1:
-        yield _one_after_another(question, sources, progress)
-        return
-    import tempfile
-
-    from pytest_torchprof.fleet.workers import Workers
-
-    # For copies, which a worker that is killed leaves there.
-    copies = any(source.remote for source in sources)
-    with tempfile.TemporaryDirectory(prefix="torchprof-") if copies else nullcontext() as room:
-        workers = Workers(question._replace(room=room), sources, jobs)
-        yield _counted(workers.answers(), sources, progress)
-
-
-def _one_after_another(
-    question: Question, sources: Sequence[Source], progress: ReadProgress | None
-) -> Iterator[tuple[int, Answer]]:
     total, before = sum(source.size for source in sources), 0
 
-    def step(done: int, _: int) -> None:
+    def step(done: int, _: int = 0) -> None:
         if progress is not None:
             progress(before + done, max(total, before + done))
 
-    # What is missing is known at once.
-    for at, source in sorted(enumerate(sources), key=lambda pair: not pair[1].missing):
-        yield at, answer(question, source, None if progress is None else step)
-        before += source.size
+    jobs = min(_processors() if options.jobs == 0 else options.jobs or 1, len(sources))
+    if options.dask:
+        from pytest_torchprof.fleet.workers import dask_answers
+
+        found = dask_answers(options.dask, question, sources)
+    elif jobs > 1:
+        from pytest_torchprof.fleet.workers import process_answers
+
+        found = process_answers(question, sources, jobs)
+    else:
+        within = None if progress is None else step
+        known_first = sorted(enumerate(sources), key=lambda pair: not _is_missing(pair[1]))
+        found = ((at, answer(question, source, within)) for at, source in known_first)
+    for at, one in found:
+        before += sources[at].size
+        step(0)
+        yield at, one
 
 
-def _counted(
-    answers: Iterator[tuple[int, Answer]],
-    sources: Sequence[Source],
-    progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[int, Answer]]:
-    total, done = sum(source.size for source in sources), 0
-    try:
-        for at, one in answers:
-            done += sources[at].size
-            if progress is not None:
-                progress(done, total)
-            yield at, one
-    finally:
-        answers.close()  # type: ignore[attr-defined]  # generators end their workers
+def _is_missing(source: Source) -> bool:
+    """Whether the answer is known at once."""
+    return source.named and not source.remote and not os.path.lexists(source.address)
 
 
 def _processors() -> int:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and the folders of caches."""
+"""Files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -204,21 +204,3 @@ def _umask() -> int:
 def system_message(error: Exception) -> str:
     """The error's text, without error number and path."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-# ---- Where the user's caches lie.
-
-
-def cache_folder() -> Path:
-    """The user's cache folder: XDG's, or that of the system.
-
-    Raises:
-        RuntimeError: the user has no home.
-    """
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "torchprof"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "torchprof" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "torchprof"
-    return Path.home() / ".cache" / "torchprof"

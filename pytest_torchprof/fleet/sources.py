@@ -10,18 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.errors import TraceError, error_line
 from pytest_torchprof.core.files import system_message
+from pytest_torchprof.core.urls import file_system, scheme_of, shown_address
 from pytest_torchprof.trace.ranks import TRACE_NAMES, natural_key, nothing_found, size_of, traces_in
 from pytest_torchprof.trace.read import WANTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SCHEME = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _MAGIC = re.compile(r"[*?[]")
-#: Between scheme and host: a user and a password. After a question mark: perhaps a signature.
-_SECRET = re.compile(r"(?<=://)[^/@]*@|\?[^:]*")
 
 
 class Source(NamedTuple):
@@ -53,25 +51,6 @@ class Source(NamedTuple):
     def path(self) -> Path:
         """Its name and folder, for the rank in them."""
         return Path(self.shown.partition("::")[0])
-
-
-def shown_address(address: str) -> str:
-    """A URL without user, password, and query.
-
-    >>> shown_address("https://me:secret@host/a.json?signature=x")
-    'https://host/a.json'
-    """
-    return _SECRET.sub("", address)
-
-
-def scheme_of(word: str) -> str:
-    """The scheme of a URL, empty for a path; of a chain, that of its first file system.
-
-    >>> scheme_of("s3://bucket/a.json"), scheme_of("zip://*.json::a.zip"), scheme_of("a:b.json")
-    ('s3', 'zip', '')
-    """
-    found = _SCHEME.match(word)
-    return found[1].lower() if found else ""
 
 
 def is_many(words: Sequence[str]) -> bool:
@@ -147,11 +126,8 @@ def _is_glob(word: str) -> bool:
 
 # ---- Traces at URLs, through fsspec: list them, and copy one to read it.
 
-#: Schemes whose file systems are packages of their own, and our extras that bring them.
-_EXTRAS = {"s3": "history-s3", "s3a": "history-s3", "gs": "history-gs", "gcs": "history-gs"}
 #: In a URL of the web, a question mark begins its query.
-_GLOB_MAGIC = {"http": re.compile(r"[*]"), "https": re.compile(r"[*]")}
-_ANY_MAGIC = re.compile(r"[*?[]")
+_WEB_MAGIC = re.compile(r"[*]")
 
 
 def list_remote(word: str) -> list[Source]:
@@ -164,7 +140,8 @@ def list_remote(word: str) -> list[Source]:
     shown = shown_address(word)
     named = False
     try:
-        if _GLOB_MAGIC.get(scheme_of(word), _ANY_MAGIC).search(path):
+        is_web = scheme_of(word) in {"http", "https"}
+        if (_WEB_MAGIC if is_web else _MAGIC).search(path):
             found = list(system.glob(path, detail=True).values())
             traces = [one for one in found if _is_trace(one)]
             found = traces or [one for one in found if one.get("type") == "file"]
@@ -176,7 +153,7 @@ def list_remote(word: str) -> list[Source]:
         raise TraceError(f"{shown}: not found", "", "check the address") from None
     except Exception as error:  # noqa: BLE001 - each file system raises its own
         raise TraceError(
-            f"{shown}: cannot be read", _text(error), "check the address and your access"
+            f"{shown}: cannot be read", error_line(error), "check the address and your access"
         ) from None
     if not found:
         raise TraceError(f"{shown}: no trace found", "", "check the address")
@@ -202,7 +179,7 @@ def local_copy(address: str, folder: str | None) -> Iterator[Path]:
         except Exception as error:  # noqa: BLE001 - each file system raises its own
             raise TraceError(
                 f"{shown_address(address)}: cannot be read",
-                _text(error),
+                error_line(error),
                 "check the address and your access",
             ) from None
         yield target
@@ -210,18 +187,7 @@ def local_copy(address: str, folder: str | None) -> Iterator[Path]:
 
 def _opened(address: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it."""
-    shown = shown_address(address)
-    try:
-        import fsspec.core
-
-        system, path = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme_of(address))
-        step = f"pip install 'pytest-torchprof[{extra}]'" if extra else "install that package"
-        raise TraceError(f"{shown}: cannot be opened", str(error), step) from None
-    except Exception as error:  # noqa: BLE001 - each file system raises its own
-        raise TraceError(f"{shown}: cannot be opened", _text(error)) from None
-    return system, str(path)
+    return file_system(address, f"{shown_address(address)}: cannot be opened", TraceError)
 
 
 def _is_trace(one: dict[str, Any]) -> bool:
@@ -241,9 +207,3 @@ def _address(word: str, path: str) -> str:
     start = word.index("://") + len("://")
     _, chain, rest = word[start:].partition("::")
     return f"{word[:start]}{path}{chain}{rest}"
-
-
-def _text(error: Exception) -> str:
-    """An error of a file system in a line: its kind, as some have no text."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

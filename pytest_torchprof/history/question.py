@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import msgspec
-import numpy as np
-
-from pytest_torchprof.analysis.steps import LEAST_RUNS, ChangePoint, change_points
+from pytest_torchprof.analysis.steps import LEAST_RUNS, change_points
 from pytest_torchprof.core.errors import HistoryError
-from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import alike, plural
-from pytest_torchprof.history.git import (
-    Commits,
-    Documented,
-    Git,
-    GitError,
-    Order,
-    commits_between,
-    main_line,
-    order_of,
-)
-from pytest_torchprof.history.index import Index, IndexedRun, Series, asked
+from pytest_torchprof.history.git import Git, GitError, Order, main_line, order_of
+from pytest_torchprof.history.series import History, Question, RunInfo, Series
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own import NEAR_TOLERANCE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
     from pytest_torchprof.core.values import Number
     from pytest_torchprof.history.stores import Store
 
@@ -36,7 +23,6 @@ if TYPE_CHECKING:
 # ---- What changed in a series: steps of exact metrics, and drifts of times. Pure.
 
 Kind = Literal["step", "drift"]
-Find = Callable[[Sequence[float]], list[ChangePoint]]
 
 
 class Change(NamedTuple):
@@ -57,18 +43,15 @@ def changes_in(
     values: Mapping[int, Number],
     before: Sequence[tuple[int, ...]],
     line: Sequence[int],
-    find: Find = change_points,
 ) -> list[Change]:
-    """What changed, in order; ``find`` finds change points.
+    """What changed, in order.
 
     ``values`` are by position of the run, and ``before`` has the positions before each; see
     `history.git.Order`. ``line`` is the line of runs on which drifts are looked for.
     """
     if series.klass == "time":
-        return drifts(values, line, find)
+        return drifts(values, line)
     if series.klass == "never":  # compared with nothing
-        return []
-    if series.low == series.high:
         return []
     return steps(values, before, tolerance_of(series))
 
@@ -116,47 +99,11 @@ def steps(
     return found
 
 
-def drifts(
-    values: Mapping[int, Number], line: Sequence[int], find: Find = change_points
-) -> list[Change]:
+def drifts(values: Mapping[int, Number], line: Sequence[int]) -> list[Change]:
     """Change points along a line of runs."""
     places = [place for place in line if place in values]
-    points = find([values[place] for place in places])
+    points = change_points([values[place] for place in places])
     return [Change(places[p.at], places[p.at - 1], p.before, p.after, "drift") for p in points]
-
-
-# ---- Change points of series, which are found only once for the same values.
-
-#: Of another number, answers are found anew.
-_VERSION = 1
-
-
-class Finder:
-    """Finds change points, or remembers them: they take longer than all else of a question."""
-
-    def __init__(self, index: Index) -> None:
-        self._index, self._known = index, index.drifts()
-        self._new: dict[int, tuple[str, str]] = {}
-
-    def of(self, series: int) -> Callable[[Sequence[float]], list[ChangePoint]]:
-        """The function that finds those of this series."""
-
-        def find(values: Sequence[float]) -> list[ChangePoint]:
-            content = np.asarray(values, float).tobytes()
-            key = f"{_VERSION} {hashlib.sha256(content).hexdigest()}"
-            known, points = self._known.get(series, ("", ""))
-            if known == key:
-                return msgspec.json.decode(points, type=list[ChangePoint])
-            found = change_points(values)
-            self._new[series] = key, msgspec.json.encode(found).decode()
-            return found
-
-        return find
-
-    def keep(self) -> None:
-        """Remember what was found."""
-        if self._new:
-            self._index.keep_drifts(self._new)
 
 
 # ---- Drifts of many tests at once: the machine may have changed, not the code. Pure.
@@ -206,24 +153,11 @@ def _close(found: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
     return groups
 
 
-class Question(Frozen, frozen=True):
-    """What to look at: tests and metrics by name or glob, and a branch; all by default."""
-
-    test: str | None = None
-    metric: str | None = None
-    branch: str | None = None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it asks about some series only."""
-        return self.test is not None or self.metric is not None
+# ---- A question and its answer.
 
 
 class SeriesAnswer(NamedTuple):
-    """One series: its values by position of the run, and what changed in it.
-
-    ``values`` is empty where it was not needed: for metrics that never changed.
-    """
+    """One series: its values by position of the run, and what changed in it."""
 
     series: Series
     values: dict[int, Number]
@@ -233,8 +167,9 @@ class SeriesAnswer(NamedTuple):
 class Answer(NamedTuple):
     """The runs in order, and the series; ``skipped`` counts files that are no documents, by kind.
 
-    ``line`` are the positions of runs along the main line. ``total``: the number of series that
-    were asked for. ``notes`` say what is not known.
+    ``line`` are the positions of runs along the main line. ``series`` leaves out metrics that never
+    changed, unless the question is narrow; ``total`` is the number of those that were asked for.
+    ``notes`` say what is not known.
     """
 
     order: Order
@@ -251,159 +186,94 @@ def answer(store: Store, question: Question, here: Path) -> Answer:
     Raises:
         HistoryError: the history cannot be read, or the branch is unknown.
     """
-    git, why = repository_at(here)
-    return asked(store, lambda index: Asking(index, git, why).answer(question))
-
-
-def repository_at(here: Path) -> tuple[Git | None, str]:
-    """Git in this folder; or None, and why."""
     try:
-        return Git(here), ""
+        git, why = Git(here), ""
     except GitError as error:
-        return None, str(error)
-
-
-class Asking:
-    """One question, to an index that is up to date."""
-
-    def __init__(self, index: Index, git: Git | None, why: str) -> None:
-        self._index, self._git = index, git
-        self.notes: list[str] = []
-        self._why = why
-
-    def answer(self, question: Question) -> Answer:
-        """See `answer`."""
-        runs = self.chosen(question.branch)
-        order = self.ordered(runs)
-        line = main_line(order)
-        places = {run.id: place for place, run in enumerate(order.runs)}
-        series = self.matching(question, runs)
-        finder = Finder(self._index)
-        found = [
-            SeriesAnswer(
-                one, values, changes_in(one, values, order.before, line, finder.of(one.id))
-            )
-            for one, values in self.values(series, places, narrow=question.narrow)
-        ]
-        finder.keep()
-        self.notes += shared_drifts(found, order)
-        if changed := _changed_tests(series):
-            what = "1 test was" if changed == 1 else f"{changed:,} tests were"
-            self.notes.append(f"{what} changed: their series begin anew")
-        return Answer(order, line, found, len(series), self._index.skipped(), self.notes)
-
-    def matching(self, question: Question, runs: Sequence[IndexedRun]) -> list[Series]:
-        """The series that are asked for, of the repositories of these runs."""
-        wanted = {run.repository or "" for run in runs}
-        found = self._index.series(question.test, question.metric)
-        return [one for one in found if one.repository in wanted]
-
-    def values(
-        self, series: Sequence[Series], places: dict[int, int], *, narrow: bool
-    ) -> Iterator[tuple[Series, dict[int, Number]]]:
-        """The values of series by position of the run, where there are any.
-
-        Without ``narrow``, metrics that never changed are passed over.
-        """
-        for one in series:
-            if narrow or one.klass == "time" or one.low < one.high:
-                pairs = self._index.values(one.id)
-                mine = {places[run]: number for run, number in pairs if run in places}
-                if mine:
-                    yield one, mine
-
-    # ---------------------------------------------------------------- which runs
-
-    def chosen(self, branch: str | None) -> list[IndexedRun]:
-        """The runs of this repository, or of all if it has none; those of a branch."""
-        runs = self._index.runs()
-        if self._git is not None:
-            names = set(self._git.names())
-            mine = [r for r in runs if (r.repository or "").partition("//")[0] in names]
-            if not mine and runs:
-                self.notes.append(
-                    f"no run is of this repository ({', '.join(sorted(names))}): all are shown"
-                )
-            elif len(mine) < len(runs):
-                left = plural(len(runs) - len(mine), "run")
-                self.notes.append(f"left out: {left} of other repositories")
-            runs = mine or runs
-        if branch is None:
-            return runs
-        commits = self._line_of(branch)
-        found = [run for run in runs if run.branch == branch or run.commit in commits]
-        if not found and runs:
-            known = sorted({run.branch for run in runs if run.branch})
-            raise HistoryError(
-                f"no run is of branch {branch}",
-                f"the history has {', '.join(known)}" if known else "none has a branch",
-                "name one of these" if known else "leave out --branch",
-            )
-        return found
-
-    def _line_of(self, branch: str) -> Collection[str]:
-        """The commits along a branch, as far as they are known here."""
-        if self._git is None or (tip := self._git.commit_of(branch)) is None:
-            return ()
-        return self._git.first_parents(tip)
-
-    # ---------------------------------------------------------------- their order
-
-    def ordered(self, runs: Sequence[IndexedRun]) -> Order:
-        """The runs in order; notes say where it is not known."""
-        commits = sorted({run.commit for run in runs if run.commit})
-        order = order_of(runs, self._commits(runs, commits))
-        if order.by_clock:
-            what = plural(order.by_clock, "commit")
-            where = (
-                f"git cannot tell ({self._why})"
-                if self._git is None
-                else "this clone is shallow, and git fetch --unshallow completes it"
-                if self._git.shallow
-                else "they are not in this repository, and git fetch may bring them"
-            )
-            self.notes.append(
-                f"the order of {what} is by time, since their past is unknown: {where}"
-            )
-        if order.without_commit:
-            what = plural(order.without_commit, "run")
-            self.notes.append(f"{what} without a commit: ordered by time")
-        return order
-
-    def _commits(self, runs: Sequence[IndexedRun], commits: list[str]) -> Commits:
-        documented = {
-            run.commit: Documented(
-                run.parents, run.merge_base if run.merge_base != run.commit else None
-            )
-            for run in runs
-            if run.commit
-        }
-        git = self._git
-        try:
-            known = git.known(commits) if git is not None else []
-            boundary = git.boundary() if git is not None and git.shallow else set()
-        except GitError as error:
-            self._why, git, known, boundary = str(error), None, [], set()
-
-        def made() -> str:
-            graph = git.ancestors(known) if git is not None else []
-            found = commits_between(commits, graph, documented, boundary)
-            return msgspec.json.encode(found).decode()
-
-        text = self._index.ordered(_key(commits, known, sorted(boundary), documented), made)
-        return msgspec.json.decode(text, type=Commits)
-
-
-def _changed_tests(series: Sequence[Series]) -> int:
-    """How many tests have had several sources."""
+        git, why = None, str(error)
+    history, notes = History(store, question), list[str]()
+    runs = _runs_of_branch(_runs_here(history, git, notes), question.branch, git)
+    order = _ordered(runs, git, why, notes)
+    line = main_line(order)
+    series = history.series({run.repository or "" for run in runs})
+    found = [
+        SeriesAnswer(one, values, changes_in(one, values, order.before, line))
+        for one, values in _values(history, series, order, is_narrow=question.narrow)
+    ]
+    notes += shared_drifts(found, order)
     sources: dict[tuple[str, str], set[str]] = {}
     for one in series:
         sources.setdefault((one.repository, one.test), set()).add(one.source)
-    return sum(len(known) > 1 for known in sources.values())
+    if changed := sum(len(known) > 1 for known in sources.values()):
+        what = "1 test was" if changed == 1 else f"{changed:,} tests were"
+        notes.append(f"{what} changed: their series begin anew")
+    return Answer(order, line, found, len(series), history.skipped, notes)
 
 
-def _key(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def _values(
+    history: History, series: Sequence[Series], order: Order, *, is_narrow: bool = True
+) -> Iterator[tuple[Series, dict[int, Number]]]:
+    """Series with values, by position of the run; those that never changed only if asked for."""
+    places = {run.number: place for place, run in enumerate(order.runs)}
+    for one in series:
+        is_told = is_narrow or one.klass == "time" or not history.is_constant(one)
+        if is_told and (values := history.values(one, places)):
+            yield one, values
+
+
+def _runs_here(history: History, git: Git | None, notes: list[str]) -> list[RunInfo]:
+    """The runs of this repository, or all if it has none."""
+    runs = history.runs
+    if git is None:
+        return runs
+    names = git.names()
+    mine = [run for run in runs if run.is_of(names)]
+    if not mine and runs:
+        named = ", ".join(sorted(names))
+        notes.append(f"no run is of this repository ({named}): all are shown")
+    elif len(mine) < len(runs):
+        notes.append(f"left out: {plural(len(runs) - len(mine), 'run')} of other repositories")
+    return mine or runs
+
+
+def _runs_of_branch(runs: list[RunInfo], branch: str | None, git: Git | None) -> list[RunInfo]:
+    """The runs that were made on a branch, or of commits along it."""
+    if branch is None:
+        return runs
+    tip = git.commit_of(branch) if git is not None else None
+    commits: Collection[str] = git.first_parents(tip) if git is not None and tip else ()
+    found = [run for run in runs if run.branch == branch or run.commit in commits]
+    if not found and runs:
+        known = sorted({run.branch for run in runs if run.branch})
+        raise HistoryError(
+            f"no run is of branch {branch}",
+            f"the history has {', '.join(known)}" if known else "none has a branch",
+            "name one of these" if known else "leave out --branch",
+        )
+    return found
+
+
+def _ordered(runs: Sequence[RunInfo], git: Git | None, why: str, notes: list[str]) -> Order:
+    """The runs in order; notes say where it is not known."""
+    graph = []
+    try:
+        graph = git.ancestors(run.commit for run in runs if run.commit) if git is not None else []
+    except GitError as error:
+        git, why = None, str(error)
+    is_shallow = git is not None and git.is_shallow
+    order = order_of(runs, graph, is_shallow=is_shallow)
+    if order.by_clock:
+        where = (
+            f"git cannot tell ({why})"
+            if git is None
+            else "this clone is shallow, and git fetch --unshallow completes it"
+            if is_shallow
+            else "they are not in this repository, and git fetch may bring them"
+        )
+        what = plural(order.by_clock, "commit")
+        notes.append(f"the order of {what} is by time, since their past is unknown: {where}")
+    if order.without_commit:
+        notes.append(f"{plural(order.without_commit, 'run')} without a commit: ordered by time")
+    return order
 
 
 # ---- Compare a branch with the point where it left another one.
@@ -446,44 +316,17 @@ def compare(store: Store, branch: str, question: Question, here: Path) -> Compar
     """
     git = Git(here)
     sides = _sides(git, branch, question.branch)
-
-    def made(index: Index) -> Comparison:
-        asking = Asking(index, git, "")
-        mine = sides.since | sides.until
-        runs = [run for run in asking.chosen(None) if run.commit in mine]
-        order = asking.ordered(runs)
-        now = [at for at, run in enumerate(order.runs) if _is_now(run.commit, run.dirty, sides)]
-        base = [at for at in range(len(order.runs)) if at not in set(now)]
-        _require(sides, now, base, branch)
-        series = asking.matching(question, runs)
-        places = {run.id: place for place, run in enumerate(order.runs)}
-        answers, compared, new, short = [], 0, 0, 0
-        for one, values in asking.values(series, places, narrow=True):
-            before = [at for at in base if at in values]
-            after = [at for at in now if at in values]
-            if not after:
-                continue
-            if not before:
-                new += 1
-                continue
-            if one.klass == "time" and min(len(before), len(after)) < LEAST_RUNS:
-                short += 1
-                continue
-            compared += 1
-            found = _changes(one, values, before, after)
-            answers.append(SeriesAnswer(one, values, found))
-        skipped = index.skipped()
-        return Comparison(sides, order, answers, compared, new, short, skipped, asking.notes)
-
-    return asked(store, made)
-
-
-def _is_now(commit: str | None, dirty: bool, sides: Sides) -> bool:
-    """Whether a run is of the newer side: of a commit since, or of the changed working tree."""
-    return commit in sides.since or (dirty and commit == sides.tip)
-
-
-def _require(sides: Sides, now: Sequence[int], base: Sequence[int], branch: str) -> None:
+    history, notes = History(store, question), list[str]()
+    both = sides.since | sides.until
+    runs = [run for run in _runs_here(history, git, notes) if run.commit in both]
+    order = _ordered(runs, git, "", notes)
+    # A changed working tree is of the newer side, too.
+    now = [
+        at
+        for at, run in enumerate(order.runs)
+        if run.commit in sides.since or (run.dirty and run.commit == sides.tip)
+    ]
+    base = sorted({*range(len(order.runs))} - {*now})
     for places, what in ((base, "at or before the merge base"), (now, "since the merge base")):
         if not places:
             raise HistoryError(
@@ -491,6 +334,18 @@ def _require(sides: Sides, now: Sequence[int], base: Sequence[int], branch: str)
                 f"no run {what}, {sides.base[:12]}",
                 "run pytest --torchprof --torchprof-history there",
             )
+    series = history.series({run.repository or "" for run in runs})
+    answers, new, short = [], 0, 0
+    for one, values in _values(history, series, order):
+        before = [at for at in base if at in values]
+        after = [at for at in now if at in values]
+        if after and not before:
+            new += 1
+        elif after and one.klass == "time" and min(len(before), len(after)) < LEAST_RUNS:
+            short += 1
+        elif after:
+            answers.append(SeriesAnswer(one, values, _changes(one, values, before, after)))
+    return Comparison(sides, order, answers, len(answers), new, short, history.skipped, notes)
 
 
 def _sides(git: Git, branch: str, now: str | None) -> Sides:
@@ -505,8 +360,8 @@ def _sides(git: Git, branch: str, now: str | None) -> Sides:
     tip, other = tips
     base = git.merge_base_of(tip, other)
     if base is None:
-        shallow = "this clone is shallow" if git.shallow else "they have no commit in common"
-        step = "git fetch --unshallow completes it" if git.shallow else "name another branch"
+        shallow = "this clone is shallow" if git.is_shallow else "they have no commit in common"
+        step = "git fetch --unshallow completes it" if git.is_shallow else "name another branch"
         raise HistoryError(f"no merge base with {branch}", shallow, step)
     if base == tip != other:
         tip = other

@@ -7,55 +7,36 @@ import importlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from pytest_torchprof.core.errors import HistoryError
+from pytest_torchprof.core.errors import HistoryError, error_line
 from pytest_torchprof.core.files import TEMPORARY_PREFIX, in_the_way, replacing, system_message
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from pytest_torchprof.core.urls import file_system, scheme_of, shown_address
 
 SUFFIX = ".run.json"
-#: Schemes whose file systems are packages of their own, and our extras that bring them.
-_EXTRAS = {"s3": "history-s3", "s3a": "history-s3", "gs": "history-gs", "gcs": "history-gs"}
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
-#: Of a file in an object store: what a new content changes, as one or the other store has it.
-_CHANGING = ("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
-#: Between scheme and host: a user and a password.
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
-
-
-class Entry(NamedTuple):
-    """A file of the history; ``stamp`` is another text if the content changed."""
-
-    name: str
-    stamp: str
+#: Objects that are asked for at once.
+_AT_ONCE = 200
+_ACCESS = "check the address and your access"
 
 
 class Store(Protocol):
     """A place with documents: we write each once, as a whole."""
 
-    @property
-    def address(self) -> str:
-        """The whole address."""
+    #: The address as it is shown: without credentials.
+    shown: str
 
-    @property
-    def shown(self) -> str:
-        """The address as it is shown: without credentials."""
-
-    def entries(self) -> list[Entry]:
-        """The files that may be documents, by name; none if nothing was written yet.
+    def read(self) -> Iterator[tuple[str, bytes | None]]:
+        """The files that may be documents, by name, with their content; None if that cannot be
+        read.
 
         Raises:
-            HistoryError: it cannot be read.
+            HistoryError: the place itself cannot be read; one that is not there yet has none.
         """
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """The contents of files; those that are gone or cannot be read are left out."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a new file as a whole.
@@ -78,12 +59,12 @@ def store_of(address: str, base: Path | None = None) -> Store:
     Raises:
         HistoryError: the scheme is unknown, or needs a package that is missing.
     """
-    scheme = _SCHEME.match(address)
-    if scheme is None:
+    scheme = scheme_of(address)
+    if not scheme:
         return Folder((base or Path()) / Path(address).expanduser())
-    if scheme[1].lower() == "file":
-        return Folder(Path(address[scheme.end() :]))
-    return _objects(address.rstrip("/"), scheme[1].lower())
+    if scheme == "file":
+        return Folder(Path(address.partition("://")[2]))
+    return Objects(address.rstrip("/"))
 
 
 def new_name(started: str, commit: str | None) -> str:
@@ -109,152 +90,94 @@ class Folder:
     """A plain folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are named
-        self.address = self.shown = str(self.path)
+        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are named
+        self.shown = str(self._path)
 
-    def entries(self) -> list[Entry]:
+    def read(self) -> Iterator[tuple[str, bytes | None]]:
         """See `Store`."""
         try:
-            with os.scandir(self.path) as found:
-                entries = [
-                    Entry(entry.name, _stamp(entry.path))
-                    for entry in found
-                    if _is_candidate(entry.name) and not os.path.isdir(entry.path)  # noqa: PTH112
-                ]
+            names = sorted(
+                entry.name
+                for entry in self._path.iterdir()
+                if _is_candidate(entry.name) and not os.path.isdir(entry)  # noqa: PTH112 - never raises
+            )
         except FileNotFoundError:
-            return []
+            return
         except (OSError, ValueError) as error:
-            raise self._unreadable(system_message(error)) from None
-        return sorted(entries)
-
-    def _unreadable(self, found: str) -> HistoryError:
-        return HistoryError(f"history {self.shown} cannot be read", found, "name another folder")
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """See `Store`."""
+            what = f"history {self.shown} cannot be read"
+            raise HistoryError(what, system_message(error), "name another folder") from None
         for name in names:
-            if os.path.isfile(self.path / name):  # noqa: PTH113 - never raises; a pipe never ends
-                with suppress(OSError):
-                    yield name, (self.path / name).read_bytes()
+            content, path = None, self._path / name
+            with suppress(OSError):
+                content = path.read_bytes() if path.is_file() else None  # a pipe never ends
+            yield name, content
 
     def write(self, name: str, content: bytes) -> None:
         """See `Store`."""
         try:
-            if (path := in_the_way(self.path)) is not None:
-                raise self._unwritable(f"{path} is a file")
-            with replacing(self.path / name) as file:
+            if (path := in_the_way(self._path)) is not None:
+                raise NotADirectoryError(f"{path} is a file")
+            with replacing(self._path / name) as file:
                 file.write(content)
         except (OSError, ValueError) as error:
-            raise self._unwritable(system_message(error)) from None
-
-    def _unwritable(self, found: str) -> HistoryError:
-        what = f"the run is not in the history {self.shown}"
-        return HistoryError(what, found, "name another with --torchprof-history")
+            what = f"the run is not in the history {self.shown}"
+            step = "name another with --torchprof-history"
+            raise HistoryError(what, system_message(error), step) from None
 
     def delete(self, name: str) -> None:
         """See `Store`."""
         try:
-            (self.path / name).unlink(missing_ok=True)
+            (self._path / name).unlink(missing_ok=True)
         except OSError as error:
             what = f"history {self.shown}: {name} cannot be removed"
             raise HistoryError(what, system_message(error)) from None
 
 
-def _stamp(path: str) -> str:
-    """Size and time of a file; empty if it cannot be read."""
-    with suppress(OSError):
-        found = os.stat(path)  # noqa: PTH116 - as `os.scandir` names it
-        return f"{found.st_size} {found.st_mtime_ns}"
-    return ""
-
-
-def _objects(address: str, scheme: str) -> Objects:
-    shown = _CREDENTIALS.sub("", address)
-    core = _fsspec(shown)
+@contextmanager
+def _said(what: str, next_step: str = _ACCESS) -> Iterator[None]:
+    """Errors of a file system as one of ours: each raises its own."""
     try:
-        system, path = core.url_to_fs(address)
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        step = f"pip install 'pytest-torchprof[{extra}]'" if extra else "install that package"
-        raise HistoryError(f"history {shown} cannot be opened", str(error), step) from None
-    except Exception as error:  # noqa: BLE001 - each file system raises its own
-        raise HistoryError(f"history {shown} cannot be opened", _text(error)) from None
-    return Objects(address, shown, system, str(path))
-
-
-def _fsspec(shown: str) -> ModuleType:
-    try:
-        import fsspec.core
-    except ImportError as error:
-        step = "pip install fsspec, or name a folder"
-        raise HistoryError(f"history {shown} cannot be opened", str(error), step) from None
-    core: ModuleType = fsspec.core
-    return core
-
-
-def _text(error: Exception) -> str:
-    """An error of a file system in a line: its kind, as some have no text."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        raise HistoryError(what, error_line(error), next_step) from None
 
 
 class Objects:
     """An object store, through fsspec: one put a document, which its readers see whole or not."""
 
-    def __init__(self, address: str, shown: str, system: Any, path: str) -> None:
-        self.address, self.shown = address, shown
-        self._system, self._path = system, path.rstrip("/")
+    def __init__(self, address: str) -> None:
+        self.shown = shown_address(address)
+        what = f"history {self.shown} cannot be opened"
+        self._system, path = file_system(address, what, HistoryError)
+        self._path = path.rstrip("/")
 
-    def entries(self) -> list[Entry]:
-        """See `Store`."""
-        try:
-            self._system.invalidate_cache()  # other machines write
-            found = self._system.ls(self._path, detail=True)
-        except FileNotFoundError:
-            return []
-        except Exception as error:  # noqa: BLE001 - each file system raises its own
-            what = f"history {self.shown} cannot be read"
-            raise HistoryError(what, _text(error), "check the address and your access") from None
-        entries = [
-            Entry(
-                str(one["name"]).rsplit("/", 1)[-1],
-                " ".join(str(one[key]) for key in _CHANGING if key in one),
-            )
-            for one in found
-            if one.get("type") == "file"
-        ]
-        return sorted(entry for entry in entries if _is_candidate(entry.name))
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    def read(self) -> Iterator[tuple[str, bytes | None]]:
         """See `Store`; many at once, as each takes a round trip."""
+        with _said(f"history {self.shown} cannot be read"):
+            self._system.invalidate_cache()  # other machines write
+            try:
+                found = self._system.ls(self._path, detail=True)
+            except FileNotFoundError:
+                return
+        files = [str(one["name"]) for one in found if one.get("type") == "file"]
+        names = sorted(filter(_is_candidate, (file.rpartition("/")[2] for file in files)))
         for start in range(0, len(names), _AT_ONCE):
-            some = names[start : start + _AT_ONCE]
-            paths = [f"{self._path}/{name}" for name in some]
-            found = self._system.cat(paths, on_error="omit")
-            for path, content in found.items():
-                yield path.rsplit("/", 1)[-1], content
+            some = {name: f"{self._path}/{name}" for name in names[start : start + _AT_ONCE]}
+            contents = self._system.cat([*some.values()], on_error="omit")
+            yield from ((name, contents.get(path)) for name, path in some.items())
 
     def write(self, name: str, content: bytes) -> None:
         """See `Store`."""
-        try:
+        with _said(f"the run is not in the history {self.shown}"):
             self._system.pipe_file(f"{self._path}/{name}", content)
-        except Exception as error:  # noqa: BLE001 - each file system raises its own
-            what = f"the run is not in the history {self.shown}"
-            raise HistoryError(what, _text(error), "check the address and your access") from None
 
     def delete(self, name: str) -> None:
         """See `Store`."""
-        try:
+        with (
+            _said(f"history {self.shown}: {name} cannot be removed", ""),
+            suppress(FileNotFoundError),
+        ):
             self._system.rm_file(f"{self._path}/{name}")
-        except FileNotFoundError:
-            return
-        except Exception as error:  # noqa: BLE001 - each file system raises its own
-            what = f"history {self.shown}: {name} cannot be removed"
-            raise HistoryError(what, _text(error)) from None
-
-
-#: Objects that are asked for at once.
-_AT_ONCE = 200
 
 
 # ---- The history that a project's configuration of pytest names: `torchprof_history`.
@@ -280,43 +203,29 @@ def configured_history(here: Path) -> str | None:
     """
     for folder in (here, *here.parents):
         for name, sections in _FILES:
-            address = _value(folder / name, sections)
+            address = ""
+            with suppress(OSError, ValueError, configparser.Error):
+                text = (folder / name).read_text("utf-8")
+                if INI in text:
+                    address = (_toml if name.endswith(".toml") else _ini)(text, sections)
             if address:
                 return address if "://" in address else str(folder / Path(address).expanduser())
     return None
 
 
-def _value(file: Path, sections: tuple[str, ...]) -> str | None:
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, ValueError):
-        return None
-    if INI not in text:
-        return None
-    found = _toml(text, sections) if file.suffix == ".toml" else _ini(text, sections)
-    return found.strip() if isinstance(found, str) else None
-
-
-def _ini(text: str, sections: tuple[str, ...]) -> object:
+def _ini(text: str, sections: tuple[str, ...]) -> str:
     parser = configparser.RawConfigParser()
-    try:
-        parser.read_string(text)
-    except configparser.Error:
-        return None
-    return next((parser[one][INI] for one in sections if parser.has_option(one, INI)), None)
+    parser.read_string(text)
+    return next((parser[one][INI] for one in sections if parser.has_option(one, INI)), "").strip()
 
 
-def _toml(text: str, sections: tuple[str, ...]) -> object:
-    for name in ("tomllib", "tomli"):  # pytest brings the second one where the first is missing
-        try:
-            reader: Any = importlib.import_module(name)
-            document = reader.loads(text)
-        except (ImportError, ValueError):
-            continue
-        for section in sections:
-            table: Any = document
-            for key in section.split("."):
-                table = table.get(key) if isinstance(table, dict) else None
-            if isinstance(table, dict) and INI in table:
-                return table[INI]
-    return None
+def _toml(text: str, sections: tuple[str, ...]) -> str:
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"  # pytest brings the second one
+    document = importlib.import_module(name).loads(text)
+    for section in sections:
+        table: Any = document
+        for key in section.split("."):
+            table = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(found := table.get(INI), str):
+            return found.strip()
+    return ""

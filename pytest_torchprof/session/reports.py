@@ -20,7 +20,7 @@ from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.core.values import Record  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.version import __version__
-from pytest_torchprof.history.git import NO_COMMIT, Commit, Git, GitError
+from pytest_torchprof.history.git import Commit, Git, GitError
 from pytest_torchprof.history.runs import RUN_SCHEMA, Run, encode, run_tests, source_hashes
 from pytest_torchprof.history.stores import new_name, now, store_of
 from pytest_torchprof.render import escape
@@ -676,7 +676,7 @@ class RunHistory:
         self._address = session.settings.history or ""
         self._started = now()
         self._why = ""
-        self._commit: Commit = NO_COMMIT
+        self._commit = Commit()
 
     def pytest_sessionstart(self) -> None:
         """Ask git for the commit."""

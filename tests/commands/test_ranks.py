@@ -178,23 +178,14 @@ def test_every_format_has_the_same_rows(say: Say, command: str) -> None:
     assert "rank" in printed["markdown"][1]
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "torchprof" / "parts"
-
-
 @pytest.mark.parametrize("command", ["collectives", "ranks"])
 @pytest.mark.parametrize("kind", ["ddp", "pipeline"])
 def test_what_was_found_in_each_trace_is_compared_as_the_traces_are(
-    say: Say, command: str, kind: str, own_cache: Path
+    say: Say, command: str, kind: str
 ) -> None:
-    """Notes, waits, and shifts of clocks included, and again from the cache."""
+    """Notes, waits, and shifts of clocks included."""
     words = (command, RECORDED / kind, "--format", "json")
-    whole = say(*words)
-    assert whole == say(*words, "--jobs", "1")
-    assert 2 == len([*own_cache.iterdir()])
-    assert whole == say(*words, "--jobs", "1")
+    assert say(*words) == say(*words, "--jobs", "1")
 
 
 @pytest.mark.thorough
@@ -203,7 +194,7 @@ def test_workers_print_what_one_process_prints(say: Say, words: list[str], tmp_p
     """To the last digit, files that are none included."""
     folder = job(tmp_path / "job")
     (folder / "rank3.json").write_text("{")
-    words = [*words, str(folder), "--no-cache", "--format", "json"]
+    words = [*words, str(folder), "--format", "json"]
     one = say(*words, "--jobs", "1")
     assert one == say(*words, "--jobs", "3")
     assert 0 == one[0]

@@ -93,15 +93,12 @@ def test_the_traces_of_a_worker_that_is_killed_go_to_the_other(
     address: str, tmp_path: Path
 ) -> None:
     save_ranks(tmp_path / "job", 40)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "pytest_torchprof", "ops", str(tmp_path / "job")]
     command += ["--merge", "--format", "json", "--limit", "0"]
     workers = [_worker(address) for _ in range(2)]
     try:
         _wait_for_workers(address, 2)
-        run = subprocess.Popen(
-            [*command, "--dask", address, "--no-cache"], env=environment, stdout=subprocess.PIPE
-        )
+        run = subprocess.Popen([*command, "--dask", address], stdout=subprocess.PIPE)
         time.sleep(3)
         workers[0].send_signal(signal.SIGKILL)
         out, _ = run.communicate(timeout=LONG_S)
@@ -110,7 +107,7 @@ def test_the_traces_of_a_worker_that_is_killed_go_to_the_other(
         for worker in workers:
             worker.kill()
             worker.wait()
-    alone = subprocess.run(command, env=environment, capture_output=True, check=True)
+    alone = subprocess.run(command, capture_output=True, check=True)
     assert json.loads(alone.stdout) == json.loads(out)
     assert alone.stdout == out
 
@@ -120,27 +117,30 @@ def test_the_traces_of_a_worker_that_is_killed_go_to_the_other(
 def test_a_cluster_without_workers_is_one_line(say: Say, address: str, tmp_path: Path) -> None:
     save_ranks(tmp_path / "job", 1)
     _wait_for_workers(address, 0)
-    status, out, err = say("ops", tmp_path / "job", "--dask", address, "--no-cache")
+    status, out, err = say("ops", tmp_path / "job", "--dask", address)
     assert (2, "", 1) == (status, out, err.count("\n"))
     assert f"--dask {address}: the cluster has no workers; start some: dask worker" in err
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-def test_a_scheduler_that_stops_without_a_word_ends_the_command(
+def test_a_scheduler_that_ends_ends_the_command(
     scheduler: subprocess.Popen[bytes], address: str, tmp_path: Path
 ) -> None:
-    save_ranks(tmp_path / "job", 40)
+    """What was found until then is no table of all traces."""
+    os.mkfifo(tmp_path / "rank9.json")
+    handle = os.open(tmp_path / "rank9.json", os.O_RDWR)  # whose reader waits for more
     worker = _worker(address)
-    command = [sys.executable, "-m", "pytest_torchprof", "ops", "--merge", "--no-cache"]
-    command += ["--dask", address, str(tmp_path / "job")]
+    command = [sys.executable, "-m", "pytest_torchprof", "ops", "--dask", address]
+    command += [*map(str, save_ranks(tmp_path, 3)), str(tmp_path / "rank9.json")]
     try:
         _wait_for_workers(address, 1)
-        run = subprocess.Popen(command, stderr=subprocess.PIPE)
-        time.sleep(2)
-        scheduler.send_signal(signal.SIGSTOP)
-        _, said = run.communicate(timeout=LONG_S)
-        assert (2, 1) == (run.returncode, said.count(b"\n")), said
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(8)
+        scheduler.kill()
+        out, said = run.communicate(timeout=LONG_S)
+        assert (2, b"", 1) == (run.returncode, out, said.count(b"\n")), said
     finally:
+        os.close(handle)
         worker.kill()
         worker.wait()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.fleet.sources import find_sources, is_many, local_copy, shown_address
+from pytest_torchprof.core.urls import shown_address
+from pytest_torchprof.fleet.sources import find_sources, is_many, local_copy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchprof.history.index import Series
 from pytest_torchprof.history.question import Change, changes_in, drifts, steps, tolerance_of
+from pytest_torchprof.history.series import Series
 
 CHAIN = [(), (0,), (1,), (2,)]
 #: 1 is on the main line, 2 on a branch, 3 merges them.
@@ -14,7 +14,6 @@ MERGE = [(), (0,), (0,), (1, 2)]
 
 def series(metric: str = "ops", klass: str = "exact") -> Series:
     return Series(
-        id=1,
         repository="r",
         test="t",
         region=None,
@@ -25,8 +24,6 @@ def series(metric: str = "ops", klass: str = "exact") -> Series:
         unit="1",
         klass=klass,
         better="lower",
-        low=0,
-        high=1,
     )
 
 

@@ -9,18 +9,17 @@ import pytest
 from support.hostile import EVERY, HOSTILE
 from support.html_pages import Element, assert_quiet, data_of_page, read_page
 
-from pytest_torchprof.history.git import Commits, order_of
-from pytest_torchprof.history.index import IndexedRun, Series
+from pytest_torchprof.history.git import order_of
 from pytest_torchprof.history.question import Change, SeriesAnswer
+from pytest_torchprof.history.series import RunInfo, Series
 from pytest_torchprof.render.html import history_page as module
 from pytest_torchprof.render.html.history_page import History, history_page
 
 COMMITS = [f"{number:040x}" for number in range(300)]
 
 
-def series(number: int = 1, **values: Any) -> Series:
+def series(**values: Any) -> Series:
     known: dict[str, Any] = {
-        "id": number,
         "repository": "r",
         "test": "t.py::test_a",
         "region": None,
@@ -31,8 +30,6 @@ def series(number: int = 1, **values: Any) -> Series:
         "unit": "1",
         "klass": "exact",
         "better": "lower",
-        "low": 0,
-        "high": 1,
     }
     return Series(**{**known, **values})
 
@@ -40,12 +37,12 @@ def series(number: int = 1, **values: Any) -> Series:
 def history(*answers: SeriesAnswer, runs: int = 10, **values: Any) -> History:
     """A history along one line, with the rows that the answers' changes make."""
     made = [
-        IndexedRun(n, str(n), "r", COMMITS[n], None, None, "main", dirty=False,
+        RunInfo(n, str(n), "r", COMMITS[n], None, None, "main", dirty=False,
                    started=f"2026-01-01T00:{n // 60:02}:{n % 60:02}Z")
         for n in range(runs)
     ]  # fmt: skip
-    chain = {c: tuple(COMMITS[n - 1 : n]) for n, c in enumerate(COMMITS[:runs])}
-    order = order_of(made, Commits(chain))
+    chain = [(c, COMMITS[max(n - 1, 0) : n]) for n, c in enumerate(COMMITS[:runs])]
+    order = order_of(made, chain)
     rows = [row(one.series, change) for one in answers for change in one.changes]
     known: dict[str, Any] = {"address": "/h", "rows": rows, "notes": ["a note"], **values}
     return History(order=order, line=list(range(runs)), series=answers, **known)
@@ -75,7 +72,7 @@ def stepped(**values: Any) -> SeriesAnswer:
 
 def timed(runs: int) -> SeriesAnswer:
     numbers = {at: 10.0 + at % 3 + (5 if at >= 6 else 0) for at in range(runs)}
-    one = series(2, metric="wall_ms", klass="time", unit="ms", machine="runner")
+    one = series(metric="wall_ms", klass="time", unit="ms", machine="runner")
     return SeriesAnswer(one, numbers, [Change(6, 5, 11.0, 16.0, "drift")])
 
 

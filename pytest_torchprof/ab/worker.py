@@ -288,6 +288,7 @@ class TurnRunner(Runner):
                 gatherer.seeds.set(item)
                 error = self._run_turns(item, turns)
                 command, late = turns.end(self._teardown_run(item) or error)
+        self._state.restore_stash()  # for the teardown phase
 
     def _run_turns(self, item: pytest.Item, turns: Turns) -> BaseException | None:
         """One setup and call phase: a turn, and those that follow on the same fixtures."""

@@ -12,7 +12,14 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part
-from pytest_torchprof.trace.names import DEVICE_KINDS, FREE_CALL, REGION, SYNC_CALL, Kind
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    FREE_CALL,
+    REGION,
+    SYNC_CALL,
+    Kind,
+    once_per_trace,
+)
 from pytest_torchprof.trace.tree import operators_around
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
@@ -72,12 +79,9 @@ class AttributedWork(Frozen, frozen=True):
     dtype: Ints
 
 
+@once_per_trace
 def attribute(trace: Events) -> AttributedWork:
     """The operator that launched each device event, and the work it had to do."""
-    return trace.once(_attribute)
-
-
-def _attribute(trace: Events) -> AttributedWork:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[event]
     above = np.where(launch >= 0, trace.parent[launch], -1)
@@ -351,12 +355,9 @@ class DeviceProducts(Frozen, frozen=True):
         return np.bincount(self.at, marked, len(self)) > 0
 
 
+@once_per_trace
 def device_products(trace: Events) -> DeviceProducts:
     """Matrix products of the selection that ran on a device."""
-    return trace.once(_device_products)
-
-
-def _device_products(trace: Events) -> DeviceProducts:
     if not any(name in PRODUCTS for name in trace.names):
         none = np.zeros(0, np.int64)
         return DeviceProducts(none, none, [], none, none)
@@ -463,12 +464,9 @@ class Launches(Frozen, frozen=True):
     busy_ns: int
 
 
+@once_per_trace
 def launches(trace: Events) -> dict[int, Launches]:
     """By the device's index."""
-    return trace.once(_launches)
-
-
-def _launches(trace: Events) -> dict[int, Launches]:
     every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[every]
     pace = np.full(len(trace), -1, np.int64)

@@ -17,7 +17,7 @@ from pytest_torchprof.analysis.missing import (
 )
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, once_per_trace
 from pytest_torchprof.work.kernels import CATEGORIES, kernel_category, operator_category
 
 if TYPE_CHECKING:
@@ -59,16 +59,13 @@ class BreakdownRow:
     calls: int | None
 
 
+@once_per_trace
 def breakdown(trace: Events) -> list[BreakdownRow]:
     """The rows of each device, in the order of `CATEGORIES`, then its idle time.
 
     In a trace without device events: the self time of operators on the CPU. Categories without
     events are left out.
     """
-    return trace.once(_breakdown)
-
-
-def _breakdown(trace: Events) -> list[BreakdownRow]:
     by_device = device_work(trace)
     if not by_device:
         return _of_operators(trace)
@@ -103,16 +100,13 @@ def _share(ns: int, of_ns: int) -> float:
     return ns / of_ns if of_ns else 0.0
 
 
+@once_per_trace
 def device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
     """By device, -1 if unknown: start, end and category of each event, in order of the starts.
 
     The category is an index in `CATEGORIES`, or its length for `OUTSIDE`. Events that are not
     selected are cut to the span of those that are.
     """
-    return trace.once(_device_work)
-
-
-def _device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     category = categories(trace, event)
     start = trace.ts[event]
@@ -290,12 +284,9 @@ class Elapsed:
         return length
 
 
+@once_per_trace
 def gain(trace: Events) -> Gain | Elapsed:
     """What the device would gain where all of its work is known, else the time that elapsed."""
-    return trace.once(_gain)
-
-
-def _gain(trace: Events) -> Gain | Elapsed:
     event = trace.device_rows[trace.selection[trace.device_rows]]
     if not trace.dur[event].any() or trace.once(device_gap):
         return Elapsed()

@@ -26,7 +26,14 @@ from pytest_torchprof.trace.arguments import (
     int64_column,
     whole_number,
 )
-from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS, SYNC_CALL, Kind, communicates
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    HOST_KINDS,
+    SYNC_CALL,
+    Kind,
+    communicates,
+    once_per_trace,
+)
 from pytest_torchprof.trace.nesting import among, covered
 from pytest_torchprof.trace.ranks import world_size_of
 from pytest_torchprof.trace.tree import operators_around
@@ -104,12 +111,9 @@ class Collectives(Frozen, frozen=True):
         return len(self.event)
 
 
+@once_per_trace
 def collectives(trace: Events) -> Collectives:
     """The selected ones, on all devices."""
-    return trace.once(_collectives)
-
-
-def _collectives(trace: Events) -> Collectives:
     every = trace.device_rows
     category = categories(trace, every)
     found = (category == CATEGORIES.index("communication")) & trace.selection[every]
@@ -295,12 +299,9 @@ class CommCalls(Frozen, frozen=True):
 _NO_CALLS: Final = CommCalls(_NONE, [], _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
+@once_per_trace
 def comm_calls(trace: Events) -> CommCalls:
     """The selected ones."""
-    return trace.once(_selected)
-
-
-def _selected(trace: Events) -> CommCalls:
     every = trace.whole.once(_calls)
     chosen = trace.selection[every.event]
     if chosen.all():
@@ -629,12 +630,9 @@ class _Sent(Frozen, frozen=True):
     dtype: str = ""
 
 
+@once_per_trace
 def comm_sizes(trace: Events) -> CommSizes:
     """The sizes and groups of the selected calls."""
-    return trace.once(_sizes)
-
-
-def _sizes(trace: Events) -> CommSizes:
     calls = comm_calls(trace)
     noted = _noted(trace, calls.kernel, calls.noted)
     own = trace.operands(calls.event)
@@ -977,6 +975,7 @@ class RankTime(Frozen, frozen=True):
     on_device: bool
 
 
+@once_per_trace
 def rank_time(trace: Events) -> RankTime | Reason:
     """The times of the selected events, or why they are unknown.
 
@@ -985,10 +984,6 @@ def rank_time(trace: Events) -> RankTime | Reason:
     device. On the host, an operator computes unless it communicates or waits for it, or encloses
     what does; communication is the back end's work, such as gloo's, which runs in other threads.
     """
-    return trace.once(_rank_time)
-
-
-def _rank_time(trace: Events) -> RankTime | Reason:
     if (trace.selection & trace.is_kind(*DEVICE_KINDS)).any():
         return trace.once(device_time_gap) or _on_devices(trace)
     return trace.once(cpu_time_gap) or _on_host(trace)

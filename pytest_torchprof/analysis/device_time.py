@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
@@ -83,26 +83,25 @@ class Idle(Frozen, frozen=True):
         return self.before[at] + inside
 
 
+@once_of_whole
 def idle(trace: Events) -> Idle:
     """Over all devices of the trace together: idle when none of them is busy."""
-    return trace.whole.once(_idle)
+    return _of_events(trace, trace.device_rows)
 
 
+@once_of_whole
 def idle_of(trace: Events, device: int) -> Idle:
     """One device of the whole trace, whatever is selected: another step keeps it busy, too."""
-    return trace.whole.once(_idle_of, device)
+    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
 
 
+@once_per_trace
 def spans_of(trace: Events) -> dict[int, tuple[int, int]]:
     """By device (-1 if unknown) the span of its selected events, in ns.
 
     That of steps begins when the device ended what it ran before: what it waits for until it begins
     a step, such as data, belongs to that step.
     """
-    return trace.once(_spans_of)
-
-
-def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
     own = trace.device_rows[trace.selection[trace.device_rows]]
     spans = {}
     for device in nesting.distinct(trace.device[own]).tolist():
@@ -112,14 +111,6 @@ def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
             since = idle_of(trace, device).since(since)
         spans[device] = int(since[0]), int((trace.ts[mine] + trace.dur[mine]).max())
     return spans
-
-
-def _idle(trace: Events) -> Idle:
-    return _of_events(trace, trace.device_rows)
-
-
-def _idle_of(trace: Events, device: int) -> Idle:
-    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
 
 
 def _of_events(trace: Events, events: Ints) -> Idle:
@@ -160,12 +151,9 @@ class DeviceTime(Frozen, frozen=True):
     idle_ns: int
 
 
+@once_per_trace
 def device_time(trace: Events) -> DeviceTime:
     """Sum, union and gaps of kernels, copies and memsets."""
-    return trace.once(_device_time)
-
-
-def _device_time(trace: Events) -> DeviceTime:
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
     spans = spans_of(trace)

@@ -39,6 +39,8 @@ from pytest_torchprof.trace.names import (
     Kind,
     Names,
     events_named,
+    once_of_whole,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.nesting import among, distinct
@@ -119,29 +121,54 @@ def estimated_launches(trace: Events) -> int:
     return int(units.launches[trace.selection[units.event]].sum())
 
 
+@once_of_whole
 def units_of(trace: Events) -> Units:
     """The units of the whole trace, whatever is selected."""
-    return trace.whole.once(_units)
+    ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
+    rows = {name: launches_of(name) for name in trace.names}
+    table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
+    adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
+    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
+    foreign = unknown & ~trace.names_where(_is_torchs)
+    whole, parent = forms(trace), _parents(trace)
+    loose = (unknown & ~foreign) | (whole.whole & ops)
+    if ran_on_host(trace):  # how another library works on the CPU says nothing of a device
+        loose |= foreign
+    loose[whole.steps] = True
+    covers = table | loose
+    every = (covers | adds).nonzero()[0]
+    counted = every[~nesting.below(covers, parent, every)]
+    # A composite of nothing else is one itself: torch names some after what they call.
+    own = ops & trace.names_where(lambda name: is_part(name) and "::" in name and may_move(name))
+    own &= ~covers & ~nesting.above(counted[_moves(trace, counted)], trace.parent)
+    leaves = own.nonzero()[0]
+    leaves = leaves[~nesting.below(covers, parent, leaves)]
+    leaves = leaves[~nesting.above(leaves, trace.parent)[leaves]]
+    found = nesting.distinct(np.append(counted, leaves))
+    launches = np.zeros(len(trace), np.int64)
+    launches[found] = _counts(trace, found)
+    # Another library's operator may compute nothing, unless operators of torch do so within it.
+    launches[foreign & ~nesting.above(table.nonzero()[0], trace.parent)] = 0
+    launches[foreign & ~loose] = 0
+    launches[whole.steps] = 0
+    launches[whole.counted] = whole.launches
+    silent = unknown.nonzero()[0]
+    silent = silent[~nesting.below(covers, parent, silent)]
+    return Units(found, launches[found], covers, parent, loose, silent)
 
 
+@once_of_whole
 def has_operands(trace: Events) -> bool:
     """Whether calls that start kernels carry their operands; true if there are none."""
-    return trace.whole.once(_has_operands)
-
-
-def _has_operands(trace: Events) -> bool:
     event = units_of(trace).event
     _, firsts, _ = alike(trace.name[event], trace.args[event])
     found = (bytes(args.dims) for args in trace.operands(event[firsts]))
     return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
 
 
+@once_per_trace
 def unknown_parts(trace: Events) -> list[UncountedPart]:
     """What is selected and starts an unknown number of kernels, the longest first."""
-    return trace.once(_unknown_parts)
-
-
-def _unknown_parts(trace: Events) -> list[UncountedPart]:
     unknown = units_of(trace).unknown
     parts = [
         *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
@@ -201,40 +228,6 @@ def is_compiled(trace: Events) -> Bools:
 # -------------------------------------------------------------------- which operators count
 
 
-def _units(trace: Events) -> Units:
-    ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
-    rows = {name: launches_of(name) for name in trace.names}
-    table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
-    adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
-    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
-    foreign = unknown & ~trace.names_where(_is_torchs)
-    whole, parent = forms(trace), _parents(trace)
-    loose = (unknown & ~foreign) | (whole.whole & ops)
-    if ran_on_host(trace):  # how another library works on the CPU says nothing of a device
-        loose |= foreign
-    loose[whole.steps] = True
-    covers = table | loose
-    every = (covers | adds).nonzero()[0]
-    counted = every[~nesting.below(covers, parent, every)]
-    # A composite of nothing else is one itself: torch names some after what they call.
-    own = ops & trace.names_where(lambda name: is_part(name) and "::" in name and may_move(name))
-    own &= ~covers & ~nesting.above(counted[_moves(trace, counted)], trace.parent)
-    leaves = own.nonzero()[0]
-    leaves = leaves[~nesting.below(covers, parent, leaves)]
-    leaves = leaves[~nesting.above(leaves, trace.parent)[leaves]]
-    found = nesting.distinct(np.append(counted, leaves))
-    launches = np.zeros(len(trace), np.int64)
-    launches[found] = _counts(trace, found)
-    # Another library's operator may compute nothing, unless operators of torch do so within it.
-    launches[foreign & ~nesting.above(table.nonzero()[0], trace.parent)] = 0
-    launches[foreign & ~loose] = 0
-    launches[whole.steps] = 0
-    launches[whole.counted] = whole.launches
-    silent = unknown.nonzero()[0]
-    silent = silent[~nesting.below(covers, parent, silent)]
-    return Units(found, launches[found], covers, parent, loose, silent)
-
-
 def _is_torchs(name: str) -> bool:
     return name.startswith("aten::")
 
@@ -261,14 +254,11 @@ def _moves(trace: Events, events: Ints) -> Bools:
     return found
 
 
+@once_of_whole
 def on_host(trace: Events) -> Bools:
     """What is no work of a device: loading data, optimizers' counters of steps, checks that only
     the CPU makes, and operators on tensors without values.
     """
-    return trace.whole.once(_on_host)
-
-
-def _on_host(trace: Events) -> Bools:
     roots = marked(trace, events_named(trace, _FETCH))[:-1]
     roots[host_only(trace)] = True
     meta = meta_calls(trace)
@@ -389,12 +379,9 @@ class Bound(Frozen, frozen=True):
         return math.fsum(self.ns.tolist()) / 1e6
 
 
+@once_per_trace
 def bound(trace: Events, chip: Device) -> Bound:
     """The least time of the selected operators on this chip."""
-    return trace.once(_bound, chip)
-
-
-def _bound(trace: Events, chip: Device) -> Bound:
     every = trace.whole.once(_work)
     mine = trace.selection[every.event]
     work = Work(*(getattr(every, name)[mine] for name in Work.__struct_fields__))
@@ -807,12 +794,9 @@ class Fusion:
     ADDS_UP: ClassVar = ("calls", "bytes", "fused_bytes", "saved_launches")
 
 
+@once_per_trace
 def fusions(trace: Events) -> list[Fusion]:
     """The chains of the selected operators, those that save the most bytes first."""
-    return trace.once(_fusions)
-
-
-def _fusions(trace: Events) -> list[Fusion]:
     call, chain, saved, shape = _chains(trace)
     if not len(call):
         return []
@@ -906,12 +890,9 @@ class HostReads(Frozen, frozen=True):
         return int(self.count.sum())
 
 
+@once_per_trace
 def host_reads(trace: Events) -> HostReads:
     """The reads of the selected operators."""
-    return trace.once(_selected_reads)
-
-
-def _selected_reads(trace: Events) -> HostReads:
     found = trace.whole.once(_all)
     mine = trace.selection[found.event]
     return HostReads(found.event[mine], found.count[mine])

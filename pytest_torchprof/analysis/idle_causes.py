@@ -30,6 +30,7 @@ from pytest_torchprof.trace.names import (
     are_named,
     events_named,
     marks_named,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.tree import COMPILING, FETCH, marked, operators_around, within_named
@@ -577,12 +578,9 @@ class OneTimeWork(Frozen, frozen=True):
     end: Ints
 
 
+@once_per_trace
 def one_time_work(trace: Events) -> OneTimeWork:
     """All such work in the selection, in time order."""
-    return trace.once(_one_time_work)
-
-
-def _one_time_work(trace: Events) -> OneTimeWork:
     compiles = _compilations(trace)
     searches, timed = _searches(trace)
     calls, what = _calls(trace)

@@ -26,6 +26,7 @@ from pytest_torchprof.trace.names import (
     Names,
     events_named,
     marks_named,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.steps import selects_by_time
@@ -82,6 +83,7 @@ class Usage(Frozen, frozen=True):
     leaked_by: dict[str, int]
 
 
+@once_per_trace
 def usage(trace: Events, *, on_device: bool) -> Usage:
     """Allocated, peak and leaked bytes of the host, or of all accelerators together.
 
@@ -91,10 +93,6 @@ def usage(trace: Events, *, on_device: bool) -> Usage:
     allocator reports every free, and its running sum is what ``torch.cuda.max_memory_allocated``
     follows.
     """
-    return trace.once(_usage, on_device)
-
-
-def _usage(trace: Events, on_device: bool) -> Usage:
     memory = trace.memory
     if not len(memory.bytes) or (on_device and not memory.on_device.any()):
         return Usage(0, 0, 0, {}, {}, {})
@@ -346,12 +344,9 @@ class BackwardPasses(Frozen, frozen=True):
         return np.append(self.cuts, NEVER)[number]
 
 
+@once_per_trace
 def backward_passes(trace: Events) -> BackwardPasses:
     """The backward passes of a trace."""
-    return trace.once(_backward_passes)
-
-
-def _backward_passes(trace: Events) -> BackwardPasses:
     engine = marked(trace, engine_steps(trace))
     other = outermost(trace)
     other = other[~engine[other]]
@@ -728,12 +723,9 @@ class StepMoments(Frozen, frozen=True):
     ends: Ints
 
 
+@once_per_trace
 def step_moments(trace: Events) -> StepMoments:
     """The ends of the steps, of the optimizer's if there are none; without a name if of neither."""
-    return trace.once(_moments)
-
-
-def _moments(trace: Events) -> StepMoments:
     found = steps.steps_of(trace, steps.step_name_of(trace))
     chosen = trace.selection[found.event]
     if len(found):
@@ -926,12 +918,9 @@ class Series(Frozen, frozen=True):
         return total.tolist()  # type: ignore[no-any-return]
 
 
+@once_per_trace
 def series_of(trace: Events) -> list[Series]:
     """One for each device: the host first, then each accelerator by index."""
-    return trace.once(_all_series)
-
-
-def _all_series(trace: Events) -> list[Series]:
     starts = live_at_start(trace)
     return [_series(trace, *one, starts.get(one[0])) for one in memory_of_devices(trace)]
 
@@ -1054,6 +1043,7 @@ def _totals(trace: Events, memory: Memory) -> tuple[int | None, ...]:
 # ---- The highest totals of the accelerators' allocators, from ``[memory]`` events.
 
 
+@once_per_trace
 def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int | None:
     """The highest ``Total Allocated`` or ``Total Reserved`` in the selection, in bytes.
 
@@ -1063,7 +1053,28 @@ def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int 
     Before a device's first event in the selection its level is that after its last earlier event,
     else that before its next one. Of reserved memory only the level after that one is recorded.
     """
-    return trace.once(_highest, what)
+    memory = trace.memory
+    rows = memory.on_device.nonzero()[0]
+    if not len(rows):
+        return None
+    events = memory.event[rows]
+    total = trace.whole.once(_allocator_totals)[what]
+    if (total < 0).any():
+        return None
+    counts = selected(trace, memory.where(memory.on_device))
+    begin = _begin(trace)
+    start, change = 0, np.zeros(len(rows), np.int64)
+    for mine in _by_place(*memory.place[rows].T):
+        inside = mine[counts[mine]]
+        earlier = mine[trace.ts[events[mine]] < begin]
+        if len(earlier):
+            level = int(total[earlier[-1]])
+        else:
+            own = int(memory.bytes[rows[mine[0]]]) if what == "allocated" else 0
+            level = max(int(total[mine[0]]) - own, 0)
+        start += level
+        change[inside] = np.diff(total[inside], prepend=level)
+    return start + max(int(change.cumsum().max()), 0)
 
 
 def _begin(trace: Events) -> int:
@@ -1089,28 +1100,3 @@ def _by_place(kind: Ints, index: Ints) -> Iterator[Ints]:
     for one in nesting.distinct(kind).tolist():
         for device in nesting.distinct(index[kind == one]).tolist():
             yield ((kind == one) & (index == device)).nonzero()[0]
-
-
-def _highest(trace: Events, what: str) -> int | None:
-    memory = trace.memory
-    rows = memory.on_device.nonzero()[0]
-    if not len(rows):
-        return None
-    events = memory.event[rows]
-    total = trace.whole.once(_allocator_totals)[what]
-    if (total < 0).any():
-        return None
-    counts = selected(trace, memory.where(memory.on_device))
-    begin = _begin(trace)
-    start, change = 0, np.zeros(len(rows), np.int64)
-    for mine in _by_place(*memory.place[rows].T):
-        inside = mine[counts[mine]]
-        earlier = mine[trace.ts[events[mine]] < begin]
-        if len(earlier):
-            level = int(total[earlier[-1]])
-        else:
-            own = int(memory.bytes[rows[mine[0]]]) if what == "allocated" else 0
-            level = max(int(total[mine[0]]) - own, 0)
-        start += level
-        change[inside] = np.diff(total[inside], prepend=level)
-    return start + max(int(change.cumsum().max()), 0)

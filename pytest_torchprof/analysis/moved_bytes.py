@@ -32,7 +32,7 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part, int64_column
-from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
@@ -68,12 +68,9 @@ class Moved(Frozen, frozen=True):
     gap: Reason | None
 
 
+@once_per_trace
 def moved_bytes(trace: Events) -> Moved:
     """Compulsory bytes of the selected operators."""
-    return trace.once(_moved)
-
-
-def _moved(trace: Events) -> Moved:
     if nothing_ran(trace):
         return Moved(0, None)
     counted = trace.once(_counted)

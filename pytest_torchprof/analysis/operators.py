@@ -24,6 +24,8 @@ from pytest_torchprof.trace.names import (
     MODULE_MARK,
     REGION,
     Kind,
+    once_of_whole,
+    once_per_trace,
     shown_name,
 )
 from pytest_torchprof.trace.steps import selects_by_time
@@ -463,6 +465,7 @@ class CallTree(Frozen, frozen=True):
     into: Ints
 
 
+@once_of_whole
 def call_tree(trace: Events, by: TreeBy) -> CallTree:
     """The tree of the whole trace: of its modules, or of its Python functions.
 
@@ -470,10 +473,6 @@ def call_tree(trace: Events, by: TreeBy) -> CallTree:
     the annotation that is open at the time. By module, an operator of a backward pass belongs to
     the module whose forward operator it derives.
     """
-    return trace.whole.once(_call_tree, by)
-
-
-def _call_tree(trace: Events, by: TreeBy) -> CallTree:
     labels, kind, label_of = _labels(trace, by)
     known: dict[str, int] = {}
     members: list[set[str]] = []
@@ -649,16 +648,13 @@ class TreeRow:
 _BOTH: Final = ("cpu_ns", "cuda_ns", "cpu_bytes", "cuda_bytes", "flops", "kernels")
 
 
+@once_per_trace
 def tree_rows(trace: Events, by: TreeBy = "module", depth: int | None = None) -> list[TreeRow]:
     """The tree of the selected part: each node before its children, the largest share first.
 
     Nodes in which nothing ran are left out. ``depth``: deeper nodes are part of those at this
     depth. Own numbers of all rows add up to the total.
     """
-    return trace.once(_tree_rows, by, depth)
-
-
-def _tree_rows(trace: Events, by: TreeBy, depth: int | None) -> list[TreeRow]:
     tree = call_tree(trace, by)
     levels = _levels(tree.above)
     target = np.arange(len(tree.above) + 1)  # the last is outside of all

@@ -16,7 +16,13 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import alike, decode_part
-from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, operators_named
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    Kind,
+    once_of_whole,
+    once_per_trace,
+    operators_named,
+)
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import (
     engine_steps,
@@ -143,12 +149,9 @@ REGION: Final = "Torch-Compiled Region"
 SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
 
 
+@once_of_whole
 def runs_compiled_code(trace: Events) -> bool:
     """Whether a name in the whole trace tells of code that torch.compile generated."""
-    return trace.whole.once(_runs_compiled_code)
-
-
-def _runs_compiled_code(trace: Events) -> bool:
     return any(name.startswith(("## ", REGION)) for name in trace.names)
 
 
@@ -237,12 +240,9 @@ class Uncounted(Frozen, frozen=True):
         return reason_of(self.parts, self.at_least, "FLOP")
 
 
+@once_per_trace
 def uncounted_flops(trace: Events) -> Uncounted | None:
     """What is missing from the FLOPs of the selection; None if nothing is."""
-    return trace.once(_uncounted)
-
-
-def _uncounted(trace: Events) -> Uncounted | None:
     if nothing_ran(trace) or (
         holds_whole_operators(trace) and uncounted_flops(trace.whole) is None
     ):
@@ -438,12 +438,9 @@ def uncounted_operators(trace: Events) -> Bools:
     return out
 
 
+@once_per_trace
 def uncounted_events(trace: Events) -> Bools:
     """Operators, calls of compiled code, kernels and their launches whose own FLOPs are unknown."""
-    return trace.once(_uncounted_events)
-
-
-def _uncounted_events(trace: Events) -> Bools:
     out = unknown_flops(trace) | uncounted_operators(trace)
     if uncounted_flops(trace) is None:
         return out
@@ -529,12 +526,9 @@ def ran_on_host(trace: Events) -> bool:
     return not trace.has(*DEVICE_KINDS)
 
 
+@once_of_whole
 def forms(trace: Events) -> Forms:
     """The wholes of the whole trace, whatever is selected."""
-    return trace.whole.once(_forms)
-
-
-def _forms(trace: Events) -> Forms:
     rows = operators_named(trace, *(_FORMS.keys() - {ATTENTION}))
     if not ran_on_host(trace):
         # What a device ran by parts it ran by parts; but what runs below a library's own is its.
@@ -625,12 +619,9 @@ class MetaCalls(Frozen, frozen=True):
     unclear: Ints
 
 
+@once_of_whole
 def meta_calls(trace: Events) -> MetaCalls:
     """The calls of the whole trace."""
-    return trace.whole.once(_meta_calls)
-
-
-def _meta_calls(trace: Events) -> MetaCalls:
     none = np.zeros(0, np.int64)
     memory = trace.memory
     made = memory.event[memory.bytes > 0]

@@ -11,7 +11,14 @@ from pytest_torchprof.analysis.attribution import names_fit
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind
+from pytest_torchprof.trace.names import (
+    D2H,
+    DEVICE_KINDS,
+    LAUNCH_CALL,
+    SYNC_CALL,
+    Kind,
+    once_per_trace,
+)
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
@@ -68,12 +75,9 @@ class Waits(Frozen, frozen=True):
         )
 
 
+@once_per_trace
 def waits(trace: Events) -> Waits:
     """All waits of the selection, copies before others."""
-    return trace.once(_waits)
-
-
-def _waits(trace: Events) -> Waits:
     calls = np.flatnonzero(trace.selection & trace.is_kind(Kind.RUNTIME))
     copying = calls[names_fit(trace, calls, _COPY.match)]
     waiting = names_fit(trace, calls, SYNC_CALL.search) & ~names_fit(trace, calls, _COPY.match)

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
 from pytest_torchprof.analysis.missing import device_time_gap
 from pytest_torchprof.places.place import by_frames
+from pytest_torchprof.trace.names import once_per_trace
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
@@ -63,12 +64,9 @@ class IdleRow:
     path: str | None
 
 
+@once_per_trace
 def idle_rows(trace: Events, by: By = "place") -> list[IdleRow]:
     """Idle time by cause, or by cause and place, the most first."""
-    return trace.once(_idle_rows, by)
-
-
-def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
     parts = idle_parts(trace, causes_only=by == "cause")
     if not len(parts.ns) or trace.once(device_time_gap) is not None:
         return []

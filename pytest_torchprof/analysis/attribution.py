@@ -479,13 +479,13 @@ def launches(trace: Events) -> dict[int, Launches]:
         mine = devices == device
         event, call = every[mine], launch[mine]
         start = trace.ts[event]
-        reach = np.maximum.accumulate(start + trace.dur[event])
-        before = np.concatenate([start[:1], reach[:-1]])
+        end = start + trace.dur[event]
+        before = nesting.reached(start, end)
         gap = np.maximum(start - before, 0)
         single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
         single &= ~names_fit(trace, call, _GRAPH_LAUNCHES.match)
         returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
-        busy = int(reach[-1] - start[0] - gap.sum())
+        busy = int(nesting.uncovered(start, end).sum())
         own = np.where(single, pace[call], -1)
         out[device] = Launches(event, gap, call, single, own, returned > before, busy)
     return out

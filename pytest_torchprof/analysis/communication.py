@@ -34,7 +34,7 @@ from pytest_torchprof.trace.names import (
     communicates,
     once_per_trace,
 )
-from pytest_torchprof.trace.nesting import among, covered
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.ranks import world_size_of
 from pytest_torchprof.trace.tree import operators_around
 from pytest_torchprof.work.kernels import CATEGORIES
@@ -190,11 +190,10 @@ def _exposed(trace: Events, event: Ints, computing: Ints) -> tuple[Ints, Ints]:
         rows = computing[trace.device[computing] == device]
         if not len(rows):
             continue
-        busy, _ = Idle.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
+        busy = Idle.of_events(trace, rows)
         begin, end = trace.ts[event[at]], trace.ts[event[at]] + trace.dur[event[at]]
         # Where several communicate at once, the time is that of the first.
-        before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
-        begin = np.minimum(np.maximum(begin, before), end)
+        begin = np.minimum(np.maximum(begin, nesting.reached(begin, end)), end)
         exposed[at] = busy.between(begin, end)
         after = np.searchsorted(trace.ts[rows], end)
         last = after == len(rows)
@@ -212,7 +211,7 @@ class _Waiting:
         self.trace = trace
         rows = np.flatnonzero(trace.is_kind(Kind.RUNTIME))
         rows = rows[names_fit(trace, rows, SYNC_CALL.search)]
-        self.spans, _ = Idle.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
+        self.spans = Idle.of_events(trace, rows)
 
     def ready(self, since: Ints, events: Ints) -> Ints:
         """When each of these device events had been launched, less the host's waits since then; 0
@@ -1049,15 +1048,9 @@ def _of_numbers(numbers: Ints, *, on_device: bool) -> RankTime:
 
 def _times(start: Ints, end: Ints, computing: Bools, communicating: Bools, span: int) -> Ints:
     """The numbers of `RankTime`, in order."""
-    compute = _union(start, end, computing)
-    both = _union(start, end, computing | communicating)
-    busy = _union(start, end, np.ones(len(start), bool))
-    comm = _union(start, end, communicating)
-    return np.array([span, compute, comm, both - compute, max(span - busy, 0)], np.int64)
-
-
-def _union(start: Ints, end: Ints, chosen: Bools) -> int:
-    if not chosen.any():
-        return 0
-    one = np.zeros(int(chosen.sum()), np.int64)
-    return int(covered(one, start[chosen], end[chosen]).busy_ns[0])
+    compute, comm, both = (
+        nesting.union_ns(start[which], end[which])
+        for which in (computing, communicating, computing | communicating)
+    )
+    idle = max(span - nesting.union_ns(start, end), 0)
+    return np.array([span, compute, comm, both - compute, idle], np.int64)

@@ -31,12 +31,17 @@ class Idle(Frozen, frozen=True):
     begins: Ints
 
     @classmethod
-    def around(cls, begin: Ints, end: Ints) -> tuple[Idle, Ints]:
-        """Of events in order of their begins; and the first event of each busy span."""
+    def around(cls, begin: Ints, end: Ints) -> Idle:
+        """Of events in order of their begins."""
         reach = np.maximum.accumulate(end)
         first = np.flatnonzero(np.append(True, begin[1:] > reach[:-1])[: len(begin)])
         last = np.append(first[1:], len(begin))[: len(first)] - 1
-        return cls.of_spans(begin[first], reach[last], begin), first
+        return cls.of_spans(begin[first], reach[last], begin)
+
+    @classmethod
+    def of_events(cls, trace: Events, rows: Ints) -> Idle:
+        """Of these events of a trace."""
+        return cls.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
 
     @classmethod
     def of_spans(cls, start: Ints, end: Ints, begins: Ints) -> Idle:
@@ -86,13 +91,13 @@ class Idle(Frozen, frozen=True):
 @once_of_whole
 def idle(trace: Events) -> Idle:
     """Over all devices of the trace together: idle when none of them is busy."""
-    return _of_events(trace, trace.device_rows)
+    return Idle.of_events(trace, trace.device_rows)
 
 
 @once_of_whole
 def idle_of(trace: Events, device: int) -> Idle:
     """One device of the whole trace, whatever is selected: another step keeps it busy, too."""
-    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
+    return Idle.of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
 
 
 @once_per_trace
@@ -113,10 +118,6 @@ def spans_of(trace: Events) -> dict[int, tuple[int, int]]:
     return spans
 
 
-def _of_events(trace: Events, events: Ints) -> Idle:
-    return Idle.around(trace.ts[events], trace.ts[events] + trace.dur[events])[0]
-
-
 def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
     """How long no device was busy during each wait of the host, and after it until a device starts
     an event or the host waits again. No time counts twice.
@@ -129,8 +130,7 @@ def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
     since, until = begin[order], np.maximum(end, begin)[order]
     after = np.append(since[1:], np.iinfo(np.int64).max)
     until = np.minimum(found.next_begin(until), np.maximum(after, until))
-    reach = np.concatenate([since[:1], np.maximum.accumulate(until)[:-1]])
-    since = np.minimum(np.maximum(since, reach), until)
+    since = np.minimum(np.maximum(since, nesting.reached(since, until)), until)
     out[order] = found.between(since, until)
     return out
 
@@ -156,16 +156,10 @@ def device_time(trace: Events) -> DeviceTime:
     """Sum, union and gaps of kernels, copies and memsets."""
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
-    spans = spans_of(trace)
-    for device in nesting.distinct(trace.device[events]):
+    for device, span in spans_of(trace).items():
         mine = events[trace.device[events] == device]  # in time order, as all events
-        start, end = trace.ts[mine], trace.ts[mine] + trace.dur[mine]
-        reach = np.maximum.accumulate(end)
-        gaps = int(np.maximum(start[1:] - reach[:-1], 0).sum())
-        since, until = spans[int(device)]
-        if gaps or since < start[0]:
-            idle += int(idle_of(trace, int(device)).between(*np.array([[since], [until]]))[0])
-        busy += int(reach[-1] - start[0]) - gaps
+        busy += int(nesting.uncovered(trace.ts[mine], trace.ts[mine] + trace.dur[mine]).sum())
+        idle += int(idle_of(trace, device).between(*np.array(span).reshape(2, 1))[0])
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
 
 

@@ -293,7 +293,28 @@ def _climb(start: Ints, last: Ints, above: Ints, when: Ints) -> Ints:
     return at
 
 
-# ---- Intervals of time by group: how many are apart, and how much time they cover together.
+# ---- Intervals of time: how many are apart, and how much time they cover together.
+
+
+def reached(begin: Ints, end: Ints) -> Ints:
+    """When all earlier ones of these intervals, in order of their begins, have ended."""
+    return np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+
+
+def uncovered(begin: Ints, end: Ints) -> Ints:
+    """The length of each interval, in order of their begins, that no earlier one covers.
+
+    >>> uncovered(np.array([0, 1, 3, 9]), np.array([4, 2, 6, 10])).tolist()
+    [4, 0, 2, 1]
+    """
+    own: Ints = np.maximum(end - np.maximum(begin, reached(begin, end)), 0)
+    return own
+
+
+def union_ns(begin: Ints, end: Ints) -> int:
+    """How long at least one of these intervals, in any order, is open."""
+    order = begin.argsort(kind="stable")
+    return int(uncovered(begin[order], end[order]).sum())
 
 
 class Cover(Frozen, frozen=True):

@@ -171,8 +171,7 @@ def _shares(
     order = np.lexsort((weight, at))
     longest = order[np.searchsorted(at[order], np.arange(count), side="right") - 1]
     share[longest] = 0
-    given = np.zeros(count, np.int64)
-    np.add.at(given, at, share)
+    given = nesting.summed(at, share, count)
     share[longest] = value[longest] - given
     return np.where(part, share, -1)
 

@@ -177,6 +177,7 @@ class BusyTimeline(Frozen, frozen=True):
     ns_by_category: Mapping[str, list[int]]
 
 
+@once_per_trace
 def busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     """A timeline of each device, by number; none for a trace without device events.
 
@@ -188,10 +189,6 @@ def busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     """
     if shares < 1:
         raise ValueError(f"a timeline of {shares} shares: give 1 or more")
-    return trace.once(_busy_timelines, shares)
-
-
-def _busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     whole = trace.once(device_time_gap) is None
     spans, found = spans_of(trace), []
     for device, (start, end, category) in device_work(trace).items():

@@ -429,10 +429,8 @@ def _work(trace: Events) -> Work:
         found: Ints = number[_outermost(trace, root, rows)]
         return found
 
-    launches = np.zeros(len(event), np.int64)
-    np.add.at(launches, of(units.event), units.launches)
-    all_flops = np.zeros(len(event), np.int64)
-    np.add.at(all_flops, of(with_flops), flops[with_flops])
+    launches = nesting.summed(of(units.event), units.launches, len(event))
+    all_flops = nesting.summed(of(with_flops), flops[with_flops], len(event))
     all_flops[of(silent)] = -1
     table = np.zeros((len(event), len(DTYPES) + 1))
     np.add.at(table, (of(with_flops), _dtypes(trace, with_flops)), _needed(trace, with_flops))
@@ -522,11 +520,9 @@ def bound_rows(trace: Events, chip: Device) -> list[BoundRow]:
     count = len(names)
     ns = np.bincount(at, found.ns, count)
     by_limit = np.stack([np.bincount(at, found.ns * (found.limit == i), count) for i in range(3)])
-    flops = np.zeros(count, np.int64)
-    np.add.at(flops, at, np.maximum(work.all_flops, 0))
+    flops = nesting.summed(at, np.maximum(work.all_flops, 0), count)
     unsaid = np.bincount(at, work.all_flops < 0, count) > 0
-    moved = np.zeros(count, np.int64)
-    np.add.at(moved, at, np.maximum(work.bytes, 0))
+    moved = nesting.summed(at, np.maximum(work.bytes, 0), count)
     unknown = np.bincount(at, work.bytes < 0, count) > 0
     calls = np.bincount(at, minlength=count)
     idle = ns == 0

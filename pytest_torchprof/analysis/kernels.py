@@ -129,9 +129,7 @@ class Sums:
         np.minimum.at(self.first, group, np.arange(len(group)))
 
     def _sum(self, values: Ints) -> Ints:
-        total = np.zeros(self.count, np.int64)
-        np.add.at(total, self.group, values)
-        return total
+        return nesting.summed(self.group, values, self.count)
 
     def by_time(self) -> Ints:
         """Groups, the longest first, then in order of appearance."""
@@ -307,8 +305,7 @@ def unroofed(trace: Events, extra: Sequence[Device] = ()) -> Unroofed:
         return Unroofed({}, 0, 0, 0, 0)
     why = roof_of(trace, work, extra).why
     count = np.bincount(why, minlength=len(NoRoof) + 1)
-    ns = np.zeros(len(count), np.int64)
-    np.add.at(ns, why, dur)
+    ns = nesting.summed(why, dur, len(count))
     order = sorted(NoRoof, key=lambda reason: (-ns[reason], -count[reason]))
     found = {reason: (int(count[reason]), int(ns[reason])) for reason in order if count[reason]}
     lacking = why > 0

@@ -184,8 +184,7 @@ def owners_of(trace: Events, events: Ints) -> Ints:
 
 def _by_owner(trace: Events, owner: Ints, size: Ints) -> dict[str, int]:
     names = [*trace.names, BEFORE, OUTSIDE]  # -2 and -1
-    total = np.zeros(len(names), np.int64)
-    np.add.at(total, owner, size)
+    total = nesting.summed(owner, size, len(names))
     some = total.nonzero()[0]
     return {names[i]: size for i, size in zip(some.tolist(), total[some].tolist(), strict=True)}
 
@@ -783,8 +782,7 @@ def _row(device: str, operator: str, level: Ints, count: Ints, stack: str | None
 def _growing(key: Ints, size: Ints, step: Ints, steps: int) -> Iterator[tuple[int, Ints, Ints]]:
     """Keys that grow, with their bytes and blocks at the end of each step."""
     keys, at = np.unique(key, return_inverse=True)
-    net = np.zeros(len(keys), np.int64)
-    np.add.at(net, at[step > 0], size[step > 0])
+    net = nesting.summed(at[step > 0], size[step > 0], len(keys))
     some = (net > 0).nonzero()[0]
     width = max(_TABLE // steps, 1)
     for first in range(0, len(some), width):

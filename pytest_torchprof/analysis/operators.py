@@ -238,9 +238,7 @@ def own_device_ns(trace: Events) -> Ints:
     """The device time of what each operator, else annotation, launched itself; 0 elsewhere."""
     device = selected_on_device(trace)
     owner = callers_of(trace, device)
-    own = np.zeros(len(trace), np.int64)
-    np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
-    return own
+    return nesting.summed(owner[owner >= 0], trace.dur[device[owner >= 0]], len(trace))
 
 
 def self_cpu_ns(trace: Events) -> int:
@@ -373,8 +371,7 @@ def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | No
     # What encloses the whole part, such as the annotation of the measured region, is not in it.
     within = (around >= 0) & trace.selection[around]
     into = np.where(within, row[around], np.where(inside, count, -1))
-    total = np.zeros(count + 1, np.int64)
-    np.add.at(total, into[into >= 0], memory.bytes[into >= 0])
+    total = nesting.summed(into[into >= 0], memory.bytes[into >= 0], count + 1)
     return total.tolist()
 
 
@@ -726,9 +723,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
     kernels = device[trace.kind[device] == Kind.KERNEL]
 
     def total(events: Ints, values: Ints | int = 1) -> Ints:
-        out = np.zeros(size, np.int64)
-        np.add.at(out, node[events], values)
-        return out
+        return nesting.summed(node[events], values, size)
 
     columns = {
         "cpu_ns": total(host, trace.self_ns[host]),
@@ -747,9 +742,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
 
 
 def _folded(values: Ints, target: Ints) -> Ints:
-    out = np.zeros(len(values), np.int64)
-    np.add.at(out, target, values)
-    return out
+    return nesting.summed(target, values, len(values))
 
 
 def _rolled_up(values: Ints, above: Ints, levels: list[Ints]) -> Ints:

@@ -58,8 +58,7 @@ def step_numbers(trace: Events, name: str = "") -> StepNumbers:
     sizes = trace.bytes[copied]
 
     def total(events: Ints, values: Ints | None = None) -> Ints:
-        out = np.zeros(count + 1, np.int64)
-        np.add.at(out, step[events], 1 if values is None else values)
+        out = nesting.summed(step[events], 1 if values is None else values, count + 1)
         return np.append(out[chosen], out[-1])
 
     busy, idle = _busy(trace, device, step[device], count)

@@ -129,6 +129,17 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(ordered[first])
 
 
+def summed(group: Ints, values: Ints | int, count: int) -> Ints:
+    """The sum of these values for each of so many groups: exact, as `np.bincount` is not.
+
+    >>> summed(np.array([0, 2, 0]), np.array([1, 2, 3]), 3).tolist()
+    [4, 0, 2]
+    """
+    total = np.zeros(count, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
 def narrow(column: Ints) -> Ints:
     """The same numbers in half the memory, if they fit with room for a little arithmetic."""
     small = not len(column) or (column.min() > -(2**30) and column.max() < 2**30)

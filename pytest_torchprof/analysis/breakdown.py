@@ -153,9 +153,9 @@ def _of_operators(trace: Events) -> list[BreakdownRow]:
     out = []
     for rank, name in enumerate(CATEGORIES):
         ns = int(own[category == rank].sum())
-        times = (ns / 1e6, _share(ns, total), ns / 1e6) if whole else (None, None, None)
+        time, share = (ns / 1e6, _share(ns, total)) if whole else (None, None)
         if calls[rank]:
-            out.append(BreakdownRow(None, name, *times, calls[rank]))
+            out.append(BreakdownRow(None, name, time, share, time, calls[rank]))
     return out
 
 

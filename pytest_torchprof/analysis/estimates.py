@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
+from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     REGION,
@@ -74,10 +74,10 @@ from pytest_torchprof.work.launches import (
     launches_of,
     may_move,
 )
-from pytest_torchprof.work.operands import PEAK, Operands
+from pytest_torchprof.work.operands import Operands, by_call, operands_of, peak_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
@@ -281,20 +281,11 @@ def _counts(trace: Events, events: Ints) -> Ints:
     """The kernels of each of these calls."""
     if not len(events):
         return events
-    kinds, firsts, _ = alike(trace.name[events], trace.args[events])
-    first = events[firsts]
-    args = trace.operands(first)
-    names = [trace.names[name] for name in trace.name[first].tolist()]
-    found = [_count(name, one) for name, one in zip(names, args, strict=True)]
-    counts = int64_column(found)[kinds]
+    counts = by_call(trace, events, _count)
     # Of longer lists than torch records, the CPU shows the tensors one by one.
-    long = [is_long_list(name, operands_of(one)) for name, one in zip(names, args, strict=True)]
-    if any(long):
-        rows = np.array(long, bool)[kinds].nonzero()[0]
-        counts[rows] = [
-            _of_parts(trace, int(event), operands_of(args[kind]))
-            for event, kind in zip(events[rows].tolist(), kinds[rows].tolist(), strict=True)
-        ]
+    long = events[by_call(trace, events, is_long_list, bool)]
+    parts = zip(long.tolist(), map(operands_of, trace.operands(long)), strict=True)
+    counts[among(events, long)] = [_of_parts(trace, *one) for one in parts]
     return counts
 
 
@@ -311,19 +302,9 @@ def _of_parts(trace: Events, event: int, call: Operands) -> int:
     return count_long_list(trace.names[trace.name[event]], call, firsts)
 
 
-def _count(name: str, args: OpArgs) -> int:
+def _count(name: str, call: Operands) -> int:
     row = launches_of(name)
-    if row is None:
-        return 1
-    return count_launches(row, operands_of(args))
-
-
-def operands_of(args: OpArgs) -> Operands:
-    """The operands of a call, decoded."""
-    parts: list[Any] = [
-        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete, args.strides)
-    ]
-    return Operands(*parts)
+    return 1 if row is None else count_launches(row, call)
 
 
 # ---- The least time that a chip needs for the operators of a trace, whatever ran them.
@@ -452,19 +433,17 @@ def _dtypes(trace: Events, rows: Ints) -> Ints:
     convolutions of fp32 are, by default.
     """
     tf32 = trace.facts.allow_tf32 is not False
-    found = _by_kind(trace, rows, lambda name, call: _dtype(name, call, tf32=tf32))
-    return found.astype(np.int64)
+    return by_call(trace, rows, lambda name, call: _dtype(name, call, tf32=tf32))
 
 
 def _dtype(name: str, call: Operands, *, tf32: bool) -> int:
-    types = call.types if isinstance(call.types, list) else []
-    found = next((PEAK[t] for t in types if str(t) in PEAK), len(DTYPES))
+    found = peak_of(call, len(DTYPES))
     return _TF32 if found == _FP32 and (tf32 or "conv" in name) else found
 
 
 def _needed(trace: Events, rows: Ints) -> _Floats:
     """The FLOPs of each of these, without those that a mask hides."""
-    needed: _Floats = op_flops(trace)[rows] * _by_kind(trace, rows, _share)
+    needed: _Floats = op_flops(trace)[rows] * by_call(trace, rows, _share, float)
     return needed
 
 
@@ -473,19 +452,6 @@ def _share(name: str, call: Operands) -> float:
         return 1.0
     left = masks.share(name, call.dims, call.types, call.concrete)
     return 0.5 if left is None else left
-
-
-def _by_kind(trace: Events, rows: Ints, ask: Callable[[str, Operands], float]) -> _Floats:
-    """What ``ask`` says of each call, asked once for those that are alike."""
-    if not len(rows):
-        return np.zeros(0)
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    first = rows[firsts]
-    found = [
-        ask(trace.names[name], operands_of(args))
-        for name, args in zip(trace.name[first].tolist(), trace.operands(first), strict=True)
-    ]
-    return np.array(found, float)[kinds]
 
 
 # ---- The least time of a trace's operators on a chip, operator by operator.
@@ -904,12 +870,8 @@ def _all(trace: Events) -> HostReads:
     rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
     lists = _to_python(trace)
     lists = lists[~host[lists]]
-    counts = [
-        count_reads(trace.names[name], operands_of(args))
-        for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True)
-    ]
     event = np.concatenate([rows, lists])
-    count = np.concatenate([np.array(counts, np.int64), np.ones(len(lists), np.int64)])
+    count = np.concatenate([by_call(trace, rows, count_reads), np.ones(len(lists), np.int64)])
     order = np.argsort(event, kind="stable")
     kept = order[count[order] > 0]
     return HostReads(event[kept], count[kept])

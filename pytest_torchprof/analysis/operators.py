@@ -372,7 +372,7 @@ def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | No
     within = (around >= 0) & trace.selection[around]
     into = np.where(within, row[around], np.where(inside, count, -1))
     total = nesting.summed(into[into >= 0], memory.bytes[into >= 0], count + 1)
-    return total.tolist()
+    return total.tolist()  # type: ignore[no-any-return]
 
 
 # -------------------------------------------------------------------- groupings

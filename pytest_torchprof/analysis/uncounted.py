@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     Kind,
@@ -43,9 +42,9 @@ from pytest_torchprof.work.counting import (
     unknown_flops,
     work_parent,
 )
-from pytest_torchprof.work.flops import OperatorWork, kernel_may_multiply, missing_input, work_of
+from pytest_torchprof.work.flops import kernel_may_multiply, missing_input, work_of
 from pytest_torchprof.work.launches import RECURRENT, may_move
-from pytest_torchprof.work.operands import Operands
+from pytest_torchprof.work.operands import Operands, by_call, operands_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -264,7 +263,8 @@ def _without_arguments(trace: Events) -> Iterable[UncountedPart]:
 
 def _lacking(trace: Events, event: int) -> Why:
     (args,) = trace.operands(np.array([event]))
-    parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
+    call = operands_of(args)
+    parts = call.dims, call.types, call.concrete, call.strides
     return missing_input(trace.names[trace.name[event]], *parts)
 
 
@@ -306,22 +306,17 @@ def _empty(trace: Events, calls: Ints) -> Bools:
     A composite operator stops where one operand has no elements. Any other operator may have an
     empty workspace or an absent mask, and computes with the rest.
     """
-    works = (work_of(trace.names[number]) for number in trace.name[calls].tolist())
-    found = [
-        _on_nothing(decode_part(bytes(args.dims)), decode_part(bytes(args.types)), work)
-        for args, work in zip(trace.operands(calls), works, strict=True)
-    ]
-    return np.array(found, bool)
+    return by_call(trace, calls, _on_nothing, bool)
 
 
-def _on_nothing(dims: Any, types: Any, work: OperatorWork) -> bool:
-    kinds = types if isinstance(types, list) else []
+def _on_nothing(name: str, call: Operands) -> bool:
+    dims, kinds = (part if isinstance(part, list) else [] for part in (call.dims, call.types))
     shapes = [
         shape
-        for shape, kind in zip_longest(dims if isinstance(dims, list) else [], kinds)
+        for shape, kind in zip_longest(dims, kinds)
         if isinstance(shape, list) and (shape or kind not in _NO_TENSOR)
     ]
-    return bool(shapes) and (any if work == "parts" else all)(0 in shape for shape in shapes)
+    return bool(shapes) and (any if work_of(name) == "parts" else all)(0 in s for s in shapes)
 
 
 #: The types in a trace of arguments that are numbers, lists of numbers, text or absent.
@@ -533,7 +528,8 @@ def forms(trace: Events) -> Forms:
     if not ran_on_host(trace):
         # What a device ran by parts it ran by parts; but what runs below a library's own is its.
         rows = rows[trace.names_where(RECURRENT.__contains__)[rows]]
-    rows = rows[~_is_unfused(trace, rows)]
+    math = trace.named(_MATH)[rows]
+    rows = rows[~math | by_call(trace, rows, _can_be_fused, bool)]
     above = trace.parent[rows]
     called = trace.named(_MATH)[rows] & (above >= 0) & trace.named(ATTENTION)[above]
     rows = np.sort(np.where(called, above, rows))
@@ -555,17 +551,9 @@ def forms(trace: Events) -> Forms:
     )
 
 
-def _is_unfused(trace: Events, rows: Ints) -> Bools:
-    """Attention in a type that has no fused form."""
-    found = np.zeros(len(rows), bool)
-    mine = np.flatnonzero(trace.named(_MATH)[rows])
-    if len(mine):
-        at = rows[mine]
-        kinds, firsts, _ = alike(trace.name[at], trace.args[at])
-        types = [decode_part(bytes(a.types)) for a in trace.operands(at[firsts])]
-        plain = [isinstance(one, list) and one[:1] and one[0] in _FUSED for one in types]
-        found[mine] = ~np.array(plain, bool)[kinds]
-    return found
+def _can_be_fused(_: str, call: Operands) -> bool:
+    """Whether attention in the type of its first operand has a fused form."""
+    return isinstance(call.types, list) and bool(call.types) and call.types[0] in _FUSED
 
 
 def _backward(trace: Events, whole: Bools, rows: Ints) -> tuple[Ints, Ints]:
@@ -657,13 +645,7 @@ def _without_memory(trace: Events, made: Ints) -> Ints:
         rows = rows[nesting.among(trace.thread[rows], trace.thread[made])]
     if not len(rows):
         return rows
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    first = rows[firsts]
-    sized = [
-        _allocates(trace.names[name], Operands(None, None, decode_part(bytes(args.concrete))))
-        for name, args in zip(trace.name[first].tolist(), trace.operands(first), strict=True)
-    ]
-    found: Ints = rows[np.array(sized, bool)[kinds]]
+    found: Ints = rows[by_call(trace, rows, _allocates, bool)]
     return found
 
 

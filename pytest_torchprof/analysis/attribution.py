@@ -22,7 +22,7 @@ from pytest_torchprof.trace.names import (
     once_of_whole,
     once_per_trace,
 )
-from pytest_torchprof.trace.tree import operators_around, parents
+from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
 from pytest_torchprof.work.counting import counts_flops, distinct_calls, formula_calls, op_flops
@@ -314,8 +314,7 @@ def _item_sizes(trace: Events, events: Ints, shapes: Iterable[bytes]) -> list[in
     A kernel's name tells, or the one block that a call on the host allocates for its result.
     """
     sizes = np.zeros(len(trace), np.int64)
-    wanted = np.zeros(len(trace), bool)
-    wanted[events] = True
+    wanted = marked(trace, events)
     device = trace.device_rows
     kernels = device[trace.kind[device] == Kind.KERNEL]
     callers = nesting.nearest(wanted, trace.parent, parents(trace, trace.launch[kernels]))

@@ -15,12 +15,11 @@ from pytest_torchprof.analysis.breakdown import EXPOSED, categories, device_work
 from pytest_torchprof.analysis.device_time import Idle, spans_of
 from pytest_torchprof.analysis.missing import cpu_time_gap, device_time_gap
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import (
     CollectiveArgs,
-    FormerIds,
     decode,
     decode_list,
     int64_column,
@@ -36,7 +35,7 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.ranks import world_size_of
-from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.trace.tree import marked, operators_around
 from pytest_torchprof.work.kernels import CATEGORIES
 from pytest_torchprof.work.operands import BY_TYPE, TABLE
 
@@ -272,7 +271,7 @@ _STANDS_IN: Final = {"reduce_scatter": "all_reduce"}
 _NONE: Final = np.zeros(0, np.int64)
 
 
-class CommCalls(Frozen, frozen=True):
+class CommCalls(Columns, frozen=True):
     """The calls that communicate, in the order in which they were made.
 
     ``event`` is the operator of the process group, else the back end's event, else the kernel.
@@ -305,12 +304,7 @@ def comm_calls(trace: Events) -> CommCalls:
     chosen = trace.selection[every.event]
     if chosen.all():
         return every
-    kept = np.flatnonzero(chosen)
-    return CommCalls(
-        every.event[kept],
-        [every.operation[i] for i in kept.tolist()],
-        *(getattr(every, name)[kept] for name in ("kernel", "work", "noted", "begin", "end")),
-    )
+    return every.at(np.flatnonzero(chosen))
 
 
 def _calls(trace: Events) -> CommCalls:
@@ -337,7 +331,7 @@ def _calls(trace: Events) -> CommCalls:
         _least(begin, at[timed], trace.ts[rows][timed])
         np.maximum.at(end, at[timed], (trace.ts[rows] + trace.dur[rows])[timed])
     noted = np.full(len(event), -1, np.int64)
-    around = nesting.nearest(_marked(trace, host), trace.parent, found.noted)
+    around = nesting.nearest(marked(trace, host), trace.parent, found.noted)
     inside = np.flatnonzero(around >= 0)
     _least(noted, np.searchsorted(event, around[inside]), found.noted[inside])
     return CommCalls(event, found.operations(event), kernel, work, noted, begin, end)
@@ -364,7 +358,7 @@ class _Found:
         others = told & trace.names_where(_OTHERS.match)
         self.noted_number = np.full(len(trace), len(KINDS), np.int16)
         self.noted = self._noted(on_host)
-        self.mark_noted = _marked(trace, self.noted)
+        self.mark_noted = marked(trace, self.noted)[:-1]
         inner = self.group | self.annotated | self.mark_noted
         # An operator around another one that communicates is not a call of its own.
         rows = np.flatnonzero(others)
@@ -388,16 +382,17 @@ class _Found:
     def host_calls(self) -> Ints:
         """The outermost events of calls; an annotation of gloo is none if an operator made it."""
         trace, parent = self.trace, self.trace.parent
-        calls = self.others | _outer(self.group, self.group, trace)
-        calls |= _outer(self.mark_noted, self.group | self.mark_noted, trace)
         marks = self.group | self.mark_noted
+        # Noted ones within an operator of a group are its own; the outermost of both are calls.
+        calls = self.others | nesting.outermost(self.group, parent)
+        calls |= nesting.outermost(marks, parent) & self.mark_noted
         gloo = self.annotated & trace.names_where(_GLOO.match)
         rest = self.annotated & ~gloo & ~trace.names_where(_COALESCED.match)
-        calls |= _outer(rest, marks | rest | self.others, trace)
+        calls |= nesting.outermost(marks | rest | self.others, parent) & rest
         host = np.flatnonzero(calls)
         self.works = np.flatnonzero(gloo)
         self.linked = self._link(host)
-        nested = nesting.nearest(_marked(trace, self.works), parent, parent[self.works])
+        nested = nesting.nearest(marked(trace, self.works), parent, parent[self.works])
         # gloo within gloo, of the same thread and work
         inner = (nested >= 0) & (trace.ts[nested] + trace.dur[nested] >= trace.ts[self.works]
                                  + trace.dur[self.works]) & (self.linked < 0)  # fmt: skip
@@ -415,7 +410,7 @@ class _Found:
     def _link(self, host: Ints) -> Ints:
         """The call of each of gloo's annotations; -1 if there is none."""
         trace, works = self.trace, self.works
-        linked = nesting.nearest(_marked(trace, host), trace.parent, works)
+        linked = nesting.nearest(marked(trace, host), trace.parent, works)
         names = [KINDS[n][0] if n < len(KINDS) else "" for n in self._numbers(host).tolist()]
         waiting: dict[str, list[int]] = {}
         begun = trace.ts[host].tolist()
@@ -454,7 +449,7 @@ class _Found:
         unknown = np.flatnonzero(number >= len(KINDS))
         if len(unknown):
             inner = np.flatnonzero(self.annotated)
-            call = nesting.nearest(_marked(trace, rows[unknown]), trace.parent, inner)
+            call = nesting.nearest(marked(trace, rows[unknown]), trace.parent, inner)
             told = dict(zip(call.tolist(), self.number[inner].tolist(), strict=True))
             for i in unknown.tolist():
                 number[i] = told.get(int(rows[i]), len(KINDS))
@@ -467,8 +462,7 @@ class _Found:
             return _Kernels(_NONE, _NONE)
         event = collectives(trace).event
         launch = trace.launch[event]
-        call = nesting.nearest(_marked(trace, host), trace.parent, launch)
-        self._by_id(event, call, host)
+        call = nesting.nearest(marked(trace, host), trace.parent, launch)
         loose = np.flatnonzero((call < 0) & (launch >= 0))
         if len(loose):
             around = nesting.nearest(
@@ -482,19 +476,6 @@ class _Found:
                 some = before >= 0
                 call[loose[here[some]]] = mine[before[some]]
         return _Kernels(event, call)
-
-    def _by_id(self, event: Ints, call: Ints, host: Ints) -> None:
-        """Link kernels without a known launch by the id of the event that launched them."""
-        trace = self.trace
-        lost = np.flatnonzero((call < 0) & (trace.launch[event] < 0))
-        if not (len(lost) and len(host)):
-            return
-        inner = np.flatnonzero(self.mark_noted | self.group | self.annotated)
-        around = nesting.nearest(_marked(trace, host), trace.parent, inner)
-        ids = [one.correlation for one in decode(FormerIds, trace.args[inner])]
-        by_id = {key: row for key, row in zip(ids, around.tolist(), strict=True) if key > 0}
-        for i, one in zip(lost.tolist(), decode(FormerIds, trace.args[event[lost]]), strict=True):
-            call[i] = by_id.get(one.correlation, -1)
 
     def operations(self, event: Ints) -> list[str]:
         """What each of these calls does."""
@@ -524,20 +505,6 @@ def _kinds_of_kernels(trace: Events) -> tuple[list[int], list[str]]:
         return [], []
     found = collectives(trace)
     return found.event.tolist(), list(found.kind)
-
-
-def _outer(rows: Bools, roots: Bools, trace: Events) -> Bools:
-    """Which of these events no root encloses."""
-    at = np.flatnonzero(rows)
-    found = np.zeros(len(rows), bool)
-    found[at] = ~nesting.below(roots, trace.parent, at)
-    return found
-
-
-def _marked(trace: Events, rows: Ints) -> Bools:
-    mark = np.zeros(len(trace), bool)
-    mark[rows] = True
-    return mark
 
 
 def _least(into: Ints, at: Ints, values: Ints) -> None:
@@ -694,8 +661,7 @@ def _marks(trace: Events, event: Ints, work: Ints) -> Ints:
     found = work.copy()
     missing = np.flatnonzero(found < 0)
     if len(missing):
-        mark = np.zeros(len(trace), bool)
-        mark[event[missing]] = True
+        mark = marked(trace, event[missing])
         inner = np.flatnonzero(trace.names_where(lambda name: name.startswith(_MARKS)))
         around = trace.parent[inner]
         while len(inner):

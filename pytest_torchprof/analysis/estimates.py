@@ -29,7 +29,7 @@ from pytest_torchprof.analysis.uncounted import (
     whole_time,
 )
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import alike, decode_part
@@ -195,8 +195,7 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
     calls = trace.selection & trace.names_where(
         lambda name: bool(key_of(name)) or name.startswith(_REGION)
     )
-    rows = np.flatnonzero(calls)
-    rows = rows[~nesting.below(calls, trace.parent, rows)]
+    rows = np.flatnonzero(nesting.outermost(calls, trace.parent))
     if not (len(rows) and trace.has(*DEVICE_KINDS)):
         yield from named(trace, rows, (COMPILED,), Why.COMPILED_FOR_HOST)
         return
@@ -328,7 +327,7 @@ KERNEL_NS: Final = 600
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
 
 
-class Work(Frozen, frozen=True):
+class Work(Columns, frozen=True):
     """What each unit must do: operators in time order, and their launches, FLOPs, and bytes.
 
     ``flops`` has a column for each of `DTYPES` and one for those of other dtypes; those that a mask
@@ -365,7 +364,7 @@ def bound(trace: Events, chip: Device) -> Bound:
     """The least time of the selected operators on this chip."""
     every = trace.whole.once(_work)
     mine = trace.selection[every.event]
-    work = Work(*(getattr(every, name)[mine] for name in Work.__struct_fields__))
+    work = every.at(mine)
     rates = np.array([chip.peaks.get(dtype, math.inf) for dtype in (*DTYPES, "")])
     if _TF32_PEAK not in chip.peaks:
         rates[_TF32] = rates[_FP32]
@@ -394,20 +393,16 @@ def _work(trace: Events) -> Work:
     with_flops = (counts_flops(trace) & ~host).nonzero()[0]
     with_bytes = ((moved >= 0) & ~host & ~units.loose).nonzero()[0]
     with_bytes = with_bytes[~nesting.below(units.loose, trace.parent, with_bytes)]
-    marked = np.zeros(len(trace), bool)
     silent = (unknown_flops(trace) & ~host).nonzero()[0]
-    for rows in (units.event, with_flops, with_bytes, silent):
-        marked[rows] = True
-    rows = marked.nonzero()[0]
-    root = marked.copy()
-    root[rows[nesting.below(marked, trace.parent, rows)]] = False
+    rows = np.concatenate([units.event, with_flops, with_bytes, silent])
+    root = nesting.outermost(marked(trace, rows)[:-1], trace.parent)
     event = root.nonzero()[0]
     number = np.full(len(trace), -1, np.int64)
     number[event] = np.arange(len(event))
 
     def of(rows: Ints) -> Ints:
         """The unit that each of these is, or is nested in."""
-        found: Ints = number[_outermost(trace, root, rows)]
+        found: Ints = number[nesting.nearest(root, trace.parent, rows)]
         return found
 
     launches = nesting.summed(of(units.event), units.launches, len(event))
@@ -420,10 +415,6 @@ def _work(trace: Events) -> Work:
     bytes_[known] = 0
     np.add.at(bytes_, known, moved[with_bytes])
     return Work(event, launches, table, all_flops, bytes_)
-
-
-def _outermost(trace: Events, root: npt.NDArray[np.bool_], rows: Ints) -> Ints:
-    return nesting.nearest(root, trace.parent, rows)
 
 
 def _dtypes(trace: Events, rows: Ints) -> Ints:
@@ -568,7 +559,7 @@ def _changes(trace: Events) -> tuple[Ints, Ints]:
     kept = ~_is_scratch(trace, around, row, block)
     blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
     made = np.where(block[kept] >= 0, around[block[kept]], -1)
-    whole = _outermost_steps(trace, units_of(trace).covers, made)
+    whole = _outermost_unit(trace, made)
     return np.where(whole >= 0, whole, operators_around(trace, made)), blocks
 
 
@@ -621,25 +612,20 @@ def _is_scratch(trace: Events, around: Ints, row: Ints, block: Ints) -> Bools:
     ``around`` has the event around each allocation and free, ``row`` and ``block`` those that
     change, and that allocated what changes.
     """
-    outermost = _outermost_steps(trace, units_of(trace).covers, around)
+    unit = _outermost_unit(trace, around)
     freed = (row != block) & (block >= 0)
-    owner = outermost[row[freed]]
-    mine = (owner >= 0) & (owner == outermost[block[freed]])
+    owner = unit[row[freed]]
+    mine = (owner >= 0) & (owner == unit[block[freed]])
     scratch = np.zeros(len(around), bool)
     scratch[block[freed][mine]] = True
     # An address that is used again without a free has a row that is both.
     return scratch[block] & (block >= 0)
 
 
-def _outermost_steps(trace: Events, roots: Bools, events: Ints) -> Ints:
-    """The outermost root around each of these, or -1."""
-    found = nesting.nearest(roots, trace.parent, events)
-    while True:
-        above = np.where(found >= 0, trace.parent[found], -1)
-        above = nesting.nearest(roots, trace.parent, above)
-        if not (above >= 0).any():
-            return found
-        found = np.where(above >= 0, above, found)
+def _outermost_unit(trace: Events, events: Ints) -> Ints:
+    """The outermost unit of launches around each of these, or -1."""
+    top = nesting.outermost(units_of(trace).covers, trace.parent)
+    return nesting.nearest(top, trace.parent, events)
 
 
 # ---- Which elementwise calls in a row read what the one before wrote, by shape and dtype.
@@ -840,7 +826,7 @@ _REDUCES: Final = late(
 )
 
 
-class HostReads(Frozen, frozen=True):
+class HostReads(Columns, frozen=True):
     """The operators that read, in time order, and how often each does."""
 
     event: Ints
@@ -855,18 +841,18 @@ class HostReads(Frozen, frozen=True):
 @once_per_trace
 def host_reads(trace: Events) -> HostReads:
     """The reads of the selected operators."""
-    found = trace.whole.once(_all)
-    mine = trace.selection[found.event]
-    return HostReads(found.event[mine], found.count[mine])
+    found = _all_reads(trace)
+    return found.at(trace.selection[found.event])
 
 
-def _all(trace: Events) -> HostReads:
+@once_of_whole
+def _all_reads(trace: Events) -> HostReads:
     units = units_of(trace)
     covers = units.covers & ~trace.names_where(lambda name: name in READS or name == _POSITIONS)
     host = on_host(trace)
     rows = operators_named(trace, *READS)
     rows = rows[~host[rows] & ~nesting.below(covers, units.parent, rows)]
-    rows = rows[~nesting.below(marked(trace, rows)[:-1], trace.parent, rows)]
+    rows = nesting.outermost(marked(trace, rows)[:-1], trace.parent).nonzero()[0]
     rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
     lists = _to_python(trace)
     lists = lists[~host[lists]]
@@ -928,14 +914,7 @@ def _is_seed(trace: Events, rows: Ints) -> Bools:
 
 def _outermost_operators(trace: Events, rows: Ints) -> Ints:
     """The outermost operator around each of these."""
-    ops = trace.is_kind(Kind.OP)
-    at = rows.copy()
-    while True:
-        above = trace.parent[at]
-        up = (above >= 0) & ops[above]
-        if not up.any():
-            return at
-        at = np.where(up, above, at)
+    return nesting.nearest(marked(trace, outermost(trace)), trace.parent, rows)
 
 
 def _operator_before(trace: Events, rows: Ints) -> Ints:

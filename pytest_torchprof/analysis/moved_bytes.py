@@ -32,7 +32,7 @@ from pytest_torchprof.core.unknown import Reason, Why
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
-from pytest_torchprof.trace.tree import operators_around, parents
+from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work.counting import (
     called_graphs,
     dispatched,
@@ -133,10 +133,8 @@ def _silent(trace: Events, which: Ran) -> Ints:
 
 def _parts_take(trace: Events, calls: Ints, counts: Bools, parent: Ints) -> Ints:
     """Bytes of the tensors that the counted operators within each of these calls take."""
-    within = np.zeros(len(trace), bool)
-    within[calls] = True
     parts = counts.nonzero()[0]
-    parts = parts[nesting.below(within, parent, parts)]
+    parts = parts[nesting.below(marked(trace, calls), parent, parts)]
     taken = np.zeros(len(trace), np.int64)
     taken[parts] = _taken(trace, parts)
     return sums(calls, counts, taken, parent)

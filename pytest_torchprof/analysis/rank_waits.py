@@ -341,13 +341,8 @@ def _together(by_rank: Mapping[int, RankCalls], matched: Matched) -> Matched:
     together = np.array([kind.operation in TOGETHER for kind in calls.kinds], bool)
     chosen = together[calls.kind[matched.call[:, 0]]]
     chosen &= (matched.begin >= 0).all(axis=1) & (matched.end >= 0).all(axis=1)
-    return Matched(
-        matched.group,
-        matched.ranks,
-        matched.call[chosen],
-        matched.begin[chosen],
-        matched.end[chosen],
-    )
+    columns = (column[chosen] for column in (matched.call, matched.begin, matched.end))
+    return Matched(matched.group, matched.ranks, *columns)
 
 
 def _clock_shifts(by_rank: Mapping[int, RankCalls], matched: list[Matched]) -> Ints:

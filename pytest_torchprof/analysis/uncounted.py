@@ -26,6 +26,7 @@ from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import (
     engine_steps,
     forward_of,
+    marked,
     operators_around,
     outermost,
     parents,
@@ -294,22 +295,16 @@ def _opaque(trace: Events) -> Ints:
     unanswered = trace.once(_unanswered)[1]
     if not (len(rows) or len(unanswered)):
         return rows
-    silent = np.zeros(len(trace), bool)
-    silent[rows[~_empty(trace, rows)]] = True
-    silent[unanswered] = True
-    return _outermost(trace, silent)
+    silent = np.append(rows[~by_call(trace, rows, _on_nothing, bool)], unanswered)
+    return _outermost(trace, marked(trace, silent)[:-1])
 
 
-def _empty(trace: Events, calls: Ints) -> Bools:
-    """Calls on empty operands: they do nothing, so nothing is nested in them.
+def _on_nothing(name: str, call: Operands) -> bool:
+    """Whether a call is on empty operands: it does nothing, so nothing is nested in it.
 
     A composite operator stops where one operand has no elements. Any other operator may have an
     empty workspace or an absent mask, and computes with the rest.
     """
-    return by_call(trace, calls, _on_nothing, bool)
-
-
-def _on_nothing(name: str, call: Operands) -> bool:
     dims, kinds = (part if isinstance(part, list) else [] for part in (call.dims, call.types))
     shapes = [
         shape
@@ -333,11 +328,10 @@ def _computing(trace: Events) -> Ints:
     return _outermost(trace, ops & np.array(computing)[trace.name])
 
 
-def _outermost(trace: Events, marked: Bools) -> Ints:
+def _outermost(trace: Events, some: Bools) -> Ints:
     """Of these operators, those that are not nested in one another or in a counted one."""
     counts = counts_flops(trace)
-    rows = np.flatnonzero(marked & ~counts)
-    return rows[~nesting.below(marked | counts, work_parent(trace), rows)] if len(rows) else rows
+    return np.flatnonzero(nesting.outermost(some | counts, work_parent(trace)) & ~counts)
 
 
 # -------------------------------------------------------------------- kernels
@@ -533,9 +527,8 @@ def forms(trace: Events) -> Forms:
     above = trace.parent[rows]
     called = trace.named(_MATH)[rows] & (above >= 0) & trace.named(ATTENTION)[above]
     rows = np.sort(np.where(called, above, rows))
-    whole = np.zeros(len(trace), bool)
-    whole[rows] = True
-    rows = rows[~nesting.below(whole, trace.parent, rows)]
+    whole = marked(trace, rows)[:-1]
+    rows = nesting.outermost(whole, trace.parent).nonzero()[0]
     steps, of = _backward(trace, whole, rows)
     known = {name: form for name, form in _FORMS.items() if form.forward is not None}
     forward = rows[trace.names_where(known.__contains__)[rows]]
@@ -562,9 +555,7 @@ def _backward(trace: Events, whole: Bools, rows: Ints) -> tuple[Ints, Ints]:
     steps = engine_steps(trace)
     if not (len(rows) and len(steps)):
         return none, none
-    marked = np.zeros(len(trace), bool)
-    marked[steps] = True
-    steps = steps[~nesting.below(marked, trace.parent, steps)]
+    steps = nesting.outermost(marked(trace, steps)[:-1], trace.parent).nonzero()[0]
     part = forward_of(trace, steps)
     known = part >= 0
     steps, part = steps[known], part[known]
@@ -628,9 +619,7 @@ def meta_calls(trace: Events) -> MetaCalls:
 def _holding(trace: Events, rows: Ints) -> nesting.Bools:
     """Everything that is, or has nested in it, one of these events."""
     rows = rows[rows >= 0]
-    found = nesting.above(rows, trace.parent)
-    found[rows] = True
-    return found
+    return nesting.above(rows, trace.parent) | marked(trace, rows)[:-1]
 
 
 def _without_memory(trace: Events, made: Ints) -> Ints:

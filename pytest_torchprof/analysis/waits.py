@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import names_fit
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     D2H,
@@ -40,7 +40,7 @@ _EVENT: Final = late(r"\w*EventSynchronize")
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
 
 
-class Waits(Frozen, frozen=True):
+class Waits(Columns, frozen=True):
     """One row per wait: a copy from the device with its synchronization, or a synchronization
     alone.
 
@@ -62,17 +62,6 @@ class Waits(Frozen, frozen=True):
 
     def __len__(self) -> int:
         return len(self.call)
-
-    def where(self, chosen: Bools) -> Waits:
-        """Only these."""
-        return Waits(
-            self.call[chosen],
-            self.operator[chosen],
-            self.last[chosen],
-            self.ns[chosen],
-            self.bytes[chosen],
-            self.copies[chosen],
-        )
 
 
 @once_per_trace

@@ -31,6 +31,24 @@ class Frozen(msgspec.Struct, frozen=True):
     """
 
 
+class Columns(Frozen, frozen=True):
+    """Arrays or lists of one length.
+
+    >>> class Points(Columns, frozen=True):
+    ...     x: list[int]
+    ...     y: list[int]
+    >>> Points([1, 2, 3], [4, 5, 6]).at([0, 2])
+    Points(x=[1, 3], y=[4, 6])
+    """
+
+    def at(self, positions: Any) -> Self:
+        """Only the rows at these positions, an array of numbers, or of truths for arrays only."""
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return type(self)(
+            *[[c[i] for i in positions] if isinstance(c, list) else c[positions] for c in columns]
+        )
+
+
 class Sendable(Frozen, frozen=True):
     """A record that crosses to another process.
 

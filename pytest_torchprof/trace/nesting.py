@@ -104,6 +104,14 @@ def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     return found
 
 
+def outermost(marks: Bools, parent: Ints) -> Bools:
+    """Those of these events that are nested in no other one of them."""
+    rows = marks.nonzero()[0]
+    top = marks.copy()
+    top[rows[below(marks, parent, rows)]] = False
+    return top
+
+
 def nearest(marked: Bools, parent: Ints, events: Ints) -> Ints:
     """The innermost marked event around each of these, the event itself included; -1 for none."""
     found: Ints = events.copy()

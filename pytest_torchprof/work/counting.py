@@ -119,10 +119,10 @@ def ran(flops: Ints, name: Ints, names: Sequence[str], dispatch: Dispatch) -> Ra
     if len(handed := _handed_on(real, subclass, name, names, parent)):
         trial = real.copy()
         trial[handed] = False
-        inside = sums(handed, _outermost(trial, parent), flops, parent)
+        inside = sums(handed, nesting.outermost(trial, parent), flops, parent)
         # If both have the same number, the outer one counts: its name says more.
         real[handed[inside != flops[handed]]] = False
-    return Ran(_outermost(real, parent), parent, fake)
+    return Ran(nesting.outermost(real, parent), parent, fake)
 
 
 #: What a checkpoint's hook calls on an operand that it saves.
@@ -148,13 +148,6 @@ def broken_off(
     works[parent[(parent >= 0) & ~keeping[name]]] = True
     idle: Bools = ~works[rows] & some[call]
     return idle
-
-
-def _outermost(real: Bools, parent: Ints) -> Bools:
-    rows = real.nonzero()[0]
-    out = real.copy()
-    out[rows[nesting.below(real, parent, rows)]] = False
-    return out
 
 
 def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:

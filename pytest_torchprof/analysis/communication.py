@@ -35,7 +35,7 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.ranks import world_size_of
-from pytest_torchprof.trace.tree import marked, operators_around
+from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work.kernels import CATEGORIES
 from pytest_torchprof.work.operands import BY_TYPE, TABLE
 
@@ -658,22 +658,12 @@ def _noted(trace: Events, kernel: Ints, noted: Ints) -> list[CollectiveArgs]:
 
 def _marks(trace: Events, event: Ints, work: Ints) -> Ints:
     """The back end's annotation of each call, -1 for none; it has the tensors' dtypes."""
-    found = work.copy()
-    missing = np.flatnonzero(found < 0)
-    if len(missing):
-        mark = marked(trace, event[missing])
-        inner = np.flatnonzero(trace.names_where(lambda name: name.startswith(_MARKS)))
-        around = trace.parent[inner]
-        while len(inner):
-            found_it = (around >= 0) & mark[around]
-            by_call = dict(zip(around[found_it][::-1].tolist(), inner[found_it][::-1].tolist(),
-                               strict=True))  # fmt: skip
-            for i in missing.tolist():
-                if found[i] < 0:
-                    found[i] = by_call.get(int(event[i]), -1)
-            left = ~found_it & (around >= 0)
-            inner, around = inner[left], trace.parent[around[left]]
-    return found
+    inner = np.flatnonzero(trace.names_where(lambda name: name.startswith(_MARKS)))
+    call = nesting.nearest(marked(trace, event), trace.parent, parents(trace, inner))
+    inner, call = inner[call >= 0], call[call >= 0]
+    first = np.full(len(event), -1, np.int64)
+    _least(first, event.searchsorted(call), inner)
+    return np.where(work < 0, first, work)
 
 
 def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
@@ -681,12 +671,9 @@ def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
 
     Gloo's is not recorded if nobody has waited for the work before the end of the recording.
     """
-    found = np.full(len(event), -1, np.int64)
-    missing = np.flatnonzero(mark < 0)
     is_functional = trace.names_where(_FUNCTIONAL.match)
-    if len(missing) and is_functional.any():
-        found[missing] = nesting.nearest(is_functional, trace.parent, trace.parent[event[missing]])
-    return found
+    around = nesting.nearest(is_functional, trace.parent, parents(trace, event))
+    return np.where(mark < 0, around, -1)
 
 
 def _short_name(trace: Events, event: np.integer[Any]) -> str:

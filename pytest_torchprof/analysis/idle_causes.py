@@ -50,10 +50,6 @@ _CPU_WORK_NS: Final = 100_000
 #: use, or loads kernels: in 12 public traces, launches and calls that create streams or events took
 #: 6 ms to 4 s.
 FIRST_USE_NS: Final = 5_000_000
-#: How many events get their cause at once.
-_AT_ONCE: Final = 2**12
-#: How many are put in the order of their depth at once.
-_IN_ORDER: Final = 2**15
 #: Before and after all times.
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -197,15 +193,6 @@ def nested_ends(trace: Events) -> Ints:
     return end
 
 
-def _outside_in(depth: Ints) -> Iterator[Ints]:
-    """Host events in pieces, parents before their children, which come after them in the trace."""
-    for first in range(0, len(depth), _IN_ORDER):
-        some = depth[first : first + _IN_ORDER]
-        for level in chain([np.flatnonzero(some == 0)], nesting.levels(some)):
-            for at in range(0, len(level), _AT_ONCE):
-                yield level[at : at + _AT_ONCE] + first
-
-
 def _inherited(
     trace: Events, own: npt.NDArray[np.int8], parent: Ints, depth: Ints
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
@@ -228,7 +215,7 @@ def _inherited(
     shown = np.arange(len(trace), dtype=np.int32)
     fixed = np.zeros(len(trace), bool)  # whether a context decides
     outer = np.full(len(trace), -1, np.int32)  # the outermost operator or call
-    for level in _outside_in(depth):
+    for level in chain([np.flatnonzero(depth == 0)], nesting.levels(depth)):
         above = parent[level]
         inner = above >= 0
         outer[level] = np.where(inner, outer[above], -1)

@@ -405,12 +405,13 @@ def launched(trace: Events, event: Ints, extra: Sequence[Device] = ()) -> Launch
     grid, block = sizes([bytes(a.grid) for a in args]), sizes([bytes(a.block) for a in args])
     registers, shared = whole([a.registers for a in args]), whole([a.shared for a in args])
     per_sm, warps = real([a.blocks_per_sm for a in args]), real([a.warps_per_sm for a in args])
-    fit, threads = _fit(trace, event, block, registers, shared, extra)
+    threads = np.where(block[:, 0] > 0, block.prod(axis=1), -1)
+    fit, count_of, most = _fit(trace, event, threads, registers, shared, extra)
     blocks = np.where(grid[:, 0] > 0, grid.prod(axis=1), -1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        waves = np.where((fit.sm > 0) & (blocks > 0), blocks / (fit.sm * fit.count), np.nan)
+        waves = np.where((fit > 0) & (blocks > 0), blocks / (fit * count_of), np.nan)
         # Kineto's estimate is 0 where it believes that the shared memory does not suffice.
-        likely = 100 * np.minimum(fit.sm, per_sm) * threads / fit.threads
+        likely = 100 * np.minimum(fit, per_sm) * threads / most
     occupancy = real([a.occupancy for a in args])
     occupancy[(occupancy == 0) & ~(likely <= _ROUNDED_PCT)] = np.nan
     return Launched(grid, block, registers, shared, occupancy, per_sm, warps, waves)
@@ -442,18 +443,17 @@ def _three(value: Any) -> tuple[int, int, int]:
     return (x, y, z) if fine else _NONE
 
 
-class _Fit(Frozen, frozen=True):
-    """Of each event: blocks that fit on a multiprocessor, and its properties; -1 if unknown."""
-
-    sm: Ints
-    count: Ints
-    threads: Ints
-
-
 def _fit(
-    trace: Events, event: Ints, block: Ints, registers: Ints, shared: Ints, extra: Sequence[Device]
-) -> tuple[_Fit, Ints]:
-    threads = np.where(block[:, 0] > 0, block.prod(axis=1), -1)
+    trace: Events,
+    event: Ints,
+    threads: Ints,
+    registers: Ints,
+    shared: Ints,
+    extra: Sequence[Device],
+) -> tuple[Ints, Ints, Ints]:
+    """For each event: blocks that fit on a multiprocessor, how many of these the device has, and
+    the most threads of one; -1 if unknown.
+    """
     sm, count, most = np.full((3, len(event)), -1, np.int64)
     for number in distinct(trace.device[event]).tolist():
         found = {
@@ -466,7 +466,7 @@ def _fit(
         mine = np.flatnonzero(trace.device[event] == number)
         sm[mine] = resident_blocks(first, threads[mine], registers[mine], shared[mine])
         count[mine], most[mine] = first.count, first.threads
-    return _Fit(sm, count, most), threads
+    return sm, count, most
 
 
 # ---- How close each kernel comes to the device's peak, and which limit bounds it.

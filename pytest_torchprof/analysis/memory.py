@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.arguments import (
     AutogradArgs,
@@ -293,14 +293,14 @@ def _peak_of(trace: Events, memory: Memory, device: str) -> PeakMemory:
 #: torch's annotations around an optimizer's work.
 OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
-#: The operator that stores the gradient of a leaf.
-ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+#: The autograd node that stores a gradient: it keeps the first one and adds any further one.
+ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 
 #: The end of what does not end in the trace.
 NEVER: Final = np.iinfo(np.int64).max
 
 
-class Moments(Frozen, frozen=True):
+class Moments(Columns, frozen=True):
     """What encloses some events that are points in time; event indices, -1 for none.
 
     ``root`` is the outermost operator, ``node`` a step of the autograd engine, ``step`` and
@@ -359,7 +359,7 @@ def backward_passes(trace: Events) -> BackwardPasses:
 
 def accumulations(trace: Events) -> Ints:
     """The operators that store a leaf's gradient, in time order."""
-    return operators_named(trace, ACCUMULATES)
+    return operators_named(trace, ACCUMULATE)
 
 
 def are_differentiated(trace: Events, roots: Ints) -> Bools:
@@ -511,8 +511,10 @@ def categories_of(trace: Events, lives: Lives) -> tuple[Ints, Ints]:
     count = len(lives.born)
     freed = (lives.freed >= 0).nonzero()[0]
     every = moments_of(trace, np.concatenate([lives.allocated, lives.freed[freed], lives.older]))
-    start, older = _part(every, slice(count)), _part(every, slice(count + len(freed), None))
-    end = _spread(_part(every, slice(count, count + len(freed))), freed, count)
+    start, older = every.at(slice(count)), every.at(slice(count + len(freed), None))
+    ended = np.full(count, -1, np.int64)
+    ended[freed] = count + np.arange(len(freed))
+    end = Moments(*[np.where(ended >= 0, column[ended], -1) for column in every.columns()])
     found = np.full(count, Category.UNKNOWN, np.int64)
     leaves = trace.once(_leaves)
     backward = start.node >= 0
@@ -534,20 +536,6 @@ def categories_of(trace: Events, lives: Lives) -> tuple[Ints, Ints]:
     return found, np.where(older.zeroing >= 0, Category.GRADIENTS, before)
 
 
-def _part(moments: Moments, part: slice) -> Moments:
-    return Moments(*[getattr(moments, name)[part] for name in moments.__struct_fields__])
-
-
-def _spread(moments: Moments, rows: Ints, count: int) -> Moments:
-    """Those of some rows; -1 for the others."""
-    spread = []
-    for name in moments.__struct_fields__:
-        column = np.full(count, -1, np.int64)
-        column[rows] = getattr(moments, name)
-        spread.append(column)
-    return Moments(*spread)
-
-
 def _in_backward(
     trace: Events, lives: Lives, end: Moments, leaves: Leaves, rows: Ints, found: Ints
 ) -> None:
@@ -557,7 +545,7 @@ def _in_backward(
     over &= lives.died[rows] < NEVER
     found[rows[over]] = Category.TEMPORARIES
     rows, number = rows[~over], number[~over]
-    ours = _are_of_leaves(number, lives.bytes[rows], leaves, lives.on_device)
+    ours, _ = _matched(number, lives.bytes[rows], leaves, lives.on_device)
     found[rows[ours | (end.zeroing[rows] >= 0)]] = Category.GRADIENTS
 
 
@@ -614,13 +602,10 @@ def _allocated(sizes: Ints, on_device: bool) -> Ints:
     return -(-sizes // _ROUNDED) * _ROUNDED if on_device else sizes
 
 
-def _are_of_leaves(number: Ints, sizes: Ints, leaves: Leaves, on_device: bool) -> Bools:
-    """Which blocks have the size of a leaf of their pass, as no more blocks have than leaves."""
-    return _matched(number, sizes, leaves, on_device)[0]
-
-
 def _matched(number: Ints, sizes: Ints, leaves: Leaves, on_device: bool) -> tuple[Bools, Ints]:
-    """The same; and for each leaf, how many more blocks than leaves have its pass and size."""
+    """Which blocks have the size of a leaf of their pass, as no more blocks have than leaves; and
+    for each leaf, how many more blocks than leaves have its pass and size.
+    """
     wanted = _allocated(leaves.bytes, on_device)
     known = nesting.distinct(wanted)
     if not len(known):

@@ -17,9 +17,9 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import call_bytes, is_replayed
 from pytest_torchprof.analysis.uncounted import (
     COMPILED,
-    REGION,
     UncountedPart,
     by_name,
+    compiled_calls,
     in_script,
     named,
     nothing_ran,
@@ -34,7 +34,6 @@ from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work.counting import (
-    called_graphs,
     dispatched,
     ran,
     sums,
@@ -173,8 +172,5 @@ def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:
     """What inductor compiled to loops of its own, which are no operators."""
     if not runs_compiled_code(trace):
         return
-    calls = called_graphs(trace)
-    if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
-        calls[nesting.above(counts.nonzero()[0], trace.parent)] = False
+    calls = compiled_calls(trace, counts, trace.parent)
     yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.LOOPS)

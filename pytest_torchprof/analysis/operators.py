@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.memory import ACCUMULATE, usage
 from pytest_torchprof.analysis.uncounted import uncounted_events, uncounted_operators
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen, Mutable, cached
@@ -139,8 +139,6 @@ class OpRow(Mutable):
     accumulations: int = 0
 
 
-#: The autograd node that stores a gradient: it keeps the first one and adds any further one.
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ADDS = frozenset({"aten::add", "aten::add_"})
 
 NO_OPERATOR = "(no operator)"
@@ -653,12 +651,16 @@ def tree_rows(trace: Events, by: TreeBy = "module", depth: int | None = None) ->
     depth. Own numbers of all rows add up to the total.
     """
     tree = call_tree(trace, by)
-    levels = _levels(tree.above)
+    deep = _depths(tree.above)
+    levels = [np.flatnonzero(deep == at) for at in range(1, int(deep.max()) + 1)]
     target = np.arange(len(tree.above) + 1)  # the last is outside of all
     if depth is not None:
         for level in levels[depth:]:
             target[level] = target[tree.above[level]]
-    own = {name: _folded(values, target) for name, values in _own(trace, tree).items()}
+    own = {
+        name: nesting.summed(target, values, len(values))
+        for name, values in _own(trace, tree).items()
+    }
     total = {name: _rolled_up(values, tree.above, levels) for name, values in own.items()}
     shown = np.append((total["events"][:-1] > 0) & (target[:-1] == np.arange(len(tree.above))),
                       own["events"][-1] > 0)  # fmt: skip
@@ -668,9 +670,6 @@ def tree_rows(trace: Events, by: TreeBy = "module", depth: int | None = None) ->
     unknown = _unknown(trace, device=device)
     count, calls = _entered(trace, tree)
     order = _in_order(tree.above, np.flatnonzero(shown).tolist(), total[key], total["cpu_ns"])
-    deep = np.zeros(len(tree.above) + 1, np.int64)
-    for at, level in enumerate(levels):
-        deep[level] = at + 1
     paths: dict[int, list[str]] = {-1: []}
     rows = []
     for node in order:
@@ -700,18 +699,12 @@ def tree_rows(trace: Events, by: TreeBy = "module", depth: int | None = None) ->
     return rows
 
 
-def _levels(above: Ints) -> list[Ints]:
-    """The nodes at depth 1, at depth 2, …"""
-    depth = np.zeros(len(above), np.int64)
-    level = np.flatnonzero(above < 0)
-    found = []
-    left = np.flatnonzero(above >= 0)
-    while len(level):
-        found.append(level)
-        depth[level] = len(found)
-        inside = depth[above[left]] == len(found)
-        level, left = left[inside], left[~inside]
-    return found
+def _depths(above: Ints) -> Ints:
+    """How deep each node is, from 1; 0 for the last, which is outside of all."""
+    depth = [0] * (len(above) + 1)
+    for node, around in enumerate(above.tolist()):
+        depth[node] = depth[around] + 1
+    return np.array(depth, np.int64)
 
 
 def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
@@ -739,10 +732,6 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
         columns[column] = total(memory.event[inside], memory.bytes[inside])
         events += total(memory.event[inside])
     return {**columns, "events": events}
-
-
-def _folded(values: Ints, target: Ints) -> Ints:
-    return nesting.summed(target, values, len(values))
 
 
 def _rolled_up(values: Ints, above: Ints, levels: list[Ints]) -> Ints:

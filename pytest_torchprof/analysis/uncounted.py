@@ -176,15 +176,23 @@ def in_loops(trace: Events) -> Iterable[UncountedPart]:
         yield from named(trace, events, graph.loops, Why.LOOPS)
 
 
+def compiled_calls(trace: Events, counts: Bools, parent: Ints) -> Bools:
+    """Calls of compiled graphs; those of compiled functions within which nothing counts, if the
+    trace does not mark graphs, as of an older torch.
+    """
+    calls = called_graphs(trace)
+    if not (calls.any() or trace.facts.marks_graphs):
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
+        calls[nesting.above(np.flatnonzero(counts), parent)] = False
+    return calls
+
+
 def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not runs_compiled_code(trace):
         return
     lost = trace.facts.lost_loops
-    calls = called_graphs(trace)
-    if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
-        calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
+    calls = compiled_calls(trace, counts_flops(trace), work_parent(trace))
     calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
     events = np.flatnonzero(calls)
     if not len(events):

@@ -43,10 +43,16 @@ class Columns(Frozen, frozen=True):
 
     def at(self, positions: Any) -> Self:
         """Only the rows at these positions, an array of numbers, or of truths for arrays only."""
-        columns = (getattr(self, name) for name in self.__struct_fields__)
         return type(self)(
-            *[[c[i] for i in positions] if isinstance(c, list) else c[positions] for c in columns]
+            *[
+                [column[i] for i in positions] if isinstance(column, list) else column[positions]
+                for column in self.columns()
+            ]
         )
+
+    def columns(self) -> list[Any]:
+        """The columns in order."""
+        return [getattr(self, name) for name in self.__struct_fields__]
 
 
 class Sendable(Frozen, frozen=True):

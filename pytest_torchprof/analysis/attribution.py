@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
@@ -537,7 +536,7 @@ def launches(trace: Events) -> dict[int, Launches]:
     pace[calls] = _pace(trace, calls)
     devices = trace.device[every]
     out = {}
-    for device in _distinct(devices):
+    for device in nesting.distinct(devices).tolist():
         mine = devices == device
         event, call = every[mine], launch[mine]
         start = trace.ts[event]
@@ -578,7 +577,7 @@ def followed(trace: Events, event: Ints) -> Followed:
     waits = trace.names_where(lambda name: SYNC_CALL.search(name) or FREE_CALL.search(name))
     every, calls = trace.device_rows, np.flatnonzero(waits)
     until = np.maximum.accumulate(trace.ts[calls] + trace.dur[calls]) if len(calls) else calls
-    for number in _distinct(device):
+    for number in nesting.distinct(device).tolist():
         mine, rows = np.flatnonzero(device == number), every[trace.device[every] == number]
         at = np.searchsorted(rows, event[mine])
         begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
@@ -596,20 +595,13 @@ def followed(trace: Events, event: Ints) -> Followed:
     return Followed(alone, delays)
 
 
-def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
-    """The same as sorting, but fast if all are equal."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        return [int(numbers[0])]
-    return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
-
-
 def _pace(trace: Events, calls: Ints) -> Ints:
     """Time since the beginning of the previous call on the same thread."""
     breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
     breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
     stops = np.flatnonzero(breaks)
     out = np.full(len(calls), -1, np.int64)
-    for thread in _distinct(trace.thread[calls]):
+    for thread in nesting.distinct(trace.thread[calls]).tolist():
         at = np.flatnonzero(trace.thread[calls] == thread)
         when = trace.ts[calls[at]]
         stopped = np.searchsorted(trace.ts[stops[trace.thread[stops] == thread]], when)

@@ -72,6 +72,8 @@ KINDS: Final[tuple[tuple[CollectiveKind, re.Pattern[str]], ...]] = (
     ("scatter", late(r"(?i)scatter")),
 )
 _OTHER: Final = len(KINDS)
+#: The categories of device work that computation may hide.
+_HIDDEN: Final = [CATEGORIES.index(name) for name in EXPOSED]
 #: NCCL's kernels that run several kinds.
 _GENERAL: Final = late(r"_Generic|SendRecv")
 #: What torch calls its collectives. Others may have such names and mean something else.
@@ -116,7 +118,7 @@ def collectives(trace: Events) -> Collectives:
     every = trace.device_rows
     category = categories(trace, every)
     found = (category == CATEGORIES.index("communication")) & trace.selection[every]
-    event, computing = every[found], every[_are_computing(category)]
+    event, computing = every[found], every[~nesting.among(category, _HIDDEN)]
     call = trace.launch[event]
     operator = operators_around(trace, call)
     args = decode(CollectiveArgs, trace.args[event])
@@ -143,41 +145,32 @@ def collectives(trace: Events) -> Collectives:
     )
 
 
-def _are_computing(category: Ints) -> Bools:
-    return ~nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
-
-
 def _kinds(trace: Events, event: Ints, operator: Ints, noted: list[str]) -> Ints:
     """The index in `KINDS` of each: by its own arguments, the operators around its launch, the
     kernel's name, and any annotation around its launch.
     """
     by_name = np.array([kind_number(name) for name in trace.names] or [_OTHER], np.int64)
-    told = by_name[trace.name] < _OTHER
+    own = np.append(by_name[trace.name], _OTHER)  # the last entry is that of -1
+    told = own[:-1] < _OTHER
     named = told & trace.names_where(_OPERATORS.match) & trace.is_kind(Kind.OP, Kind.ANNOTATION)
     annotated = told & trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    of_kernel = by_name[trace.name[event]]
+    of_kernel = own[event]
     general = names_fit(trace, event, _GENERAL.search)
     found = np.array([kind_number(name) if name else _OTHER for name in noted], np.int64)
     for other in (
-        _by(trace, by_name, nesting.nearest(named, trace.parent, operator)),
+        own[nesting.nearest(named, trace.parent, operator)],
         np.where(general, _OTHER, of_kernel),
-        _by(trace, by_name, nesting.nearest(annotated, trace.parent, operator)),
+        own[nesting.nearest(annotated, trace.parent, operator)],
         of_kernel,
     ):
         found = np.where(found < _OTHER, found, other)
     return found
 
 
-def _by(trace: Events, by_name: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, by_name[trace.name[rows]], _OTHER)
-
-
 def kind_number(name: str) -> int:
     """The index in `KINDS` of what this name means, or their number if it means no collective."""
-    for number, (_, pattern) in enumerate(KINDS):
-        if pattern.search(name):
-            return number
-    return _OTHER
+    found = (number for number, (_, pattern) in enumerate(KINDS) if pattern.search(name))
+    return next(found, _OTHER)
 
 
 def _exposed(trace: Events, event: Ints, computing: Ints) -> tuple[Ints, Ints]:
@@ -312,14 +305,14 @@ def _calls(trace: Events) -> CommCalls:
         return _NO_CALLS
     found = _Found(trace)
     host = found.host_calls()
-    kernels = found.kernels(host)
-    alone = kernels.event[kernels.call < 0]
+    own, own_call = found.kernels(host)
+    alone = own[own_call < 0]
     loose = found.loose(host)
     event = np.sort(np.concatenate([host, loose, alone]))
     if not len(event):
         return _NO_CALLS
     begin, end, kernel, work = (np.full(len(event), -1, np.int64) for _ in range(4))
-    own, own_call = kernels.event, np.where(kernels.call < 0, kernels.event, kernels.call)
+    own_call = np.where(own_call < 0, own, own_call)
     for every, calls, first in (
         (found.works, np.where(found.linked < 0, found.works, found.linked), work),
         (own, own_call, kernel),
@@ -335,13 +328,6 @@ def _calls(trace: Events) -> CommCalls:
     inside = np.flatnonzero(around >= 0)
     _least(noted, np.searchsorted(event, around[inside]), found.noted[inside])
     return CommCalls(event, found.operations(event), kernel, work, noted, begin, end)
-
-
-class _Kernels(Frozen, frozen=True):
-    """Kernels that communicate, and the call of each, -1 for none."""
-
-    event: Ints
-    call: Ints
 
 
 class _Found:
@@ -455,11 +441,11 @@ class _Found:
                 number[i] = told.get(int(rows[i]), len(KINDS))
         return number
 
-    def kernels(self, host: Ints) -> _Kernels:
-        """The kernels that communicate, and their calls: by launch, by id, or coalesced."""
+    def kernels(self, host: Ints) -> tuple[Ints, Ints]:
+        """The kernels that communicate, and their calls, -1 for none: by launch, or coalesced."""
         trace = self.trace
         if not trace.has(*DEVICE_KINDS):
-            return _Kernels(_NONE, _NONE)
+            return _NONE, _NONE
         event = collectives(trace).event
         launch = trace.launch[event]
         call = nesting.nearest(marked(trace, host), trace.parent, launch)
@@ -475,13 +461,16 @@ class _Found:
                 before = np.searchsorted(trace.ts[mine], trace.ts[around[here]], side="right") - 1
                 some = before >= 0
                 call[loose[here[some]]] = mine[before[some]]
-        return _Kernels(event, call)
+        return event, call
 
     def operations(self, event: Ints) -> list[str]:
         """What each of these calls does."""
         trace = self.trace
         number = self._numbers(event)
-        kernels = dict(zip(*_kinds_of_kernels(trace), strict=True))
+        kernels = dict[int, str]()
+        if trace.has(*DEVICE_KINDS):
+            own = collectives(trace)
+            kernels = dict(zip(own.event.tolist(), own.kind, strict=True))
         names = []
         for row, kind in zip(event.tolist(), number.tolist(), strict=True):
             name = KINDS[kind][0] if kind < len(KINDS) else kernels.get(row, "collective")
@@ -498,13 +487,6 @@ class _Found:
         if self.trace.kind[row] == Kind.KERNEL:
             return "send and receive"
         return "receive" if _RECEIVES.search(name) else "send"
-
-
-def _kinds_of_kernels(trace: Events) -> tuple[list[int], list[str]]:
-    if not trace.has(*DEVICE_KINDS):
-        return [], []
-    found = collectives(trace)
-    return found.event.tolist(), list(found.kind)
 
 
 def _least(into: Ints, at: Ints, values: Ints) -> None:
@@ -954,7 +936,7 @@ def _on_devices(trace: Events) -> RankTime:
             start = np.append(start, np.clip(calls.begin[on_host], since, until))
             end = np.append(end, np.clip(calls.end[on_host], since, until))
             category = np.append(category, more)
-        copies = nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
+        copies = nesting.among(category, _HIDDEN)
         computing = ~copies & (category < len(CATEGORIES))
         total += _times(start, end, computing, category == _COMMUNICATION, until - since)
     return _of_numbers(total, on_device=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.memory import changes_of, selected
 from pytest_torchprof.analysis.moved_bytes import counted_bytes
@@ -26,6 +25,7 @@ from pytest_torchprof.analysis.uncounted import (
     named,
     packages,
     ran_on_host,
+    replayed_parts,
     whole_time,
 )
 from pytest_torchprof.core.process import late
@@ -176,7 +176,7 @@ def unknown_parts(trace: Events) -> list[UncountedPart]:
         *compiled_parts(trace),
         *in_script(trace),
         *packages(trace),
-        *_replayed(trace),
+        *replayed_parts(trace),
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return parts
@@ -207,15 +207,6 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
     if len(lost) or not launched_ns(trace)[rows].all():
         share = int(trace.dur[lost].sum()) / max(whole_time(trace), 1)
         yield UncountedPart(COMPILED, Why.LOOPS, len(rows), share)
-
-
-def _replayed(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that a graph launched: their operators ran when it was captured."""
-    if not trace.has(Kind.KERNEL):
-        return []
-    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
-    rows = kernels.nonzero()[0]
-    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
 
 
 def is_compiled(trace: Events) -> Bools:

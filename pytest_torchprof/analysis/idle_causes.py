@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.device_time import idle as idle_spans
 from pytest_torchprof.analysis.device_time import launched_in, spans_of
+from pytest_torchprof.analysis.missing import captured
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
@@ -433,8 +434,6 @@ _RETRIES: Final = late(r"^(cuda|hip)(Free|\w+Synchronize|EventQuery|GetLastError
 #: Source: torch/_inductor/runtime/triton_heuristics.py, select_algorithm.py, cudagraph_trees.py.
 _TUNES: Final = Names(r".*(benchmark|autotun).*\(dynamo_timed\)")
 _CAPTURES: Final = Names(r".*(CUDAGraph|cudagraph).*\(dynamo_timed\)")
-_BEGINS: Final = Names(r"(cuda|hip)StreamBeginCapture")
-_ENDS: Final = Names(r"(cuda|hip)StreamEndCapture")
 _REGION: Final = Names(r"Torch-Compiled Region")
 #: A later number is of a recompilation. Source: torch/_dynamo/convert_frame.py, ``CompileId``.
 _AGAIN: Final = late(r".*/[1-9]\d*$")
@@ -475,7 +474,7 @@ def one_time_work(trace: Events) -> OneTimeWork:
     searches, timed = _searches(trace)
     calls, what = _calls(trace)
     # Idle time is given to the outermost annotation of a compilation, whatever it calls.
-    outside = ~within_named(trace, calls, COMPILING) & ~_in_capture(trace, calls)
+    outside = ~within_named(trace, calls, COMPILING) & ~captured(trace, calls)
     # A search first builds each kernel that it will time, and may load it; all of that is its own.
     outside &= ~nesting.below(marked(trace, searches), trace.parent, calls)
     calls, what = calls[outside], what[outside]
@@ -555,20 +554,6 @@ def _initialize(trace: Events, frees: Ints) -> Bools:
     return found
 
 
-def _in_capture(trace: Events, calls: Ints) -> Bools:
-    """Which of these calls are made while their thread captures a graph."""
-    begins, ends = events_named(trace, _BEGINS), events_named(trace, _ENDS)
-    inside = np.zeros(len(calls), bool)
-    for thread in nesting.distinct(trace.thread[begins]).tolist():
-        mine = trace.thread[calls] == thread
-        begun, ended = (
-            np.searchsorted(trace.ts[rows[trace.thread[rows] == thread]], trace.ts[calls])
-            for rows in (begins, ends)
-        )
-        inside |= mine & (begun > ended)
-    return inside
-
-
 # -------------------------------------------------------------------- compilation, and searches
 
 
@@ -624,14 +609,9 @@ def _region_of(trace: Events, rows: Ints, regions: Ints) -> Ints:
 def _runs(trace: Events, rows: Ints, own: Ints, regions: Ints) -> Ints:
     """How many regions of each compilation's name end after it began."""
     end, name = trace.ts[regions] + trace.dur[regions], trace.name[regions]
-    order = np.lexsort((end, name))
-    end, name = end[order], name[order]
-    first, last = (np.searchsorted(name, own, side=side) for side in ("left", "right"))
     runs = [
-        stop - start - int(np.searchsorted(end[start:stop], since, side="right"))
-        for start, stop, since in zip(
-            first.tolist(), last.tolist(), trace.ts[rows].tolist(), strict=True
-        )
+        int(((name == mine) & (end > since)).sum())
+        for mine, since in zip(own.tolist(), trace.ts[rows].tolist(), strict=True)
     ]
     return np.array(runs, np.int64)
 

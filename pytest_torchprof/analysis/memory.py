@@ -30,7 +30,7 @@ from pytest_torchprof.trace.names import (
     operators_named,
 )
 from pytest_torchprof.trace.steps import selects_by_time
-from pytest_torchprof.trace.tree import engine_steps, has_frames, marked, outermost
+from pytest_torchprof.trace.tree import engine_steps, has_frames, marked, outermost, paths_of
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -242,27 +242,14 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
     from the start of a profiler (c10/core/CPUAllocator.cpp).
     """
     found: dict[str, int | None] = {}
-    for place in trace.memory.places:
-        device_type, device_id = place
-        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
-        events = memory.event[selected(trace, memory)]
-        if not len(events):
-            continue
-        start = None
-        if device_type:
-            args = decode_part(trace.args[events[0]] or b"null")
-            counts = [_integer(args, key) for key in ("Total Allocated", "Bytes")]
-            if counts[0] is not None and counts[1] is not None and counts[0] >= counts[1]:
-                start = counts[0] - counts[1]
-        found[device_name(device_type, device_id)] = start
+    for device, memory in memory_of_devices(trace):
+        rows = selected(trace, memory).nonzero()[0][:1]
+        if len(rows):
+            total = decode(MemoryTotals, trace.args[memory.event[rows]])[0].allocated
+            start = total - int(memory.bytes[rows[0]])
+            known = memory.on_device[0] and total >= 0 and start >= 0
+            found[device] = start if known else None
     return found
-
-
-def _integer(args: object, key: str) -> int | None:
-    value = args.get(key) if isinstance(args, dict) else None
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return value if type(value) is int else None
 
 
 def device_name(device_type: int, device_id: int) -> str:
@@ -808,18 +795,9 @@ def _chance(level: Ints) -> float:
 def _stacks(trace: Events, events: Ints) -> tuple[Ints, Callable[[int], str | None]]:
     """The path of Python functions around each of these events, as a number, and its text."""
     parent, depth = trace.frames
-    label = np.where(trace.is_kind(Kind.PYTHON), trace.name, -1)
-    path, known = nesting.paths(parent, depth, label)
+    path, text = paths_of(trace, list(trace.names), ";")
     rows = (depth >= 0).nonzero()[0]
     around = nesting.enclosing(trace.ts, trace.ts + trace.dur, parent, rows, trace.thread, events)
-
-    def text(number: int) -> str | None:
-        parts = []
-        while number >= 0:
-            number, last = known[number]
-            parts.append(trace.names[last])
-        return ";".join(reversed(parts)) or None
-
     return np.where(around >= 0, path[around], -1), text
 
 
@@ -1047,7 +1025,8 @@ def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int 
     counts = selected(trace, memory.where(memory.on_device))
     begin = _begin(trace)
     start, change = 0, np.zeros(len(rows), np.int64)
-    for mine in _by_place(*memory.place[rows].T):
+    for place in memory.where(memory.on_device).places:
+        mine = (memory.place[rows] == place).all(axis=1).nonzero()[0]
         inside = mine[counts[mine]]
         earlier = mine[trace.ts[events[mine]] < begin]
         if len(earlier):
@@ -1076,10 +1055,3 @@ def _allocator_totals(trace: Events) -> dict[str, Ints]:
         "allocated": int64_column([totals.allocated for totals in found]),
         "reserved": int64_column([totals.reserved for totals in found]),
     }
-
-
-def _by_place(kind: Ints, index: Ints) -> Iterator[Ints]:
-    """Positions of each device's rows. Sorting pairs of numbers takes much longer."""
-    for one in nesting.distinct(kind).tolist():
-        for device in nesting.distinct(index[kind == one]).tolist():
-            yield ((kind == one) & (index == device)).nonzero()[0]

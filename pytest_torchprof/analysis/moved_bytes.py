@@ -25,6 +25,7 @@ from pytest_torchprof.analysis.uncounted import (
     nothing_ran,
     packages,
     reason_of,
+    replayed_parts,
     runs_compiled_code,
 )
 from pytest_torchprof.core.records import Frozen
@@ -165,7 +166,7 @@ def _without_operators(trace: Events) -> Iterable[UncountedPart]:
     alone = ~((call >= 0) & known[call])
     graph = is_replayed(trace, trace.launch[kernels])
     yield from by_name(trace, kernels[alone & ~graph], lambda _: Why.LAUNCHED_ALONE)
-    yield from by_name(trace, kernels[graph], lambda _: Why.REPLAYED)
+    yield from replayed_parts(trace)
 
 
 def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:

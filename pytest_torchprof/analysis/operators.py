@@ -29,7 +29,7 @@ from pytest_torchprof.trace.names import (
     shown_name,
 )
 from pytest_torchprof.trace.steps import selects_by_time
-from pytest_torchprof.trace.tree import forward_of, operators_around, parents
+from pytest_torchprof.trace.tree import forward_of, operators_around, parents, paths_of
 from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
 
 if TYPE_CHECKING:
@@ -403,18 +403,8 @@ def _by_path(
     trace: Events, events: Ints, labels: Sequence[str | None], joint: str
 ) -> tuple[Ints, _Labels]:
     """Grouped by the labeled Python functions around them."""
-    number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
-    label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
-    path, known = nesting.paths(*trace.frames, label)
-
-    def text(group: int) -> str | None:
-        parts, at = [], group - 1
-        while at >= 0:
-            at, last = known[at]
-            parts.append(str(labels[last]))
-        return joint.join(reversed(parts)) or None
-
-    return path[events] + 1, text
+    path, text = paths_of(trace, labels, joint)
+    return path[events] + 1, lambda group: text(group - 1)
 
 
 _GROUPERS: dict[By, Callable[[Events, Ints], tuple[Ints, _Labels]]] = {

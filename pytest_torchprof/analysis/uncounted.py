@@ -226,6 +226,12 @@ def packages(trace: Events) -> Iterable[UncountedPart]:
         yield UncountedPart(PACKAGE, Why.NO_PARTS, calls, 0.0)
 
 
+def replayed_parts(trace: Events) -> list[UncountedPart]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    rows = (trace.selection & trace.is_kind(Kind.KERNEL)).nonzero()[0]
+    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
+
+
 # ---- Work without counted FLOPs: why a sum of FLOPs is only a lower bound.
 #
 # An operator without a number is reported if it has a formula but the trace lacks what that

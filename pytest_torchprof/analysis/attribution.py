@@ -503,7 +503,6 @@ def _rows(
 
 # ---- Kernels that the host launched one by one, and how long the device waited for each.
 
-_GRAPH_LAUNCHES: Final = late(r"\w*GraphLaunch")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
@@ -544,7 +543,7 @@ def launches(trace: Events) -> dict[int, Launches]:
         before = nesting.reached(start, end)
         gap = np.maximum(start - before, 0)
         single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
-        single &= ~names_fit(trace, call, _GRAPH_LAUNCHES.match)
+        single &= ~is_replayed(trace, call)
         returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
         busy = int(nesting.uncovered(start, end).sum())
         own = np.where(single, pace[call], -1)

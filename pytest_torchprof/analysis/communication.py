@@ -294,10 +294,7 @@ _NO_CALLS: Final = CommCalls(_NONE, [], _NONE, _NONE, _NONE, _NONE, _NONE)
 def comm_calls(trace: Events) -> CommCalls:
     """The selected ones."""
     every = trace.whole.once(_calls)
-    chosen = trace.selection[every.event]
-    if chosen.all():
-        return every
-    return every.at(np.flatnonzero(chosen))
+    return every.at(np.flatnonzero(trace.selection[every.event]))
 
 
 def _calls(trace: Events) -> CommCalls:

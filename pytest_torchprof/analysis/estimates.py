@@ -28,11 +28,14 @@ from pytest_torchprof.analysis.uncounted import (
     replayed_parts,
     whole_time,
 )
+from pytest_torchprof.analysis.uncounted import (
+    REGION as COMPILED_REGION,
+)
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part
+from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     REGION,
@@ -94,8 +97,6 @@ if TYPE_CHECKING:
 _FETCH: Final = Names(r"enumerate\(DataLoader\)#")
 #: The step of one of torch's optimizers; LBFGS reads its losses.
 _STEP: Final = Names(r"Optimizer\.step#(?!LBFGS)")
-#: What compiled code leaves in a trace: a region, and calls of its graphs.
-_REGION: Final = "Torch-Compiled Region"
 
 
 class Units(Frozen, frozen=True):
@@ -161,9 +162,8 @@ def units_of(trace: Events) -> Units:
 def has_operands(trace: Events) -> bool:
     """Whether calls that start kernels carry their operands; true if there are none."""
     event = units_of(trace).event
-    _, firsts, _ = alike(trace.name[event], trace.args[event])
-    found = (bytes(args.dims) for args in trace.operands(event[firsts]))
-    return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
+    has = by_call(trace, event, lambda _, call: bool(call.dims), bool)
+    return not len(event) or bool(has.any())
 
 
 @once_per_trace
@@ -193,7 +193,7 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
     On a device, its share is of what is launched there beside the units, which count.
     """
     calls = trace.selection & trace.names_where(
-        lambda name: bool(key_of(name)) or name.startswith(_REGION)
+        lambda name: bool(key_of(name)) or name.startswith(COMPILED_REGION)
     )
     rows = np.flatnonzero(nesting.outermost(calls, trace.parent))
     if not (len(rows) and trace.has(*DEVICE_KINDS)):
@@ -211,7 +211,7 @@ def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
 
 def is_compiled(trace: Events) -> Bools:
     """All that runs in compiled code."""
-    roots = trace.names_where(lambda name: key_of(name) or name.startswith(_REGION))
+    roots = trace.names_where(lambda name: key_of(name) or name.startswith(COMPILED_REGION))
     return nesting.with_nested(roots, trace.parent, trace.depth) if roots.any() else roots
 
 
@@ -257,11 +257,15 @@ def on_host(trace: Events) -> Bools:
     if len(steps):
         adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]
         adds = adds[nesting.below(marked(trace, steps)[:-1], trace.parent, adds)]
-        alone = [bytes(a.dims).startswith(b"[[],") for a in trace.operands(adds)]
-        roots[adds[np.array(alone, bool)]] = True
+        roots[adds[_on_a_number(trace, adds)]] = True
     if not roots.any():
         return roots
     return nesting.with_nested(roots, trace.parent, trace.depth)
+
+
+def _on_a_number(trace: Events, rows: Ints) -> Bools:
+    """Which of these calls have a tensor without dimensions as their first operand."""
+    return np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(rows)], bool)
 
 
 # -------------------------------------------------------------------- numbers
@@ -806,8 +810,6 @@ def _keeps(trace: Events, calls: Ints) -> Bools:
 # Left out is what is on the host by design: what a DataLoader and its sampler do, seeds that were
 # just drawn, and the counters of steps that optimizers keep there.
 
-#: The step of one of torch's optimizers; LBFGS reads its losses.
-
 #: How torch's optimizers count a step: each parameter's counter, or all at once.
 _COUNTS: Final = ("aten::add_", "aten::_foreach_add_")
 #: With one argument it calls `nonzero`, and with three it reads nothing.
@@ -868,8 +870,7 @@ def _is_counter(trace: Events, rows: Ints) -> Bools:
     scalars = trace.named("aten::_local_scalar_dense")[rows]
     mine = np.flatnonzero(scalars & nesting.below(is_step, trace.parent, rows))
     counts = operators_named(trace, *_COUNTS)
-    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(counts)], bool)
-    counts = counts[single | trace.named("aten::_foreach_add_")[counts]]
+    counts = counts[_on_a_number(trace, counts) | trace.named("aten::_foreach_add_")[counts]]
     counts = counts[nesting.below(is_step, trace.parent, counts)]
     if not (len(mine) and len(counts)):
         return found
@@ -892,15 +893,10 @@ def _is_filler(trace: Events, rows: Ints) -> Bools:
 
 def _is_seed(trace: Events, rows: Ints) -> Bools:
     """A number that was drawn just before, as samplers and loaders draw their seeds."""
-    out = np.zeros(len(rows), bool)
     drawn = operators_named(trace, "aten::random_")
-    if not len(drawn):
-        return out
-    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(drawn)], bool)
-    seeds = marked(trace, drawn[single])
+    seeds = marked(trace, drawn[_on_a_number(trace, drawn)])
     before = _operator_before(trace, _outermost_operators(trace, rows))
-    out[:] = seeds[before]
-    return out
+    return seeds[before]
 
 
 def _outermost_operators(trace: Events, rows: Ints) -> Ints:

@@ -137,19 +137,15 @@ class Sums:
 
     def known(self, values: _Floats | Ints, known: Bools, whole: Ints) -> tuple[_Floats, _Floats]:
         """Sums of the known values, and ns of all events of each `whole` with a known value."""
-        counted = np.zeros(int(whole.max()) + 1, bool)
-        counted[whole[known]] = True
-        time = np.where(counted[whole], self.dur, 0)
+        time = np.where(nesting.among(whole, whole[known]), self.dur, 0)
         return self.total(np.where(known, values, 0)), self.total(time)
 
     def complete(self, known: Bools, whole: Ints) -> Bools:
         """Groups in which each `whole` has a known value."""
-        counted = np.zeros(int(whole.max()) + 1, bool)
-        counted[whole[known]] = True
-        found: Bools = np.bincount(self.group, ~counted[whole], self.count) == 0
+        found: Bools = self.total(~nesting.among(whole, whole[known])) == 0
         return found
 
-    def total(self, values: _Floats | Ints) -> _Floats:
+    def total(self, values: _Floats | Ints | Bools) -> _Floats:
         """The sum of a value of each event."""
         return np.asarray(np.bincount(self.group, values, self.count), np.float64)
 
@@ -163,7 +159,7 @@ class Sums:
     def same(self, values: _Floats | Ints) -> Bools:
         """Groups in which all events have an equal value; NaN equals none."""
         first = values[self.first][self.group]
-        found: Bools = np.bincount(self.group, values != first, self.count) == 0
+        found: Bools = self.total(values != first) == 0
         return found
 
     def parts(self, label: Ints) -> list[list[tuple[int, int]]]:

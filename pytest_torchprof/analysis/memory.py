@@ -93,10 +93,7 @@ def usage(trace: Events, *, on_device: bool) -> Usage:
     allocator reports every free, and its running sum is what ``torch.cuda.max_memory_allocated``
     follows.
     """
-    memory = trace.memory
-    if not len(memory.bytes) or (on_device and not memory.on_device.any()):
-        return Usage(0, 0, 0, {}, {}, {})
-    memory = memory.device(on_device)
+    memory = trace.memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
     inside, owners = selected(trace, memory), trace.whole.once(_owner_of_block, on_device)

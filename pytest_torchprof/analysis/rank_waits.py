@@ -162,11 +162,6 @@ class RankWaits(Frozen, frozen=True):
     mismatches: tuple[Mismatch, ...]
 
 
-def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
-    """Compare the collectives of these ranks of one job; see `waits_between`."""
-    return waits_between({rank: rank_calls(trace) for rank, trace in traces.items()})
-
-
 def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
     """Compare the collectives of these ranks of one job.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
@@ -261,19 +261,38 @@ def uncounted_flops(trace: Events) -> Uncounted | None:
         holds_whole_operators(trace) and uncounted_flops(trace.whole) is None
     ):
         return None
-    found = [part for source in SOURCES for part in source(trace)]
+    found = list(_parts(trace))
     if not found:
         return None
     at_least = int(op_flops(trace)[trace.selection].sum())
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
+def _parts(trace: Events) -> Iterator[UncountedPart]:
+    """Everything that may make a sum of FLOPs too low."""
+    # An empty trace, or one of only kernels or Python, does not tell what else ran. Our captures
+    # record operators: where there are none, none ran.
+    if trace.region is None and not trace.has(Kind.OP):
+        yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
+    alone, _, replayed = trace.once(_unanswered)
+    silent = np.flatnonzero(unknown_flops(trace))
+    yield from by_name(trace, silent, lambda at: _lacking(trace, at))
+    yield from by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
+    yield from by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
+    yield from by_name(trace, alone, lambda _: Why.LAUNCHED_ALONE)
+    yield from by_name(trace, replayed, lambda _: Why.REPLAYED)
+    yield from _hidden(trace)
+    yield from packages(trace)
+
+
+def _hidden(trace: Events) -> Iterator[UncountedPart]:
+    """What compiled code may hide."""
+    yield from in_loops(trace)
+    yield from of_no_graph(trace)
+    yield from in_script(trace)
+
+
 # -------------------------------------------------------------------- operators
-
-
-def _without_arguments(trace: Events) -> Iterable[UncountedPart]:
-    """Operators with a formula, but without the arguments it needs."""
-    return by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
 def _lacking(trace: Events, event: int) -> Why:
@@ -281,16 +300,6 @@ def _lacking(trace: Events, event: int) -> Why:
     call = operands_of(args)
     parts = call.dims, call.types, call.concrete, call.strides
     return missing_input(trace.names[trace.name[event]], *parts)
-
-
-def _without_formula(trace: Events) -> Iterable[UncountedPart]:
-    """Operators that compute products and have no formula."""
-    return by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
-
-
-def _without_parts(trace: Events) -> Iterable[UncountedPart]:
-    """Unknown or composite operators in which nothing nested shows what they did."""
-    return by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
 def _opaque_why(trace: Events, event: int) -> Why:
@@ -361,7 +370,7 @@ def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
         return (np.zeros(0, np.int64),) * 3
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
     event = np.flatnonzero(kernels & trace.names_where(kernel_may_multiply))
-    call = _calls(trace, event)
+    call = operators_around(trace, parents(trace, trace.launch[event]))
     replays = is_replayed(trace, trace.launch[event])
     kinds = _kinds(trace, call)
     known = call >= 0
@@ -371,11 +380,6 @@ def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
     alone = left & (kinds == "around")
     by_operator = left & nesting.among(kinds, list(_ASKED))
     return event[alone], nesting.distinct(call[by_operator]), event[replays]
-
-
-def _calls(trace: Events, kernels: Ints) -> Ints:
-    """The innermost operator around each kernel's launch, or -1."""
-    return operators_around(trace, parents(trace, trace.launch[kernels]))
 
 
 def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
@@ -392,42 +396,6 @@ def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
             quiet = own.startswith("triton_") and not kernel_may_multiply(own)
             kinds[at == number] = "none" if quiet else work_of(own)
     return kinds
-
-
-def _unrecorded(trace: Events) -> Iterable[UncountedPart]:
-    """An empty trace, or one of only kernels or Python, which does not tell what else ran.
-
-    Our captures record operators: where there are none, none ran.
-    """
-    if trace.region is None and not trace.has(Kind.OP):
-        yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
-
-
-def _alone(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that no operator launched."""
-    return by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
-
-
-def _replayed(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that a graph launched: their operators ran when it was captured."""
-    return by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
-
-
-# -------------------------------------------------------------------- the table
-
-#: Everything that may make a sum of FLOPs too low. To add one, add a function from trace to parts.
-SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
-    _without_arguments,
-    _without_formula,
-    _without_parts,
-    _alone,
-    _replayed,
-    _unrecorded,
-    in_loops,
-    of_no_graph,
-    in_script,
-    packages,
-)
 
 
 def uncounted_operators(trace: Events) -> Bools:
@@ -447,13 +415,13 @@ def uncounted_events(trace: Events) -> Bools:
     out = unknown_flops(trace) | uncounted_operators(trace)
     if uncounted_flops(trace) is None:
         return out
-    if any(_unrecorded(trace)):
+    if trace.region is None and not trace.has(Kind.OP):
         return np.ones(len(trace), bool)
     alone, _, replayed = trace.once(_unanswered)
     kernels = np.concatenate([alone, replayed])
     launch = trace.launch[kernels]
     out[kernels] = out[launch[launch >= 0]] = True
-    if any(part for source in (in_loops, of_no_graph, in_script) for part in source(trace)):
+    if any(_hidden(trace)):
         hiding = trace.names_where(lambda name: name.startswith(("## ", REGION)))
         hiding |= trace.is_kind(Kind.OP) & trace.names_where(SCRIPT.match)
         out |= hiding & (op_flops(trace) == 0)

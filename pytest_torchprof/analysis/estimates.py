@@ -35,7 +35,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     REGION,
@@ -82,6 +82,7 @@ from pytest_torchprof.work.operands import Operands, by_call, operands_of, peak_
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices import Device
@@ -644,20 +645,14 @@ class CallKind(NamedTuple):
 
 def kinds_of(trace: Events, calls: Ints) -> tuple[list[CallKind], Ints]:
     """The distinct kinds of these calls, and the number of each one's."""
-    known: dict[tuple[str, bytes, bytes, bytes, bytes], int] = {}
-    kinds, number = list[CallKind](), list[int]()
-    for name, a in zip(trace.name[calls].tolist(), trace.operands(calls), strict=True):
-        raw = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        key = (trace.names[name], *raw)
-        if key not in known:
-            known[key] = len(kinds)
-            dims, types, strides, concrete = map(decode_part, raw)
-            kinds.append(_kind(key[0], Operands(dims, types, concrete, strides), key[:3]))
-        number.append(known[key])
-    return kinds, np.array(number, np.int64)
+    number, firsts, _ = alike(trace.name[calls], trace.args[calls])
+    first = calls[firsts]
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    return list(map(_kind, names, trace.operands(first))), number
 
 
-def _kind(name: str, call: Operands, alike: Hashable) -> CallKind:
+def _kind(name: str, args: OpArgs) -> CallKind:
+    call, same = operands_of(args), (name, bytes(args.dims), bytes(args.types))
     out: Tensor | None = None
     try:
         inputs = read(name, call)
@@ -668,9 +663,9 @@ def _kind(name: str, call: Operands, alike: Hashable) -> CallKind:
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         out, inputs = None, []  # malformed, or not in this trace
     if out is None:
-        return CallKind(None, inputs, None, is_sum=False, alike=alike)
+        return CallKind(None, inputs, None, is_sum=False, alike=same)
     is_sum = name in _ADDS and all(t.shape == out.shape for t in inputs) and len(inputs) > 1
-    return CallKind(out, inputs, out.shape, is_sum, alike)
+    return CallKind(out, inputs, out.shape, is_sum, same)
 
 
 def passed_bytes(first: CallKind, second: CallKind) -> int:

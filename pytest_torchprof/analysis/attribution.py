@@ -94,15 +94,21 @@ def attribute(trace: Events) -> AttributedWork:
     """The operator that launched each device event, and the work it had to do."""
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[event]
-    above = np.where(launch >= 0, trace.parent[launch], -1)
-    distinct, at = np.unique(above, return_inverse=True)
-    call, annotation, counted, typed = (found[at] for found in _climb(trace, distinct))
-    named = np.where(call >= 0, call, annotation)
+    above = parents(trace, launch)
+    call, named = operators_around(trace, above), callers_of(trace, event)
+    has_formula = trace.names_where(FORMULAS.__contains__) & trace.is_kind(Kind.OP)
+    counted, typed = (
+        nesting.nearest(which, trace.parent, above)
+        for which in (counts_flops(trace) | (op_flops(trace) > 0), has_formula)
+    )
     owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
     replays = is_replayed(trace, launch)
     working = (trace.kind[event] == Kind.KERNEL) & ~replays
-    main, part = trace.names_where(is_main)[event], _parts_of_backward(trace, event)
+    main = trace.names_where(is_main)[event]
+    # Which of a backward pass's two products a kernel computes: 1 or 2, 0 for neither.
+    products = INPUT_GRADIENT.search, WEIGHT_GRADIENT.search
+    part = np.select([trace.names_where(of)[event] for of in products], [1, 2], 0)
     none = np.full(len(event), -1, np.int64)
 
     flops = none.copy()
@@ -136,25 +142,14 @@ def replayed(trace: Events) -> int:
     return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
-def _climb(trace: Events, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Around each start, itself included: innermost operator and annotation (below no operator),
-    innermost operator whose FLOPs count, innermost one with a formula; -1 for none.
-    """
-    ops = trace.is_kind(Kind.OP)
-    notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    counts = counts_flops(trace) | (op_flops(trace) > 0)
-    formula = trace.names_where(FORMULAS.__contains__) & ops
-    call, note, counted, typed = (
-        nesting.nearest(where, trace.parent, start) for where in (ops, notes, counts, formula)
-    )
-    return call, note, counted, typed
-
-
-def _parts_of_backward(trace: Events, event: Ints) -> Ints:
-    """Which of a backward pass's two products these kernels compute: 1 or 2, 0 for neither."""
-    of_input = trace.names_where(INPUT_GRADIENT.search)[event]
-    of_weight = trace.names_where(WEIGHT_GRADIENT.search)[event]
-    return np.where(of_input, 1, np.where(of_weight, 2, 0))
+def callers_of(trace: Events, device: Ints) -> Ints:
+    """The innermost operator (else annotation) around the call behind each device event, or -1."""
+    annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
+    above = parents(trace, trace.launch[device])
+    operators = operators_around(trace, above)
+    notes = nesting.nearest(annotations, trace.parent, above)
+    owners: Ints = np.where(operators >= 0, operators, notes)
+    return owners
 
 
 def _shares(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
+from pytest_torchprof.analysis.attribution import callers_of
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.memory import ACCUMULATE, usage
 from pytest_torchprof.analysis.uncounted import uncounted_events, uncounted_operators
@@ -29,7 +30,7 @@ from pytest_torchprof.trace.names import (
     shown_name,
 )
 from pytest_torchprof.trace.steps import selects_by_time
-from pytest_torchprof.trace.tree import forward_of, operators_around, parents, paths_of
+from pytest_torchprof.trace.tree import forward_of, paths_of
 from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
 
 if TYPE_CHECKING:
@@ -220,16 +221,6 @@ def launching_operators(trace: Events, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
     event = callers_of(trace, device)
     return np.where(event >= 0, trace.name[event], -1)
-
-
-def callers_of(trace: Events, device: Ints) -> Ints:
-    """The innermost operator (else annotation) around the call behind each device event, or -1."""
-    annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    above = parents(trace, trace.launch[device])
-    operators = operators_around(trace, above)
-    notes = nesting.nearest(annotations, trace.parent, above)
-    owners: Ints = np.where(operators >= 0, operators, notes)
-    return owners
 
 
 def own_device_ns(trace: Events) -> Ints:

@@ -24,7 +24,13 @@ from pytest_torchprof.trace.names import (
 from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
-from pytest_torchprof.work.counting import counts_flops, distinct_calls, formula_calls, op_flops
+from pytest_torchprof.work.counting import (
+    by_call,
+    counts_flops,
+    distinct_calls,
+    formula_calls,
+    op_flops,
+)
 from pytest_torchprof.work.devices import DTYPES
 from pytest_torchprof.work.flops import FORMULAS, MASKS
 from pytest_torchprof.work.kernels import (
@@ -39,7 +45,6 @@ from pytest_torchprof.work.operands import (
     Operands,
     UnknownOperandError,
     UnreadValues,
-    by_call,
     peak_of,
 )
 

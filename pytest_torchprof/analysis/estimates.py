@@ -58,10 +58,12 @@ from pytest_torchprof.trace.tree import (
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise, read, written
 from pytest_torchprof.work.counting import (
+    by_call,
     counts_flops,
     key_of,
     only_shapes,
     op_flops,
+    operands_of,
     unknown_flops,
 )
 from pytest_torchprof.work.devices import DTYPES
@@ -77,7 +79,7 @@ from pytest_torchprof.work.launches import (
     launches_of,
     may_move,
 )
-from pytest_torchprof.work.operands import Operands, by_call, operands_of, peak_of
+from pytest_torchprof.work.operands import Operands, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

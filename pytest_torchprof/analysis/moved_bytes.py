@@ -34,18 +34,10 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import marked, operators_around, parents
-from pytest_torchprof.work.counting import (
-    dispatched,
-    ran,
-    sums,
-)
+from pytest_torchprof.work.counting import by_call, dispatched, ran, sums
 from pytest_torchprof.work.flops import work_of
 from pytest_torchprof.work.launches import is_composed, may_move
-from pytest_torchprof.work.operands import (
-    Operands,
-    UnknownOperandError,
-    by_call,
-)
+from pytest_torchprof.work.operands import Operands, UnknownOperandError
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -32,6 +32,7 @@ from pytest_torchprof.trace.tree import (
     parents,
 )
 from pytest_torchprof.work.counting import (
+    by_call,
     called_graphs,
     counts_flops,
     graph_calls,
@@ -39,17 +40,18 @@ from pytest_torchprof.work.counting import (
     key_of,
     only_shapes,
     op_flops,
+    operands_of,
     sums,
     unknown_flops,
     work_parent,
 )
 from pytest_torchprof.work.flops import kernel_may_multiply, missing_input, work_of
 from pytest_torchprof.work.launches import RECURRENT, may_move
-from pytest_torchprof.work.operands import Operands, by_call, operands_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.operands import Operands
 
 
 # ---- Parts of a trace without counted FLOPs: what they are, and their share of the time.

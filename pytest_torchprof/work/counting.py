@@ -5,20 +5,22 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part, int64_column
+from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
 from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.work.flops import FORMULAS, flops
+from pytest_torchprof.work.operands import Operands
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -627,3 +629,23 @@ def _formulas(trace: Events) -> tuple[Ints, Ints]:
 def _flops_of(name: str, *parts: bytes) -> int | None:
     """FLOPs of a call from its recorded operands; cached, as tests repeat calls."""
     return flops(name, *map(decode_part, parts))
+
+
+# ---- What is asked of the calls of a trace, once for those that are alike.
+
+
+def operands_of(args: OpArgs) -> Operands:
+    """The operands of a call, decoded."""
+    parts = (args.dims, args.types, args.concrete, args.strides)
+    return Operands(*[decode_part(bytes(part)) for part in parts])
+
+
+def by_call(
+    trace: Events, rows: Ints, ask: Callable[[str, Operands], float], of: type = int
+) -> npt.NDArray[Any]:
+    """What ``ask`` says of each of these calls, by name and operands; ``of``: numbers or truths."""
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    first = rows[firsts]
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    found = [ask(*one) for one in zip(names, map(operands_of, trace.operands(first)), strict=True)]
+    return np.array(found, of)[kinds]

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Final, NamedTuple
 
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part
 from pytest_torchprof.work.devices import DTYPES
-
-if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
 
 # ---- Dtypes as traces name them: bytes of an element, names for people, and the chip's peak.
 
@@ -339,27 +331,7 @@ def _strides(strides: Any) -> tuple[int, ...]:
     return tuple(strides)
 
 
-# ---- What is asked of the calls of a trace, once for those that are alike.
-
-
-def operands_of(args: OpArgs) -> Operands:
-    """The operands of a call, decoded."""
-    parts = (args.dims, args.types, args.concrete, args.strides)
-    return Operands(*[decode_part(bytes(part)) for part in parts])
-
-
 def peak_of(call: Operands, other: int = -1) -> int:
     """The number of the chip's rate for the dtype of a call's first tensor, see `PEAK`."""
     types = call.types if isinstance(call.types, list) else []
     return next((PEAK[one] for one in types if str(one) in PEAK), other)
-
-
-def by_call(
-    trace: Events, rows: Ints, ask: Callable[[str, Operands], float], of: type = int
-) -> npt.NDArray[Any]:
-    """What ``ask`` says of each of these calls, by name and operands; ``of``: numbers or truths."""
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    first = rows[firsts]
-    names = [trace.names[name] for name in trace.name[first].tolist()]
-    found = [ask(*one) for one in zip(names, map(operands_of, trace.operands(first)), strict=True)]
-    return np.array(found, of)[kinds]

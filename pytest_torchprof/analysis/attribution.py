@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part
-from pytest_torchprof.trace.names import DEVICE_KINDS, FREE_CALL, REGION, SYNC_CALL, Kind
-from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.trace.arguments import decode_part, int64_column
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    FREE_CALL,
+    REGION,
+    SYNC_CALL,
+    Kind,
+    once_of_whole,
+    once_per_trace,
+)
+from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
-from pytest_torchprof.work.counting import counts_flops, op_flops
+from pytest_torchprof.work.counting import (
+    by_call,
+    counts_flops,
+    distinct_calls,
+    formula_calls,
+    op_flops,
+)
 from pytest_torchprof.work.devices import DTYPES
 from pytest_torchprof.work.flops import FORMULAS, MASKS
 from pytest_torchprof.work.kernels import (
@@ -26,11 +40,18 @@ from pytest_torchprof.work.kernels import (
     WEIGHT_GRADIENT,
     is_main,
 )
-from pytest_torchprof.work.operands import ELEMENT_BYTES, PEAK
+from pytest_torchprof.work.operands import (
+    ELEMENT_BYTES,
+    Operands,
+    UnknownOperandError,
+    UnreadValues,
+    peak_of,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.counting import Call
 
 
 # ---- Attribute FLOPs and compulsory bytes of operators to kernels, each counted once.
@@ -46,6 +67,7 @@ if TYPE_CHECKING:
 # record the bytes they moved.
 
 _GRAPH: Final = late(r"GraphLaunch")
+_LIST: Final = b"TensorList"
 #: Element types in kernel names, for operators on lists of tensors.
 _OPAQUE: Final = late(r"OpaqueType<(\d+)")
 _ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:([\w:]+), )?([\w:]+)[,>]")
@@ -72,23 +94,26 @@ class AttributedWork(Frozen, frozen=True):
     dtype: Ints
 
 
+@once_per_trace
 def attribute(trace: Events) -> AttributedWork:
     """The operator that launched each device event, and the work it had to do."""
-    return trace.once(_attribute)
-
-
-def _attribute(trace: Events) -> AttributedWork:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[event]
-    above = np.where(launch >= 0, trace.parent[launch], -1)
-    distinct, at = np.unique(above, return_inverse=True)
-    call, annotation, counted, typed = (found[at] for found in _climb(trace, distinct))
-    named = np.where(call >= 0, call, annotation)
+    above = parents(trace, launch)
+    call, named = operators_around(trace, above), callers_of(trace, event)
+    has_formula = trace.names_where(FORMULAS.__contains__) & trace.is_kind(Kind.OP)
+    counted, typed = (
+        nesting.nearest(which, trace.parent, above)
+        for which in (counts_flops(trace) | (op_flops(trace) > 0), has_formula)
+    )
     owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
     replays = is_replayed(trace, launch)
     working = (trace.kind[event] == Kind.KERNEL) & ~replays
-    main, part = trace.names_where(is_main)[event], _parts_of_backward(trace, event)
+    main = trace.names_where(is_main)[event]
+    # Which of a backward pass's two products a kernel computes: 1 or 2, 0 for neither.
+    products = INPUT_GRADIENT.search, WEIGHT_GRADIENT.search
+    part = np.select([trace.names_where(of)[event] for of in products], [1, 2], 0)
     none = np.full(len(event), -1, np.int64)
 
     flops = none.copy()
@@ -101,7 +126,7 @@ def _attribute(trace: Events) -> AttributedWork:
 
     moved = np.where(trace.kind[event] == Kind.KERNEL, -1, trace.bytes[event])
     rows = np.flatnonzero(working & (call >= 0))
-    owners, values = _traffic(trace, call[rows], event[rows])
+    owners, values = _traffic(trace, call[rows])
     rows, owners, values = rows[owners >= 0], owners[owners >= 0], values[owners >= 0]
     moved[rows] = _shares(owners, trace.dur[event[rows]], main[rows], part[rows], values)
 
@@ -122,25 +147,14 @@ def replayed(trace: Events) -> int:
     return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
-def _climb(trace: Events, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Around each start, itself included: innermost operator and annotation (below no operator),
-    innermost operator whose FLOPs count, innermost one with a formula; -1 for none.
-    """
-    ops = trace.is_kind(Kind.OP)
-    notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    counts = counts_flops(trace) | (op_flops(trace) > 0)
-    formula = trace.names_where(FORMULAS.__contains__) & ops
-    call, note, counted, typed = (
-        nesting.nearest(where, trace.parent, start) for where in (ops, notes, counts, formula)
-    )
-    return call, note, counted, typed
-
-
-def _parts_of_backward(trace: Events, event: Ints) -> Ints:
-    """Which of a backward pass's two products these kernels compute: 1 or 2, 0 for neither."""
-    of_input = trace.names_where(INPUT_GRADIENT.search)[event]
-    of_weight = trace.names_where(WEIGHT_GRADIENT.search)[event]
-    return np.where(of_input, 1, np.where(of_weight, 2, 0))
+def callers_of(trace: Events, device: Ints) -> Ints:
+    """The innermost operator (else annotation) around the call behind each device event, or -1."""
+    annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
+    above = parents(trace, trace.launch[device])
+    operators = operators_around(trace, above)
+    notes = nesting.nearest(annotations, trace.parent, above)
+    owners: Ints = np.where(operators >= 0, operators, notes)
+    return owners
 
 
 def _shares(
@@ -167,8 +181,7 @@ def _shares(
     order = np.lexsort((weight, at))
     longest = order[np.searchsorted(at[order], np.arange(count), side="right") - 1]
     share[longest] = 0
-    given = np.zeros(count, np.int64)
-    np.add.at(given, at, share)
+    given = nesting.summed(at, share, count)
     share[longest] = value[longest] - given
     return np.where(part, share, -1)
 
@@ -177,75 +190,32 @@ def _masked(trace: Events, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
     """The FLOPs of each kernel that its mask leaves; and where the trace does not say."""
     done, mask_unknown = flops.copy(), np.zeros(len(flops), bool)
     rows = np.flatnonzero((flops >= 0) & trace.names_where(MASKS.__contains__)[counted])
-    calls, at = np.unique(counted[rows], return_inverse=True)
-    parts = np.ones(len(calls))
-    silent = np.zeros(len(calls), bool)
-    for i, (name, a) in enumerate(
-        zip(trace.name[calls].tolist(), trace.operands(calls), strict=True)
-    ):
-        dims, types, concrete = map(decode_part, map(bytes, (a.dims, a.types, a.concrete)))
-        share = masks.share(trace.names[name], dims, types, concrete)
-        parts[i] = -1 if share is None else share
-        silent[i] = not masks.is_known(trace.names[name], concrete)
-    done[rows] = np.where(parts[at] < 0, -1, np.rint(flops[rows] * parts[at]))
-    mask_unknown[rows] = silent[at]
+    parts = by_call(trace, counted[rows], _left_by_mask, float)
+    known = by_call(
+        trace, counted[rows], lambda name, call: masks.is_known(name, call.concrete), bool
+    )
+    done[rows] = np.where(parts < 0, -1, np.rint(flops[rows] * parts))
+    mask_unknown[rows] = ~known
     return done, mask_unknown
 
 
-def _traffic(trace: Events, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
+def _left_by_mask(name: str, call: Operands) -> float:
+    share = masks.share(name, call.dims, call.types, call.concrete)
+    return -1 if share is None else share
+
+
+def _traffic(trace: Events, call: Ints) -> tuple[Ints, Ints]:
     """For the innermost operators around kernels: the operator whose bytes they moved, how many.
 
     That is the operator itself if it has a number, else the nearest one around it that has one,
     unless parts of that one have numbers too.
     """
-    distinct, first, at = np.unique(call, return_index=True, return_inverse=True)
-    owner, values = distinct.copy(), _bytes(trace, distinct, kernel[first])
-    ops, ruled = trace.is_kind(Kind.OP), trace.names_where(TRAFFIC.__contains__)
-    known = nesting.above(distinct[values >= 0], trace.parent)
-    todo = np.flatnonzero(values < 0)
-    while len(todo):
-        owner[todo] = trace.parent[owner[todo]]
-        todo = todo[owner[todo] >= 0]
-        ask = todo[ruled[owner[todo]] & ops[owner[todo]] & ~known[owner[todo]]]
-        values[ask] = _bytes(trace, owner[ask], kernel[first[ask]])
-        todo = todo[values[todo] < 0]
-    owner[values < 0] = -1
-    return owner[at], values[at]
-
-
-def _bytes(trace: Events, calls: Ints, kernels: Ints) -> Ints:
-    """Compulsory bytes of these calls, -1 where unknown; and one kernel of each."""
-    ruled = np.flatnonzero(trace.names_where(TRAFFIC.__contains__)[calls])
-    out = np.full(len(calls), -1, np.int64)
-    if not len(ruled):
-        return out
-    kinds, firsts, _ = alike(trace.name[calls[ruled]], trace.args[calls[ruled]])
-    operands = trace.operands(calls[ruled[firsts]])
-    of_kind = np.full(len(firsts), -1, np.int64)
-    for kind, (name, a) in enumerate(
-        zip(trace.name[calls[ruled[firsts]]].tolist(), operands, strict=True)
-    ):
-        parts = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        if b"TensorList" not in parts[1]:
-            of_kind[kind] = _moved(trace.names[name], parts)
-            continue
-        # The trace lacks the dtypes of the list's tensors: the kernel tells their size.
-        mine = ruled[kinds == kind]
-        by_kernel = {
-            kernel: _moved(trace.names[name], parts, item_bytes(trace.names[kernel]))
-            for kernel in nesting.distinct(trace.name[kernels[mine]]).tolist()
-        }
-        out[mine] = [by_kernel[kernel] for kernel in trace.name[kernels[mine]].tolist()]
-    known = of_kind[kinds] >= 0
-    out[ruled[known]] = of_kind[kinds][known]
-    return out
-
-
-def _moved(name: str, parts: tuple[bytes, ...], item: int = 0) -> int:
-    """The compulsory bytes of a call with these operands, -1 if unknown."""
-    dims, types, strides, concrete = map(decode_part, parts)
-    count = compulsory_bytes(name, dims, types, strides, concrete, item or None)
-    return -1 if count is None else count
+    amounts = call_bytes(trace)
+    first, owner = amounts[call], call.copy()
+    known = nesting.above(call[first >= 0], trace.parent) | (amounts < 0)
+    silent = np.flatnonzero(first < 0)
+    owner[silent] = nesting.nearest(~known, trace.parent, trace.parent[call[silent]])
+    return owner, amounts[owner]
 
 
 def item_bytes(kernel: str) -> int:
@@ -259,10 +229,7 @@ def item_bytes(kernel: str) -> int:
 
 def _dtypes(trace: Events, typed: Ints, kernels: Ints) -> Ints:
     """The dtype that each kernel computed in: its operator's first tensor's, or TF32."""
-    calls, at = np.unique(typed, return_inverse=True)
-    seen: dict[bytes, int] = {}
-    codes = [_code(args, seen) for args in trace.operands(calls)]
-    code = np.array(codes, np.int64).reshape(-1)[at]
+    code = by_call(trace, typed, lambda _, call: peak_of(call))
     single = code == DTYPES.index("fp32")
     allowed = trace.facts.allow_tf32 is True
     fast = trace.names_where(
@@ -271,13 +238,111 @@ def _dtypes(trace: Events, typed: Ints, kernels: Ints) -> Ints:
     return np.where(single & fast[kernels], DTYPES.index("tf32"), code)
 
 
-def _code(args: OpArgs, seen: dict[bytes, int]) -> int:
-    text = bytes(args.types)
-    if text not in seen:
-        types = decode_part(text)
-        known = [PEAK[t] for t in types if str(t) in PEAK] if isinstance(types, list) else []
-        seen[text] = known[0] if known else -1
-    return seen[text]
+# ---- The compulsory bytes of every call.
+
+
+@once_of_whole
+def call_bytes(trace: Events) -> Ints:
+    """The compulsory bytes of each operator with a rule (nested or not), -1 elsewhere."""
+    others = distinct_calls(trace, trace.names_where(_BYTES_ONLY.__contains__))
+    parts = [_of_calls(trace, *calls) for calls in (formula_calls(trace), others)]
+    found = np.full(len(trace), -1, np.int64)
+    for rows, amounts in parts:
+        found[rows] = amounts
+    return found
+
+
+def _of_calls(trace: Events, rows: Ints, number: Ints, calls: Sequence[Call]) -> tuple[Ints, Ints]:
+    """These operators, and the bytes of each, by the numbers of their calls."""
+    if not len(rows):
+        return rows, rows
+    names, lists = trace.names, [_LIST in types for _, _, types, _, _ in calls]
+    # The size of a list's elements is another one each time.
+    found = [
+        -1 if is_list else _bytes_of(names[name], *parts)
+        for is_list, (name, *parts) in zip(lists, calls, strict=True)
+    ]
+    amounts = int64_column(found)[number]
+    if True in lists:
+        at = np.array(lists)[number].nonzero()[0]
+        those = [calls[one] for one in number[at].tolist()]
+        sizes = _item_sizes(trace, rows[at], [dims for _, dims, *_ in those])
+        for i, (name, *parts), size in zip(at.tolist(), those, sizes, strict=True):
+            amounts[i] = _bytes_with_values(names[name], *parts, item=size) if size else -1
+    return rows, amounts
+
+
+#: Operators whose bytes are known, and which have no formula for FLOPs.
+_BYTES_ONLY: Final = TRAFFIC.keys() - FORMULAS.keys()
+_MOST_KNOWN: Final = 10_000
+
+
+def _bytes_of(name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> int:
+    """The bytes of a call from its recorded operands, -1 if unknown."""
+    count = _bytes_by_tensors(name, dims, types, strides)
+    return _bytes_with_values(name, dims, types, concrete, strides) if count is None else count
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _bytes_by_tensors(name: str, dims: bytes, types: bytes, strides: bytes) -> int | None:
+    """The same if its tensors tell; None if values do.
+
+    Cached, as tests repeat calls; their values change, like those of an optimizer's steps.
+    """
+    values = UnreadValues()
+    shapes, kinds, steps = map(decode_part, (dims, types, strides))
+    count = compulsory_bytes(name, shapes, kinds, steps, values)
+    if values.asked:
+        return None
+    return -1 if count is None else count
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _bytes_with_values(
+    name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes, item: int | None = None
+) -> int:
+    """The same where values tell; ``item`` is the size of a list's elements."""
+    shapes, kinds, steps, values = map(decode_part, (dims, types, strides, concrete))
+    count = compulsory_bytes(name, shapes, kinds, steps, values, item)
+    return -1 if count is None else count
+
+
+def _item_sizes(trace: Events, events: Ints, shapes: Iterable[bytes]) -> list[int]:
+    """Element sizes of calls on lists of tensors, whose types a trace lacks; 0 where unknown.
+
+    A kernel's name tells, or the one block that a call on the host allocates for its result.
+    """
+    sizes = np.zeros(len(trace), np.int64)
+    wanted = marked(trace, events)
+    device = trace.device_rows
+    kernels = device[trace.kind[device] == Kind.KERNEL]
+    callers = nesting.nearest(wanted, trace.parent, parents(trace, trace.launch[kernels]))
+    for call, kernel in zip(callers.tolist(), kernels.tolist(), strict=True):
+        if call >= 0:
+            sizes[call] = item_bytes(trace.names[trace.name[kernel]])
+    memory = trace.memory.device(on_device=False)
+    made = (memory.bytes > 0).nonzero()[0]
+    around = nesting.nearest(wanted, trace.parent, trace.enclosing(memory.event[made]))
+    blocks: dict[int, list[int]] = {}
+    for call, size in zip(around.tolist(), memory.bytes[made].tolist(), strict=True):
+        blocks.setdefault(call, []).append(size)
+    found = []
+    for event, dims in zip(events.tolist(), shapes, strict=True):
+        size = int(sizes[event])
+        if not size and len(own := blocks.get(event, [])) == 1:
+            size = _size_of(own[0], decode_part(dims))
+        found.append(size)
+    return found
+
+
+def _size_of(block: int, dims: Any) -> int:
+    """The element size if this block holds all elements of the first list and nothing else."""
+    try:
+        count = Operands(dims, None, None).list_elements(0)
+    except (UnknownOperandError, LookupError, TypeError):
+        return 0
+    size, rest = divmod(block, count) if count else (0, 0)
+    return size if not rest and size in ELEMENT_BYTES.values() else 0
 
 
 # ---- Matrix products that ran on a device: sizes, operands, and kernels.
@@ -351,12 +416,9 @@ class DeviceProducts(Frozen, frozen=True):
         return np.bincount(self.at, marked, len(self)) > 0
 
 
+@once_per_trace
 def device_products(trace: Events) -> DeviceProducts:
     """Matrix products of the selection that ran on a device."""
-    return trace.once(_device_products)
-
-
-def _device_products(trace: Events) -> DeviceProducts:
     if not any(name in PRODUCTS for name in trace.names):
         none = np.zeros(0, np.int64)
         return DeviceProducts(none, none, [], none, none)
@@ -441,7 +503,6 @@ def _rows(
 
 # ---- Kernels that the host launched one by one, and how long the device waited for each.
 
-_GRAPH_LAUNCHES: Final = late(r"\w*GraphLaunch")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
@@ -463,12 +524,9 @@ class Launches(Frozen, frozen=True):
     busy_ns: int
 
 
+@once_per_trace
 def launches(trace: Events) -> dict[int, Launches]:
     """By the device's index."""
-    return trace.once(_launches)
-
-
-def _launches(trace: Events) -> dict[int, Launches]:
     every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[every]
     pace = np.full(len(trace), -1, np.int64)
@@ -477,17 +535,17 @@ def _launches(trace: Events) -> dict[int, Launches]:
     pace[calls] = _pace(trace, calls)
     devices = trace.device[every]
     out = {}
-    for device in _distinct(devices):
+    for device in nesting.distinct(devices).tolist():
         mine = devices == device
         event, call = every[mine], launch[mine]
         start = trace.ts[event]
-        reach = np.maximum.accumulate(start + trace.dur[event])
-        before = np.concatenate([start[:1], reach[:-1]])
+        end = start + trace.dur[event]
+        before = nesting.reached(start, end)
         gap = np.maximum(start - before, 0)
         single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
-        single &= ~names_fit(trace, call, _GRAPH_LAUNCHES.match)
+        single &= ~is_replayed(trace, call)
         returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
-        busy = int(reach[-1] - start[0] - gap.sum())
+        busy = int(nesting.uncovered(start, end).sum())
         own = np.where(single, pace[call], -1)
         out[device] = Launches(event, gap, call, single, own, returned > before, busy)
     return out
@@ -518,7 +576,7 @@ def followed(trace: Events, event: Ints) -> Followed:
     waits = trace.names_where(lambda name: SYNC_CALL.search(name) or FREE_CALL.search(name))
     every, calls = trace.device_rows, np.flatnonzero(waits)
     until = np.maximum.accumulate(trace.ts[calls] + trace.dur[calls]) if len(calls) else calls
-    for number in _distinct(device):
+    for number in nesting.distinct(device).tolist():
         mine, rows = np.flatnonzero(device == number), every[trace.device[every] == number]
         at = np.searchsorted(rows, event[mine])
         begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
@@ -536,20 +594,13 @@ def followed(trace: Events, event: Ints) -> Followed:
     return Followed(alone, delays)
 
 
-def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
-    """The same as sorting, but fast if all are equal."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        return [int(numbers[0])]
-    return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
-
-
 def _pace(trace: Events, calls: Ints) -> Ints:
     """Time since the beginning of the previous call on the same thread."""
     breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
     breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
     stops = np.flatnonzero(breaks)
     out = np.full(len(calls), -1, np.int64)
-    for thread in _distinct(trace.thread[calls]):
+    for thread in nesting.distinct(trace.thread[calls]).tolist():
         at = np.flatnonzero(trace.thread[calls] == thread)
         when = trace.ts[calls[at]]
         stopped = np.searchsorted(trace.ts[stops[trace.thread[stops] == thread]], when)

@@ -17,7 +17,7 @@ from pytest_torchprof.analysis.missing import (
 )
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.work.kernels import CATEGORIES, kernel_category, operator_category
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 IDLE: Final = "idle"
 #: What the device ran that is not selected, such as work of other steps.
 OUTSIDE: Final = "outside"
+NAMES: Final = (*CATEGORIES, OUTSIDE, IDLE)
 #: Their time counts only where nothing is computed.
 EXPOSED: Final = frozenset({"communication", "copy"})
 
@@ -59,43 +60,36 @@ class BreakdownRow:
     calls: int | None
 
 
+@once_per_trace
 def breakdown(trace: Events) -> list[BreakdownRow]:
     """The rows of each device, in the order of `CATEGORIES`, then its idle time.
 
     In a trace without device events: the self time of operators on the CPU. Categories without
     events are left out.
     """
-    return trace.once(_breakdown)
-
-
-def _breakdown(trace: Events) -> list[BreakdownRow]:
-    by_device = device_work(trace)
-    if not by_device:
+    timelines = busy_timelines(trace, 1)
+    if not timelines:
         return _of_operators(trace)
     whole = trace.once(device_time_gap) is None
-    spans = spans_of(trace)
     rows = []
-    for device, (start, end, category) in by_device.items():
-        span, before = spans[device][1] - spans[device][0], 0
-        number = device if device >= 0 else None
-        for rank, name in enumerate((*CATEGORIES, OUTSIDE)):
-            mine = category == rank
-            if not mine.any():
-                continue
-            up_to = category <= rank
-            busy = _union_ns(start[up_to], end[up_to])
-            own, total = busy - before, int((end[mine] - start[mine]).sum())
-            share, count = (_share(own, span) if whole else None), int(mine.sum())
-            if name == OUTSIDE:
-                rows.append(BreakdownRow(number, name, own / 1e6, share, None, None))
-            elif total or whole:
-                rows.append(BreakdownRow(number, name, own / 1e6, share, total / 1e6, count))
-            else:
-                rows.append(BreakdownRow(number, name, None, None, None, count))
-            before = busy
-        idle = span - before
-        idle_ms, share = (idle / 1e6, _share(idle, span)) if whole else (None, None)
-        rows.append(BreakdownRow(number, IDLE, idle_ms, share, None, None))
+    for one, (start, end, category) in zip(timelines, device_work(trace).values(), strict=True):
+        span = one.edges[1] - one.edges[0]
+        for name, (own,) in one.ns_by_category.items():
+            mine = category == NAMES.index(name)
+            total, count = int((end[mine] - start[mine]).sum()), int(mine.sum())
+            timed, apart = bool(whole or total), name in (OUTSIDE, IDLE)
+            rows.append(
+                BreakdownRow(
+                    one.device,
+                    name,
+                    own / 1e6 if timed else None,
+                    _share(own, span) if whole else None,
+                    total / 1e6 if timed and not apart else None,
+                    None if apart else count,
+                )
+            )
+        if not whole:
+            rows.append(BreakdownRow(one.device, IDLE, None, None, None, None))
     return rows
 
 
@@ -103,40 +97,24 @@ def _share(ns: int, of_ns: int) -> float:
     return ns / of_ns if of_ns else 0.0
 
 
+@once_per_trace
 def device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
     """By device, -1 if unknown: start, end and category of each event, in order of the starts.
 
     The category is an index in `CATEGORIES`, or its length for `OUTSIDE`. Events that are not
     selected are cut to the span of those that are.
     """
-    return trace.once(_device_work)
-
-
-def _device_work(trace: Events) -> dict[int, tuple[Ints, Ints, Ints]]:
-    event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    category = categories(trace, event)
-    start = trace.ts[event]
-    end = start + trace.dur[event]
-    device = trace.device[event]
-    others = trace.device_rows[~trace.selection[trace.device_rows]]
-    out, spans = {}, spans_of(trace)
-    for number in nesting.distinct(device).tolist():
-        mine = device == number
-        own = start[mine], end[mine], category[mine]
-        more = others[trace.device[others] == number]
-        if len(more):
-            since, until = spans[number]
-            begin = np.clip(trace.ts[more], since, until)
-            stop = np.clip(trace.ts[more] + trace.dur[more], since, until)
-            inside = stop > begin
-            begin, stop = begin[inside], stop[inside]
-            other = np.full(len(begin), len(CATEGORIES), np.int64)
-            order = np.argsort(np.concatenate([own[0], begin]), kind="stable")
-            started, ended, what = (
-                np.concatenate(pair)[order] for pair in zip(own, (begin, stop, other), strict=True)
-            )
-            own = started, ended, what
-        out[number] = own
+    every = trace.device_rows
+    chosen, category = trace.selection[every], categories(trace, every)
+    category[~chosen] = NAMES.index(OUTSIDE)
+    out = {}
+    for device, (since, until) in spans_of(trace).items():
+        mine = trace.device[every] == device
+        rows = every[mine]
+        start = np.clip(trace.ts[rows], since, until)
+        end = np.clip(trace.ts[rows] + trace.dur[rows], since, until)
+        kept = chosen[mine] | (end > start)
+        out[device] = start[kept], end[kept], category[mine][kept]
     return out
 
 
@@ -150,20 +128,15 @@ def categories(trace: Events, event: Ints) -> Ints:
     name = trace.name[event].astype(np.int64)
     pairs, at = np.unique(name * width + owner[event] + 1, return_inverse=True)
     shown = trace.shown_names[0]
-    number = {name: i for i, name in enumerate(CATEGORIES)}
     found = [
-        number[kernel_category(trace.names[pair // width], shown[pair % width - 1] if pair % width
-               else "")]
+        NAMES.index(
+            kernel_category(
+                trace.names[pair // width], shown[pair % width - 1] if pair % width else ""
+            )
+        )
         for pair in pairs.tolist()
-    ]  # fmt: skip
-    return np.where(copied, number["copy"], np.array(found, np.int64)[at])
-
-
-def _union_ns(start: Ints, end: Ints) -> int:
-    """How long at least one of these intervals, in order of their starts, is open."""
-    reach = np.maximum.accumulate(end)
-    before = np.concatenate([start[:1], reach[:-1]])
-    return int(np.maximum(reach - np.maximum(before, start), 0).sum())
+    ]
+    return np.where(copied, NAMES.index("copy"), np.array(found, np.int64)[at])
 
 
 def _of_operators(trace: Events) -> list[BreakdownRow]:
@@ -172,20 +145,17 @@ def _of_operators(trace: Events) -> list[BreakdownRow]:
     if not len(rows):
         return []
     whole = trace.once(cpu_time_gap) is None
-    number = {name: i for i, name in enumerate(CATEGORIES)}
     names, at = np.unique(trace.name[rows], return_inverse=True)
-    of_name = np.array([number[operator_category(trace.names[name])] for name in names.tolist()])
-    category, own = of_name[at], trace.self_ns[rows]
+    of_name = [NAMES.index(operator_category(trace.names[name])) for name in names.tolist()]
+    category, own = np.array(of_name, np.int64)[at], trace.self_ns[rows]
     calls = np.bincount(category, minlength=len(CATEGORIES)).tolist()
     total = int(own.sum())
     out = []
     for rank, name in enumerate(CATEGORIES):
         ns = int(own[category == rank].sum())
-        if calls[rank] and whole:
-            row = BreakdownRow(None, name, ns / 1e6, _share(ns, total), ns / 1e6, calls[rank])
-            out.append(row)
-        elif calls[rank]:
-            out.append(BreakdownRow(None, name, None, None, None, calls[rank]))
+        time, share = (ns / 1e6, _share(ns, total)) if whole else (None, None)
+        if calls[rank]:
+            out.append(BreakdownRow(None, name, time, share, time, calls[rank]))
     return out
 
 
@@ -207,6 +177,7 @@ class BusyTimeline(Frozen, frozen=True):
     ns_by_category: Mapping[str, list[int]]
 
 
+@once_per_trace
 def busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     """A timeline of each device, by number; none for a trace without device events.
 
@@ -218,10 +189,6 @@ def busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     """
     if shares < 1:
         raise ValueError(f"a timeline of {shares} shares: give 1 or more")
-    return trace.once(_busy_timelines, shares)
-
-
-def _busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
     whole = trace.once(device_time_gap) is None
     spans, found = spans_of(trace), []
     for device, (start, end, category) in device_work(trace).items():
@@ -230,12 +197,11 @@ def _busy_timelines(trace: Events, shares: int) -> list[BusyTimeline]:
         edges = since + (until - since) * np.arange(count + 1) // count
         before = np.zeros(count, np.int64)
         parts = {}
-        for rank, name in enumerate((*CATEGORIES, OUTSIDE)):
+        for rank, name in enumerate(NAMES):
             if not (category == rank).any():
                 continue
             up_to = category <= rank
-            spans_busy, _ = Idle.around(start[up_to], end[up_to])
-            busy = spans_busy.busy_between(edges[:-1], edges[1:])
+            busy = Idle.around(start[up_to], end[up_to]).busy_between(edges[:-1], edges[1:])
             parts[name] = (busy - before).tolist()
             before = busy
         if whole:
@@ -290,12 +256,9 @@ class Elapsed:
         return length
 
 
+@once_per_trace
 def gain(trace: Events) -> Gain | Elapsed:
     """What the device would gain where all of its work is known, else the time that elapsed."""
-    return trace.once(_gain)
-
-
-def _gain(trace: Events) -> Gain | Elapsed:
     event = trace.device_rows[trace.selection[trace.device_rows]]
     if not trace.dur[event].any() or trace.once(device_gap):
         return Elapsed()
@@ -329,22 +292,13 @@ def exposed_ns(trace: Events, event: Ints) -> Ints:
     for one in nesting.distinct(device).tolist():
         first, second = ((device == one) & (hidden == later) for later in (False, True))
         begin, end = trace.ts[event], trace.ts[event] + trace.dur[event]
-        exposed[first] = _own(begin[first], end[first])
-        exposed[second] = _own(begin[second], end[second])
+        exposed[first] = nesting.uncovered(begin[first], end[first])
+        exposed[second] = nesting.uncovered(begin[second], end[second])
         if first.any() and second.any():
-            computing, _ = Idle.around(begin[first], end[first])
+            computing = Idle.around(begin[first], end[first])
             begin = np.maximum(begin[second], end[second] - exposed[second])
             exposed[second] -= computing.busy_between(begin, end[second])
     return exposed
-
-
-def _own(begin: Ints, end: Ints) -> Ints:
-    """The part of each interval, in order of their begins, that no earlier one covers."""
-    if not len(begin):
-        return begin
-    before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
-    own: Ints = np.maximum(end - np.maximum(begin, before), 0)
-    return own
 
 
 def _late(trace: Events) -> Idle:
@@ -352,9 +306,8 @@ def _late(trace: Events) -> Idle:
     had launched it.
     """
     rows = trace.device_rows
-    begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
-    busy, first = Idle.around(begin, end)
-    launch = trace.launch[rows[first]]
+    busy = Idle.of_events(trace, rows)
+    launch = trace.launch[rows[busy.begins.searchsorted(busy.start)]]
     ready = np.where(launch >= 0, trace.ts[launch] + trace.dur[launch], busy.start)
     ready = np.minimum(ready, busy.start)
     ready[1:] = np.maximum(ready[1:], busy.end[:-1])

@@ -15,21 +15,27 @@ from pytest_torchprof.analysis.breakdown import EXPOSED, categories, device_work
 from pytest_torchprof.analysis.device_time import Idle, spans_of
 from pytest_torchprof.analysis.missing import cpu_time_gap, device_time_gap
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import (
     CollectiveArgs,
-    FormerIds,
     decode,
     decode_list,
     int64_column,
     whole_number,
 )
-from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS, SYNC_CALL, Kind, communicates
-from pytest_torchprof.trace.nesting import among, covered
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    HOST_KINDS,
+    SYNC_CALL,
+    Kind,
+    communicates,
+    once_per_trace,
+)
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.ranks import world_size_of
-from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.trace.tree import marked, operators_around, parents
 from pytest_torchprof.work.kernels import CATEGORIES
 from pytest_torchprof.work.operands import BY_TYPE, TABLE
 
@@ -66,6 +72,8 @@ KINDS: Final[tuple[tuple[CollectiveKind, re.Pattern[str]], ...]] = (
     ("scatter", late(r"(?i)scatter")),
 )
 _OTHER: Final = len(KINDS)
+#: The categories of device work that computation may hide.
+_HIDDEN: Final = [CATEGORIES.index(name) for name in EXPOSED]
 #: NCCL's kernels that run several kinds.
 _GENERAL: Final = late(r"_Generic|SendRecv")
 #: What torch calls its collectives. Others may have such names and mean something else.
@@ -104,16 +112,13 @@ class Collectives(Frozen, frozen=True):
         return len(self.event)
 
 
+@once_per_trace
 def collectives(trace: Events) -> Collectives:
     """The selected ones, on all devices."""
-    return trace.once(_collectives)
-
-
-def _collectives(trace: Events) -> Collectives:
     every = trace.device_rows
     category = categories(trace, every)
     found = (category == CATEGORIES.index("communication")) & trace.selection[every]
-    event, computing = every[found], every[_are_computing(category)]
+    event, computing = every[found], every[~nesting.among(category, _HIDDEN)]
     call = trace.launch[event]
     operator = operators_around(trace, call)
     args = decode(CollectiveArgs, trace.args[event])
@@ -140,41 +145,32 @@ def _collectives(trace: Events) -> Collectives:
     )
 
 
-def _are_computing(category: Ints) -> Bools:
-    return ~nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
-
-
 def _kinds(trace: Events, event: Ints, operator: Ints, noted: list[str]) -> Ints:
     """The index in `KINDS` of each: by its own arguments, the operators around its launch, the
     kernel's name, and any annotation around its launch.
     """
     by_name = np.array([kind_number(name) for name in trace.names] or [_OTHER], np.int64)
-    told = by_name[trace.name] < _OTHER
+    own = np.append(by_name[trace.name], _OTHER)  # the last entry is that of -1
+    told = own[:-1] < _OTHER
     named = told & trace.names_where(_OPERATORS.match) & trace.is_kind(Kind.OP, Kind.ANNOTATION)
     annotated = told & trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    of_kernel = by_name[trace.name[event]]
+    of_kernel = own[event]
     general = names_fit(trace, event, _GENERAL.search)
     found = np.array([kind_number(name) if name else _OTHER for name in noted], np.int64)
     for other in (
-        _by(trace, by_name, nesting.nearest(named, trace.parent, operator)),
+        own[nesting.nearest(named, trace.parent, operator)],
         np.where(general, _OTHER, of_kernel),
-        _by(trace, by_name, nesting.nearest(annotated, trace.parent, operator)),
+        own[nesting.nearest(annotated, trace.parent, operator)],
         of_kernel,
     ):
         found = np.where(found < _OTHER, found, other)
     return found
 
 
-def _by(trace: Events, by_name: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, by_name[trace.name[rows]], _OTHER)
-
-
 def kind_number(name: str) -> int:
     """The index in `KINDS` of what this name means, or their number if it means no collective."""
-    for number, (_, pattern) in enumerate(KINDS):
-        if pattern.search(name):
-            return number
-    return _OTHER
+    found = (number for number, (_, pattern) in enumerate(KINDS) if pattern.search(name))
+    return next(found, _OTHER)
 
 
 def _exposed(trace: Events, event: Ints, computing: Ints) -> tuple[Ints, Ints]:
@@ -186,11 +182,10 @@ def _exposed(trace: Events, event: Ints, computing: Ints) -> tuple[Ints, Ints]:
         rows = computing[trace.device[computing] == device]
         if not len(rows):
             continue
-        busy, _ = Idle.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
+        busy = Idle.of_events(trace, rows)
         begin, end = trace.ts[event[at]], trace.ts[event[at]] + trace.dur[event[at]]
         # Where several communicate at once, the time is that of the first.
-        before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
-        begin = np.minimum(np.maximum(begin, before), end)
+        begin = np.minimum(np.maximum(begin, nesting.reached(begin, end)), end)
         exposed[at] = busy.between(begin, end)
         after = np.searchsorted(trace.ts[rows], end)
         last = after == len(rows)
@@ -208,7 +203,7 @@ class _Waiting:
         self.trace = trace
         rows = np.flatnonzero(trace.is_kind(Kind.RUNTIME))
         rows = rows[names_fit(trace, rows, SYNC_CALL.search)]
-        self.spans, _ = Idle.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
+        self.spans = Idle.of_events(trace, rows)
 
     def ready(self, since: Ints, events: Ints) -> Ints:
         """When each of these device events had been launched, less the host's waits since then; 0
@@ -269,7 +264,7 @@ _STANDS_IN: Final = {"reduce_scatter": "all_reduce"}
 _NONE: Final = np.zeros(0, np.int64)
 
 
-class CommCalls(Frozen, frozen=True):
+class CommCalls(Columns, frozen=True):
     """The calls that communicate, in the order in which they were made.
 
     ``event`` is the operator of the process group, else the back end's event, else the kernel.
@@ -295,22 +290,11 @@ class CommCalls(Frozen, frozen=True):
 _NO_CALLS: Final = CommCalls(_NONE, [], _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
+@once_per_trace
 def comm_calls(trace: Events) -> CommCalls:
     """The selected ones."""
-    return trace.once(_selected)
-
-
-def _selected(trace: Events) -> CommCalls:
     every = trace.whole.once(_calls)
-    chosen = trace.selection[every.event]
-    if chosen.all():
-        return every
-    kept = np.flatnonzero(chosen)
-    return CommCalls(
-        every.event[kept],
-        [every.operation[i] for i in kept.tolist()],
-        *(getattr(every, name)[kept] for name in ("kernel", "work", "noted", "begin", "end")),
-    )
+    return every.at(np.flatnonzero(trace.selection[every.event]))
 
 
 def _calls(trace: Events) -> CommCalls:
@@ -318,14 +302,14 @@ def _calls(trace: Events) -> CommCalls:
         return _NO_CALLS
     found = _Found(trace)
     host = found.host_calls()
-    kernels = found.kernels(host)
-    alone = kernels.event[kernels.call < 0]
+    own, own_call = found.kernels(host)
+    alone = own[own_call < 0]
     loose = found.loose(host)
     event = np.sort(np.concatenate([host, loose, alone]))
     if not len(event):
         return _NO_CALLS
     begin, end, kernel, work = (np.full(len(event), -1, np.int64) for _ in range(4))
-    own, own_call = kernels.event, np.where(kernels.call < 0, kernels.event, kernels.call)
+    own_call = np.where(own_call < 0, own, own_call)
     for every, calls, first in (
         (found.works, np.where(found.linked < 0, found.works, found.linked), work),
         (own, own_call, kernel),
@@ -337,17 +321,10 @@ def _calls(trace: Events) -> CommCalls:
         _least(begin, at[timed], trace.ts[rows][timed])
         np.maximum.at(end, at[timed], (trace.ts[rows] + trace.dur[rows])[timed])
     noted = np.full(len(event), -1, np.int64)
-    around = nesting.nearest(_marked(trace, host), trace.parent, found.noted)
+    around = nesting.nearest(marked(trace, host), trace.parent, found.noted)
     inside = np.flatnonzero(around >= 0)
     _least(noted, np.searchsorted(event, around[inside]), found.noted[inside])
     return CommCalls(event, found.operations(event), kernel, work, noted, begin, end)
-
-
-class _Kernels(Frozen, frozen=True):
-    """Kernels that communicate, and the call of each, -1 for none."""
-
-    event: Ints
-    call: Ints
 
 
 class _Found:
@@ -364,7 +341,7 @@ class _Found:
         others = told & trace.names_where(_OTHERS.match)
         self.noted_number = np.full(len(trace), len(KINDS), np.int16)
         self.noted = self._noted(on_host)
-        self.mark_noted = _marked(trace, self.noted)
+        self.mark_noted = marked(trace, self.noted)[:-1]
         inner = self.group | self.annotated | self.mark_noted
         # An operator around another one that communicates is not a call of its own.
         rows = np.flatnonzero(others)
@@ -388,16 +365,17 @@ class _Found:
     def host_calls(self) -> Ints:
         """The outermost events of calls; an annotation of gloo is none if an operator made it."""
         trace, parent = self.trace, self.trace.parent
-        calls = self.others | _outer(self.group, self.group, trace)
-        calls |= _outer(self.mark_noted, self.group | self.mark_noted, trace)
         marks = self.group | self.mark_noted
+        # Noted ones within an operator of a group are its own; the outermost of both are calls.
+        calls = self.others | nesting.outermost(self.group, parent)
+        calls |= nesting.outermost(marks, parent) & self.mark_noted
         gloo = self.annotated & trace.names_where(_GLOO.match)
         rest = self.annotated & ~gloo & ~trace.names_where(_COALESCED.match)
-        calls |= _outer(rest, marks | rest | self.others, trace)
+        calls |= nesting.outermost(marks | rest | self.others, parent) & rest
         host = np.flatnonzero(calls)
         self.works = np.flatnonzero(gloo)
         self.linked = self._link(host)
-        nested = nesting.nearest(_marked(trace, self.works), parent, parent[self.works])
+        nested = nesting.nearest(marked(trace, self.works), parent, parent[self.works])
         # gloo within gloo, of the same thread and work
         inner = (nested >= 0) & (trace.ts[nested] + trace.dur[nested] >= trace.ts[self.works]
                                  + trace.dur[self.works]) & (self.linked < 0)  # fmt: skip
@@ -415,7 +393,7 @@ class _Found:
     def _link(self, host: Ints) -> Ints:
         """The call of each of gloo's annotations; -1 if there is none."""
         trace, works = self.trace, self.works
-        linked = nesting.nearest(_marked(trace, host), trace.parent, works)
+        linked = nesting.nearest(marked(trace, host), trace.parent, works)
         names = [KINDS[n][0] if n < len(KINDS) else "" for n in self._numbers(host).tolist()]
         waiting: dict[str, list[int]] = {}
         begun = trace.ts[host].tolist()
@@ -454,21 +432,20 @@ class _Found:
         unknown = np.flatnonzero(number >= len(KINDS))
         if len(unknown):
             inner = np.flatnonzero(self.annotated)
-            call = nesting.nearest(_marked(trace, rows[unknown]), trace.parent, inner)
+            call = nesting.nearest(marked(trace, rows[unknown]), trace.parent, inner)
             told = dict(zip(call.tolist(), self.number[inner].tolist(), strict=True))
             for i in unknown.tolist():
                 number[i] = told.get(int(rows[i]), len(KINDS))
         return number
 
-    def kernels(self, host: Ints) -> _Kernels:
-        """The kernels that communicate, and their calls: by launch, by id, or coalesced."""
+    def kernels(self, host: Ints) -> tuple[Ints, Ints]:
+        """The kernels that communicate, and their calls, -1 for none: by launch, or coalesced."""
         trace = self.trace
         if not trace.has(*DEVICE_KINDS):
-            return _Kernels(_NONE, _NONE)
+            return _NONE, _NONE
         event = collectives(trace).event
         launch = trace.launch[event]
-        call = nesting.nearest(_marked(trace, host), trace.parent, launch)
-        self._by_id(event, call, host)
+        call = nesting.nearest(marked(trace, host), trace.parent, launch)
         loose = np.flatnonzero((call < 0) & (launch >= 0))
         if len(loose):
             around = nesting.nearest(
@@ -481,26 +458,16 @@ class _Found:
                 before = np.searchsorted(trace.ts[mine], trace.ts[around[here]], side="right") - 1
                 some = before >= 0
                 call[loose[here[some]]] = mine[before[some]]
-        return _Kernels(event, call)
-
-    def _by_id(self, event: Ints, call: Ints, host: Ints) -> None:
-        """Link kernels without a known launch by the id of the event that launched them."""
-        trace = self.trace
-        lost = np.flatnonzero((call < 0) & (trace.launch[event] < 0))
-        if not (len(lost) and len(host)):
-            return
-        inner = np.flatnonzero(self.mark_noted | self.group | self.annotated)
-        around = nesting.nearest(_marked(trace, host), trace.parent, inner)
-        ids = [one.correlation for one in decode(FormerIds, trace.args[inner])]
-        by_id = {key: row for key, row in zip(ids, around.tolist(), strict=True) if key > 0}
-        for i, one in zip(lost.tolist(), decode(FormerIds, trace.args[event[lost]]), strict=True):
-            call[i] = by_id.get(one.correlation, -1)
+        return event, call
 
     def operations(self, event: Ints) -> list[str]:
         """What each of these calls does."""
         trace = self.trace
         number = self._numbers(event)
-        kernels = dict(zip(*_kinds_of_kernels(trace), strict=True))
+        kernels = dict[int, str]()
+        if trace.has(*DEVICE_KINDS):
+            own = collectives(trace)
+            kernels = dict(zip(own.event.tolist(), own.kind, strict=True))
         names = []
         for row, kind in zip(event.tolist(), number.tolist(), strict=True):
             name = KINDS[kind][0] if kind < len(KINDS) else kernels.get(row, "collective")
@@ -517,27 +484,6 @@ class _Found:
         if self.trace.kind[row] == Kind.KERNEL:
             return "send and receive"
         return "receive" if _RECEIVES.search(name) else "send"
-
-
-def _kinds_of_kernels(trace: Events) -> tuple[list[int], list[str]]:
-    if not trace.has(*DEVICE_KINDS):
-        return [], []
-    found = collectives(trace)
-    return found.event.tolist(), list(found.kind)
-
-
-def _outer(rows: Bools, roots: Bools, trace: Events) -> Bools:
-    """Which of these events no root encloses."""
-    at = np.flatnonzero(rows)
-    found = np.zeros(len(rows), bool)
-    found[at] = ~nesting.below(roots, trace.parent, at)
-    return found
-
-
-def _marked(trace: Events, rows: Ints) -> Bools:
-    mark = np.zeros(len(trace), bool)
-    mark[rows] = True
-    return mark
 
 
 def _least(into: Ints, at: Ints, values: Ints) -> None:
@@ -629,12 +575,9 @@ class _Sent(Frozen, frozen=True):
     dtype: str = ""
 
 
+@once_per_trace
 def comm_sizes(trace: Events) -> CommSizes:
     """The sizes and groups of the selected calls."""
-    return trace.once(_sizes)
-
-
-def _sizes(trace: Events) -> CommSizes:
     calls = comm_calls(trace)
     noted = _noted(trace, calls.kernel, calls.noted)
     own = trace.operands(calls.event)
@@ -694,23 +637,12 @@ def _noted(trace: Events, kernel: Ints, noted: Ints) -> list[CollectiveArgs]:
 
 def _marks(trace: Events, event: Ints, work: Ints) -> Ints:
     """The back end's annotation of each call, -1 for none; it has the tensors' dtypes."""
-    found = work.copy()
-    missing = np.flatnonzero(found < 0)
-    if len(missing):
-        mark = np.zeros(len(trace), bool)
-        mark[event[missing]] = True
-        inner = np.flatnonzero(trace.names_where(lambda name: name.startswith(_MARKS)))
-        around = trace.parent[inner]
-        while len(inner):
-            found_it = (around >= 0) & mark[around]
-            by_call = dict(zip(around[found_it][::-1].tolist(), inner[found_it][::-1].tolist(),
-                               strict=True))  # fmt: skip
-            for i in missing.tolist():
-                if found[i] < 0:
-                    found[i] = by_call.get(int(event[i]), -1)
-            left = ~found_it & (around >= 0)
-            inner, around = inner[left], trace.parent[around[left]]
-    return found
+    inner = np.flatnonzero(trace.names_where(lambda name: name.startswith(_MARKS)))
+    call = nesting.nearest(marked(trace, event), trace.parent, parents(trace, inner))
+    inner, call = inner[call >= 0], call[call >= 0]
+    first = np.full(len(event), -1, np.int64)
+    _least(first, event.searchsorted(call), inner)
+    return np.where(work < 0, first, work)
 
 
 def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
@@ -718,12 +650,9 @@ def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
 
     Gloo's is not recorded if nobody has waited for the work before the end of the recording.
     """
-    found = np.full(len(event), -1, np.int64)
-    missing = np.flatnonzero(mark < 0)
     is_functional = trace.names_where(_FUNCTIONAL.match)
-    if len(missing) and is_functional.any():
-        found[missing] = nesting.nearest(is_functional, trace.parent, trace.parent[event[missing]])
-    return found
+    around = nesting.nearest(is_functional, trace.parent, parents(trace, event))
+    return np.where(mark < 0, around, -1)
 
 
 def _short_name(trace: Events, event: np.integer[Any]) -> str:
@@ -977,6 +906,7 @@ class RankTime(Frozen, frozen=True):
     on_device: bool
 
 
+@once_per_trace
 def rank_time(trace: Events) -> RankTime | Reason:
     """The times of the selected events, or why they are unknown.
 
@@ -985,10 +915,6 @@ def rank_time(trace: Events) -> RankTime | Reason:
     device. On the host, an operator computes unless it communicates or waits for it, or encloses
     what does; communication is the back end's work, such as gloo's, which runs in other threads.
     """
-    return trace.once(_rank_time)
-
-
-def _rank_time(trace: Events) -> RankTime | Reason:
     if (trace.selection & trace.is_kind(*DEVICE_KINDS)).any():
         return trace.once(device_time_gap) or _on_devices(trace)
     return trace.once(cpu_time_gap) or _on_host(trace)
@@ -1007,7 +933,7 @@ def _on_devices(trace: Events) -> RankTime:
             start = np.append(start, np.clip(calls.begin[on_host], since, until))
             end = np.append(end, np.clip(calls.end[on_host], since, until))
             category = np.append(category, more)
-        copies = nesting.among(category, [CATEGORIES.index(name) for name in EXPOSED])
+        copies = nesting.among(category, _HIDDEN)
         computing = ~copies & (category < len(CATEGORIES))
         total += _times(start, end, computing, category == _COMMUNICATION, until - since)
     return _of_numbers(total, on_device=True)
@@ -1054,15 +980,9 @@ def _of_numbers(numbers: Ints, *, on_device: bool) -> RankTime:
 
 def _times(start: Ints, end: Ints, computing: Bools, communicating: Bools, span: int) -> Ints:
     """The numbers of `RankTime`, in order."""
-    compute = _union(start, end, computing)
-    both = _union(start, end, computing | communicating)
-    busy = _union(start, end, np.ones(len(start), bool))
-    comm = _union(start, end, communicating)
-    return np.array([span, compute, comm, both - compute, max(span - busy, 0)], np.int64)
-
-
-def _union(start: Ints, end: Ints, chosen: Bools) -> int:
-    if not chosen.any():
-        return 0
-    one = np.zeros(int(chosen.sum()), np.int64)
-    return int(covered(one, start[chosen], end[chosen]).busy_ns[0])
+    compute, comm, both = (
+        nesting.union_ns(start[which], end[which])
+        for which in (computing, communicating, computing | communicating)
+    )
+    idle = max(span - nesting.union_ns(start, end), 0)
+    return np.array([span, compute, comm, both - compute, idle], np.int64)

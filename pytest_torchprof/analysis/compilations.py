@@ -12,7 +12,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.trace.names import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, once_per_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.values import Value
@@ -39,12 +39,9 @@ class Compiled(Frozen, frozen=True):
     gap: Reason | None = None
 
 
+@once_per_trace
 def regions(trace: Events) -> set[str]:
     """The ids of the compiled code that ran."""
-    return trace.once(_regions)
-
-
-def _regions(trace: Events) -> set[str]:
     return {name.removeprefix(_REGION) for name in trace.names if name.startswith(_REGION)}
 
 

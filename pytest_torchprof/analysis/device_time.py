@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
@@ -31,12 +31,17 @@ class Idle(Frozen, frozen=True):
     begins: Ints
 
     @classmethod
-    def around(cls, begin: Ints, end: Ints) -> tuple[Idle, Ints]:
-        """Of events in order of their begins; and the first event of each busy span."""
+    def around(cls, begin: Ints, end: Ints) -> Idle:
+        """Of events in order of their begins."""
         reach = np.maximum.accumulate(end)
         first = np.flatnonzero(np.append(True, begin[1:] > reach[:-1])[: len(begin)])
         last = np.append(first[1:], len(begin))[: len(first)] - 1
-        return cls.of_spans(begin[first], reach[last], begin), first
+        return cls.of_spans(begin[first], reach[last], begin)
+
+    @classmethod
+    def of_events(cls, trace: Events, rows: Ints) -> Idle:
+        """Of these events of a trace."""
+        return cls.around(trace.ts[rows], trace.ts[rows] + trace.dur[rows])
 
     @classmethod
     def of_spans(cls, start: Ints, end: Ints, begins: Ints) -> Idle:
@@ -83,26 +88,25 @@ class Idle(Frozen, frozen=True):
         return self.before[at] + inside
 
 
+@once_of_whole
 def idle(trace: Events) -> Idle:
     """Over all devices of the trace together: idle when none of them is busy."""
-    return trace.whole.once(_idle)
+    return Idle.of_events(trace, trace.device_rows)
 
 
+@once_of_whole
 def idle_of(trace: Events, device: int) -> Idle:
     """One device of the whole trace, whatever is selected: another step keeps it busy, too."""
-    return trace.whole.once(_idle_of, device)
+    return Idle.of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
 
 
+@once_per_trace
 def spans_of(trace: Events) -> dict[int, tuple[int, int]]:
     """By device (-1 if unknown) the span of its selected events, in ns.
 
     That of steps begins when the device ended what it ran before: what it waits for until it begins
     a step, such as data, belongs to that step.
     """
-    return trace.once(_spans_of)
-
-
-def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
     own = trace.device_rows[trace.selection[trace.device_rows]]
     spans = {}
     for device in nesting.distinct(trace.device[own]).tolist():
@@ -112,18 +116,6 @@ def _spans_of(trace: Events) -> dict[int, tuple[int, int]]:
             since = idle_of(trace, device).since(since)
         spans[device] = int(since[0]), int((trace.ts[mine] + trace.dur[mine]).max())
     return spans
-
-
-def _idle(trace: Events) -> Idle:
-    return _of_events(trace, trace.device_rows)
-
-
-def _idle_of(trace: Events, device: int) -> Idle:
-    return _of_events(trace, trace.device_rows[trace.device[trace.device_rows] == device])
-
-
-def _of_events(trace: Events, events: Ints) -> Idle:
-    return Idle.around(trace.ts[events], trace.ts[events] + trace.dur[events])[0]
 
 
 def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
@@ -138,8 +130,7 @@ def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
     since, until = begin[order], np.maximum(end, begin)[order]
     after = np.append(since[1:], np.iinfo(np.int64).max)
     until = np.minimum(found.next_begin(until), np.maximum(after, until))
-    reach = np.concatenate([since[:1], np.maximum.accumulate(until)[:-1]])
-    since = np.minimum(np.maximum(since, reach), until)
+    since = np.minimum(np.maximum(since, nesting.reached(since, until)), until)
     out[order] = found.between(since, until)
     return out
 
@@ -160,24 +151,15 @@ class DeviceTime(Frozen, frozen=True):
     idle_ns: int
 
 
+@once_per_trace
 def device_time(trace: Events) -> DeviceTime:
     """Sum, union and gaps of kernels, copies and memsets."""
-    return trace.once(_device_time)
-
-
-def _device_time(trace: Events) -> DeviceTime:
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
-    spans = spans_of(trace)
-    for device in nesting.distinct(trace.device[events]):
+    for device, span in spans_of(trace).items():
         mine = events[trace.device[events] == device]  # in time order, as all events
-        start, end = trace.ts[mine], trace.ts[mine] + trace.dur[mine]
-        reach = np.maximum.accumulate(end)
-        gaps = int(np.maximum(start[1:] - reach[:-1], 0).sum())
-        since, until = spans[int(device)]
-        if gaps or since < start[0]:
-            idle += int(idle_of(trace, int(device)).between(*np.array([[since], [until]]))[0])
-        busy += int(reach[-1] - start[0]) - gaps
+        busy += int(nesting.uncovered(trace.ts[mine], trace.ts[mine] + trace.dur[mine]).sum())
+        idle += int(idle_of(trace, device).between(*np.array(span).reshape(2, 1))[0])
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
 
 

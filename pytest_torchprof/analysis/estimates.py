@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.memory import changes_of, selected
 from pytest_torchprof.analysis.moved_bytes import counted_bytes
@@ -26,19 +25,25 @@ from pytest_torchprof.analysis.uncounted import (
     named,
     packages,
     ran_on_host,
+    replayed_parts,
     whole_time,
 )
+from pytest_torchprof.analysis.uncounted import (
+    REGION as COMPILED_REGION,
+)
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
+from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     REGION,
     Kind,
     Names,
     events_named,
+    once_of_whole,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.nesting import among, distinct
@@ -53,10 +58,12 @@ from pytest_torchprof.trace.tree import (
 from pytest_torchprof.work import flops as masks
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise, read, written
 from pytest_torchprof.work.counting import (
+    by_call,
     counts_flops,
     key_of,
     only_shapes,
     op_flops,
+    operands_of,
     unknown_flops,
 )
 from pytest_torchprof.work.devices import DTYPES
@@ -72,11 +79,12 @@ from pytest_torchprof.work.launches import (
     launches_of,
     may_move,
 )
-from pytest_torchprof.work.operands import PEAK, Operands
+from pytest_torchprof.work.operands import Operands, peak_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices import Device
@@ -92,8 +100,6 @@ if TYPE_CHECKING:
 _FETCH: Final = Names(r"enumerate\(DataLoader\)#")
 #: The step of one of torch's optimizers; LBFGS reads its losses.
 _STEP: Final = Names(r"Optimizer\.step#(?!LBFGS)")
-#: What compiled code leaves in a trace: a region, and calls of its graphs.
-_REGION: Final = "Torch-Compiled Region"
 
 
 class Units(Frozen, frozen=True):
@@ -119,89 +125,9 @@ def estimated_launches(trace: Events) -> int:
     return int(units.launches[trace.selection[units.event]].sum())
 
 
+@once_of_whole
 def units_of(trace: Events) -> Units:
     """The units of the whole trace, whatever is selected."""
-    return trace.whole.once(_units)
-
-
-def has_operands(trace: Events) -> bool:
-    """Whether calls that start kernels carry their operands; true if there are none."""
-    return trace.whole.once(_has_operands)
-
-
-def _has_operands(trace: Events) -> bool:
-    event = units_of(trace).event
-    _, firsts, _ = alike(trace.name[event], trace.args[event])
-    found = (bytes(args.dims) for args in trace.operands(event[firsts]))
-    return not len(event) or any(dims not in {b"", b"[]", b"null"} for dims in found)
-
-
-def unknown_parts(trace: Events) -> list[UncountedPart]:
-    """What is selected and starts an unknown number of kernels, the longest first."""
-    return trace.once(_unknown_parts)
-
-
-def _unknown_parts(trace: Events) -> list[UncountedPart]:
-    unknown = units_of(trace).unknown
-    parts = [
-        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
-        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
-        *compiled_parts(trace),
-        *in_script(trace),
-        *packages(trace),
-        *_replayed(trace),
-    ]
-    parts.sort(key=lambda part: (-part.share, part.name))
-    return parts
-
-
-def _selected(trace: Events, events: Ints) -> Ints:
-    found: Ints = events[trace.selection[events]]
-    return found
-
-
-def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
-    """What torch.compile made, which runs as other kernels on another device.
-
-    On a device, its share is of what is launched there beside the units, which count.
-    """
-    calls = trace.selection & trace.names_where(
-        lambda name: bool(key_of(name)) or name.startswith(_REGION)
-    )
-    rows = np.flatnonzero(calls)
-    rows = rows[~nesting.below(calls, trace.parent, rows)]
-    if not (len(rows) and trace.has(*DEVICE_KINDS)):
-        yield from named(trace, rows, (COMPILED,), Why.COMPILED_FOR_HOST)
-        return
-    known = calls.copy()
-    known[units_of(trace).event] = True
-    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    around = nesting.nearest(known, trace.parent, trace.launch[device])
-    lost = device[(around >= 0) & calls[around]]
-    if len(lost) or not launched_ns(trace)[rows].all():
-        share = int(trace.dur[lost].sum()) / max(whole_time(trace), 1)
-        yield UncountedPart(COMPILED, Why.LOOPS, len(rows), share)
-
-
-def _replayed(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that a graph launched: their operators ran when it was captured."""
-    if not trace.has(Kind.KERNEL):
-        return []
-    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
-    rows = kernels.nonzero()[0]
-    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
-
-
-def is_compiled(trace: Events) -> Bools:
-    """All that runs in compiled code."""
-    roots = trace.names_where(lambda name: key_of(name) or name.startswith(_REGION))
-    return nesting.with_nested(roots, trace.parent, trace.depth) if roots.any() else roots
-
-
-# -------------------------------------------------------------------- which operators count
-
-
-def _units(trace: Events) -> Units:
     ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
     rows = {name: launches_of(name) for name in trace.names}
     table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
@@ -235,6 +161,66 @@ def _units(trace: Events) -> Units:
     return Units(found, launches[found], covers, parent, loose, silent)
 
 
+@once_of_whole
+def has_operands(trace: Events) -> bool:
+    """Whether calls that start kernels carry their operands; true if there are none."""
+    event = units_of(trace).event
+    has = by_call(trace, event, lambda _, call: bool(call.dims), bool)
+    return not len(event) or bool(has.any())
+
+
+@once_per_trace
+def unknown_parts(trace: Events) -> list[UncountedPart]:
+    """What is selected and starts an unknown number of kernels, the longest first."""
+    unknown = units_of(trace).unknown
+    parts = [
+        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
+        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
+        *compiled_parts(trace),
+        *in_script(trace),
+        *packages(trace),
+        *replayed_parts(trace),
+    ]
+    parts.sort(key=lambda part: (-part.share, part.name))
+    return parts
+
+
+def _selected(trace: Events, events: Ints) -> Ints:
+    found: Ints = events[trace.selection[events]]
+    return found
+
+
+def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
+    """What torch.compile made, which runs as other kernels on another device.
+
+    On a device, its share is of what is launched there beside the units, which count.
+    """
+    calls = trace.selection & trace.names_where(
+        lambda name: bool(key_of(name)) or name.startswith(COMPILED_REGION)
+    )
+    rows = np.flatnonzero(nesting.outermost(calls, trace.parent))
+    if not (len(rows) and trace.has(*DEVICE_KINDS)):
+        yield from named(trace, rows, (COMPILED,), Why.COMPILED_FOR_HOST)
+        return
+    known = calls.copy()
+    known[units_of(trace).event] = True
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    around = nesting.nearest(known, trace.parent, trace.launch[device])
+    lost = device[(around >= 0) & calls[around]]
+    if len(lost) or not launched_ns(trace)[rows].all():
+        share = int(trace.dur[lost].sum()) / max(whole_time(trace), 1)
+        yield UncountedPart(COMPILED, Why.LOOPS, len(rows), share)
+
+
+def is_compiled(trace: Events) -> Bools:
+    """All that runs in compiled code."""
+    roots = trace.names_where(lambda name: key_of(name) or name.startswith(COMPILED_REGION))
+    return nesting.with_nested(roots, trace.parent, trace.depth) if roots.any() else roots
+
+
+# -------------------------------------------------------------------- which operators count
+
+
 def _is_torchs(name: str) -> bool:
     return name.startswith("aten::")
 
@@ -261,14 +247,11 @@ def _moves(trace: Events, events: Ints) -> Bools:
     return found
 
 
+@once_of_whole
 def on_host(trace: Events) -> Bools:
     """What is no work of a device: loading data, optimizers' counters of steps, checks that only
     the CPU makes, and operators on tensors without values.
     """
-    return trace.whole.once(_on_host)
-
-
-def _on_host(trace: Events) -> Bools:
     roots = marked(trace, events_named(trace, _FETCH))[:-1]
     roots[host_only(trace)] = True
     meta = meta_calls(trace)
@@ -277,11 +260,15 @@ def _on_host(trace: Events) -> Bools:
     if len(steps):
         adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]
         adds = adds[nesting.below(marked(trace, steps)[:-1], trace.parent, adds)]
-        alone = [bytes(a.dims).startswith(b"[[],") for a in trace.operands(adds)]
-        roots[adds[np.array(alone, bool)]] = True
+        roots[adds[_on_a_number(trace, adds)]] = True
     if not roots.any():
         return roots
     return nesting.with_nested(roots, trace.parent, trace.depth)
+
+
+def _on_a_number(trace: Events, rows: Ints) -> Bools:
+    """Which of these calls have a tensor without dimensions as their first operand."""
+    return np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(rows)], bool)
 
 
 # -------------------------------------------------------------------- numbers
@@ -291,20 +278,11 @@ def _counts(trace: Events, events: Ints) -> Ints:
     """The kernels of each of these calls."""
     if not len(events):
         return events
-    kinds, firsts, _ = alike(trace.name[events], trace.args[events])
-    first = events[firsts]
-    args = trace.operands(first)
-    names = [trace.names[name] for name in trace.name[first].tolist()]
-    found = [_count(name, one) for name, one in zip(names, args, strict=True)]
-    counts = int64_column(found)[kinds]
+    counts = by_call(trace, events, _count)
     # Of longer lists than torch records, the CPU shows the tensors one by one.
-    long = [is_long_list(name, operands_of(one)) for name, one in zip(names, args, strict=True)]
-    if any(long):
-        rows = np.array(long, bool)[kinds].nonzero()[0]
-        counts[rows] = [
-            _of_parts(trace, int(event), operands_of(args[kind]))
-            for event, kind in zip(events[rows].tolist(), kinds[rows].tolist(), strict=True)
-        ]
+    long = events[by_call(trace, events, is_long_list, bool)]
+    parts = zip(long.tolist(), map(operands_of, trace.operands(long)), strict=True)
+    counts[among(events, long)] = [_of_parts(trace, *one) for one in parts]
     return counts
 
 
@@ -321,19 +299,9 @@ def _of_parts(trace: Events, event: int, call: Operands) -> int:
     return count_long_list(trace.names[trace.name[event]], call, firsts)
 
 
-def _count(name: str, args: OpArgs) -> int:
+def _count(name: str, call: Operands) -> int:
     row = launches_of(name)
-    if row is None:
-        return 1
-    return count_launches(row, operands_of(args))
-
-
-def operands_of(args: OpArgs) -> Operands:
-    """The operands of a call, decoded."""
-    parts: list[Any] = [
-        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete, args.strides)
-    ]
-    return Operands(*parts)
+    return 1 if row is None else count_launches(row, call)
 
 
 # ---- The least time that a chip needs for the operators of a trace, whatever ran them.
@@ -357,7 +325,7 @@ KERNEL_NS: Final = 600
 _FP32, _TF32 = DTYPES.index("fp32"), DTYPES.index("tf32")
 
 
-class Work(Frozen, frozen=True):
+class Work(Columns, frozen=True):
     """What each unit must do: operators in time order, and their launches, FLOPs, and bytes.
 
     ``flops`` has a column for each of `DTYPES` and one for those of other dtypes; those that a mask
@@ -389,15 +357,12 @@ class Bound(Frozen, frozen=True):
         return math.fsum(self.ns.tolist()) / 1e6
 
 
+@once_per_trace
 def bound(trace: Events, chip: Device) -> Bound:
     """The least time of the selected operators on this chip."""
-    return trace.once(_bound, chip)
-
-
-def _bound(trace: Events, chip: Device) -> Bound:
     every = trace.whole.once(_work)
     mine = trace.selection[every.event]
-    work = Work(*(getattr(every, name)[mine] for name in Work.__struct_fields__))
+    work = every.at(mine)
     rates = np.array([chip.peaks.get(dtype, math.inf) for dtype in (*DTYPES, "")])
     if _TF32_PEAK not in chip.peaks:
         rates[_TF32] = rates[_FP32]
@@ -426,26 +391,20 @@ def _work(trace: Events) -> Work:
     with_flops = (counts_flops(trace) & ~host).nonzero()[0]
     with_bytes = ((moved >= 0) & ~host & ~units.loose).nonzero()[0]
     with_bytes = with_bytes[~nesting.below(units.loose, trace.parent, with_bytes)]
-    marked = np.zeros(len(trace), bool)
     silent = (unknown_flops(trace) & ~host).nonzero()[0]
-    for rows in (units.event, with_flops, with_bytes, silent):
-        marked[rows] = True
-    rows = marked.nonzero()[0]
-    root = marked.copy()
-    root[rows[nesting.below(marked, trace.parent, rows)]] = False
+    rows = np.concatenate([units.event, with_flops, with_bytes, silent])
+    root = nesting.outermost(marked(trace, rows)[:-1], trace.parent)
     event = root.nonzero()[0]
     number = np.full(len(trace), -1, np.int64)
     number[event] = np.arange(len(event))
 
     def of(rows: Ints) -> Ints:
         """The unit that each of these is, or is nested in."""
-        found: Ints = number[_outermost(trace, root, rows)]
+        found: Ints = number[nesting.nearest(root, trace.parent, rows)]
         return found
 
-    launches = np.zeros(len(event), np.int64)
-    np.add.at(launches, of(units.event), units.launches)
-    all_flops = np.zeros(len(event), np.int64)
-    np.add.at(all_flops, of(with_flops), flops[with_flops])
+    launches = nesting.summed(of(units.event), units.launches, len(event))
+    all_flops = nesting.summed(of(with_flops), flops[with_flops], len(event))
     all_flops[of(silent)] = -1
     table = np.zeros((len(event), len(DTYPES) + 1))
     np.add.at(table, (of(with_flops), _dtypes(trace, with_flops)), _needed(trace, with_flops))
@@ -456,10 +415,6 @@ def _work(trace: Events) -> Work:
     return Work(event, launches, table, all_flops, bytes_)
 
 
-def _outermost(trace: Events, root: npt.NDArray[np.bool_], rows: Ints) -> Ints:
-    return nesting.nearest(root, trace.parent, rows)
-
-
 def _dtypes(trace: Events, rows: Ints) -> Ints:
     """The column of the dtype in which each of these computes: that of its first tensor.
 
@@ -467,19 +422,17 @@ def _dtypes(trace: Events, rows: Ints) -> Ints:
     convolutions of fp32 are, by default.
     """
     tf32 = trace.facts.allow_tf32 is not False
-    found = _by_kind(trace, rows, lambda name, call: _dtype(name, call, tf32=tf32))
-    return found.astype(np.int64)
+    return by_call(trace, rows, lambda name, call: _dtype(name, call, tf32=tf32))
 
 
 def _dtype(name: str, call: Operands, *, tf32: bool) -> int:
-    types = call.types if isinstance(call.types, list) else []
-    found = next((PEAK[t] for t in types if str(t) in PEAK), len(DTYPES))
+    found = peak_of(call, len(DTYPES))
     return _TF32 if found == _FP32 and (tf32 or "conv" in name) else found
 
 
 def _needed(trace: Events, rows: Ints) -> _Floats:
     """The FLOPs of each of these, without those that a mask hides."""
-    needed: _Floats = op_flops(trace)[rows] * _by_kind(trace, rows, _share)
+    needed: _Floats = op_flops(trace)[rows] * by_call(trace, rows, _share, float)
     return needed
 
 
@@ -488,19 +441,6 @@ def _share(name: str, call: Operands) -> float:
         return 1.0
     left = masks.share(name, call.dims, call.types, call.concrete)
     return 0.5 if left is None else left
-
-
-def _by_kind(trace: Events, rows: Ints, ask: Callable[[str, Operands], float]) -> _Floats:
-    """What ``ask`` says of each call, asked once for those that are alike."""
-    if not len(rows):
-        return np.zeros(0)
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    first = rows[firsts]
-    found = [
-        ask(trace.names[name], operands_of(args))
-        for name, args in zip(trace.name[first].tolist(), trace.operands(first), strict=True)
-    ]
-    return np.array(found, float)[kinds]
 
 
 # ---- The least time of a trace's operators on a chip, operator by operator.
@@ -535,11 +475,9 @@ def bound_rows(trace: Events, chip: Device) -> list[BoundRow]:
     count = len(names)
     ns = np.bincount(at, found.ns, count)
     by_limit = np.stack([np.bincount(at, found.ns * (found.limit == i), count) for i in range(3)])
-    flops = np.zeros(count, np.int64)
-    np.add.at(flops, at, np.maximum(work.all_flops, 0))
+    flops = nesting.summed(at, np.maximum(work.all_flops, 0), count)
     unsaid = np.bincount(at, work.all_flops < 0, count) > 0
-    moved = np.zeros(count, np.int64)
-    np.add.at(moved, at, np.maximum(work.bytes, 0))
+    moved = nesting.summed(at, np.maximum(work.bytes, 0), count)
     unknown = np.bincount(at, work.bytes < 0, count) > 0
     calls = np.bincount(at, minlength=count)
     idle = ns == 0
@@ -619,7 +557,7 @@ def _changes(trace: Events) -> tuple[Ints, Ints]:
     kept = ~_is_scratch(trace, around, row, block)
     blocks = np.sign(change[kept]) * block_bytes(np.abs(change[kept]))
     made = np.where(block[kept] >= 0, around[block[kept]], -1)
-    whole = _outermost_steps(trace, units_of(trace).covers, made)
+    whole = _outermost_unit(trace, made)
     return np.where(whole >= 0, whole, operators_around(trace, made)), blocks
 
 
@@ -672,25 +610,20 @@ def _is_scratch(trace: Events, around: Ints, row: Ints, block: Ints) -> Bools:
     ``around`` has the event around each allocation and free, ``row`` and ``block`` those that
     change, and that allocated what changes.
     """
-    outermost = _outermost_steps(trace, units_of(trace).covers, around)
+    unit = _outermost_unit(trace, around)
     freed = (row != block) & (block >= 0)
-    owner = outermost[row[freed]]
-    mine = (owner >= 0) & (owner == outermost[block[freed]])
+    owner = unit[row[freed]]
+    mine = (owner >= 0) & (owner == unit[block[freed]])
     scratch = np.zeros(len(around), bool)
     scratch[block[freed][mine]] = True
     # An address that is used again without a free has a row that is both.
     return scratch[block] & (block >= 0)
 
 
-def _outermost_steps(trace: Events, roots: Bools, events: Ints) -> Ints:
-    """The outermost root around each of these, or -1."""
-    found = nesting.nearest(roots, trace.parent, events)
-    while True:
-        above = np.where(found >= 0, trace.parent[found], -1)
-        above = nesting.nearest(roots, trace.parent, above)
-        if not (above >= 0).any():
-            return found
-        found = np.where(above >= 0, above, found)
+def _outermost_unit(trace: Events, events: Ints) -> Ints:
+    """The outermost unit of launches around each of these, or -1."""
+    top = nesting.outermost(units_of(trace).covers, trace.parent)
+    return nesting.nearest(top, trace.parent, events)
 
 
 # ---- Which elementwise calls in a row read what the one before wrote, by shape and dtype.
@@ -714,20 +647,14 @@ class CallKind(NamedTuple):
 
 def kinds_of(trace: Events, calls: Ints) -> tuple[list[CallKind], Ints]:
     """The distinct kinds of these calls, and the number of each one's."""
-    known: dict[tuple[str, bytes, bytes, bytes, bytes], int] = {}
-    kinds, number = list[CallKind](), list[int]()
-    for name, a in zip(trace.name[calls].tolist(), trace.operands(calls), strict=True):
-        raw = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        key = (trace.names[name], *raw)
-        if key not in known:
-            known[key] = len(kinds)
-            dims, types, strides, concrete = map(decode_part, raw)
-            kinds.append(_kind(key[0], Operands(dims, types, concrete, strides), key[:3]))
-        number.append(known[key])
-    return kinds, np.array(number, np.int64)
+    number, firsts, _ = alike(trace.name[calls], trace.args[calls])
+    first = calls[firsts]
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    return list(map(_kind, names, trace.operands(first))), number
 
 
-def _kind(name: str, call: Operands, alike: Hashable) -> CallKind:
+def _kind(name: str, args: OpArgs) -> CallKind:
+    call, same = operands_of(args), (name, bytes(args.dims), bytes(args.types))
     out: Tensor | None = None
     try:
         inputs = read(name, call)
@@ -738,9 +665,9 @@ def _kind(name: str, call: Operands, alike: Hashable) -> CallKind:
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         out, inputs = None, []  # malformed, or not in this trace
     if out is None:
-        return CallKind(None, inputs, None, is_sum=False, alike=alike)
+        return CallKind(None, inputs, None, is_sum=False, alike=same)
     is_sum = name in _ADDS and all(t.shape == out.shape for t in inputs) and len(inputs) > 1
-    return CallKind(out, inputs, out.shape, is_sum, alike)
+    return CallKind(out, inputs, out.shape, is_sum, same)
 
 
 def passed_bytes(first: CallKind, second: CallKind) -> int:
@@ -807,12 +734,9 @@ class Fusion:
     ADDS_UP: ClassVar = ("calls", "bytes", "fused_bytes", "saved_launches")
 
 
+@once_per_trace
 def fusions(trace: Events) -> list[Fusion]:
     """The chains of the selected operators, those that save the most bytes first."""
-    return trace.once(_fusions)
-
-
-def _fusions(trace: Events) -> list[Fusion]:
     call, chain, saved, shape = _chains(trace)
     if not len(call):
         return []
@@ -883,8 +807,6 @@ def _keeps(trace: Events, calls: Ints) -> Bools:
 # Left out is what is on the host by design: what a DataLoader and its sampler do, seeds that were
 # just drawn, and the counters of steps that optimizers keep there.
 
-#: The step of one of torch's optimizers; LBFGS reads its losses.
-
 #: How torch's optimizers count a step: each parameter's counter, or all at once.
 _COUNTS: Final = ("aten::add_", "aten::_foreach_add_")
 #: With one argument it calls `nonzero`, and with three it reads nothing.
@@ -894,7 +816,7 @@ _REDUCES: Final = late(
 )
 
 
-class HostReads(Frozen, frozen=True):
+class HostReads(Columns, frozen=True):
     """The operators that read, in time order, and how often each does."""
 
     event: Ints
@@ -906,33 +828,26 @@ class HostReads(Frozen, frozen=True):
         return int(self.count.sum())
 
 
+@once_per_trace
 def host_reads(trace: Events) -> HostReads:
     """The reads of the selected operators."""
-    return trace.once(_selected_reads)
+    found = _all_reads(trace)
+    return found.at(trace.selection[found.event])
 
 
-def _selected_reads(trace: Events) -> HostReads:
-    found = trace.whole.once(_all)
-    mine = trace.selection[found.event]
-    return HostReads(found.event[mine], found.count[mine])
-
-
-def _all(trace: Events) -> HostReads:
+@once_of_whole
+def _all_reads(trace: Events) -> HostReads:
     units = units_of(trace)
     covers = units.covers & ~trace.names_where(lambda name: name in READS or name == _POSITIONS)
     host = on_host(trace)
     rows = operators_named(trace, *READS)
     rows = rows[~host[rows] & ~nesting.below(covers, units.parent, rows)]
-    rows = rows[~nesting.below(marked(trace, rows)[:-1], trace.parent, rows)]
+    rows = nesting.outermost(marked(trace, rows)[:-1], trace.parent).nonzero()[0]
     rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
     lists = _to_python(trace)
     lists = lists[~host[lists]]
-    counts = [
-        count_reads(trace.names[name], operands_of(args))
-        for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True)
-    ]
     event = np.concatenate([rows, lists])
-    count = np.concatenate([np.array(counts, np.int64), np.ones(len(lists), np.int64)])
+    count = np.concatenate([by_call(trace, rows, count_reads), np.ones(len(lists), np.int64)])
     order = np.argsort(event, kind="stable")
     kept = order[count[order] > 0]
     return HostReads(event[kept], count[kept])
@@ -952,8 +867,7 @@ def _is_counter(trace: Events, rows: Ints) -> Bools:
     scalars = trace.named("aten::_local_scalar_dense")[rows]
     mine = np.flatnonzero(scalars & nesting.below(is_step, trace.parent, rows))
     counts = operators_named(trace, *_COUNTS)
-    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(counts)], bool)
-    counts = counts[single | trace.named("aten::_foreach_add_")[counts]]
+    counts = counts[_on_a_number(trace, counts) | trace.named("aten::_foreach_add_")[counts]]
     counts = counts[nesting.below(is_step, trace.parent, counts)]
     if not (len(mine) and len(counts)):
         return found
@@ -976,27 +890,15 @@ def _is_filler(trace: Events, rows: Ints) -> Bools:
 
 def _is_seed(trace: Events, rows: Ints) -> Bools:
     """A number that was drawn just before, as samplers and loaders draw their seeds."""
-    out = np.zeros(len(rows), bool)
     drawn = operators_named(trace, "aten::random_")
-    if not len(drawn):
-        return out
-    single = np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(drawn)], bool)
-    seeds = marked(trace, drawn[single])
+    seeds = marked(trace, drawn[_on_a_number(trace, drawn)])
     before = _operator_before(trace, _outermost_operators(trace, rows))
-    out[:] = seeds[before]
-    return out
+    return seeds[before]
 
 
 def _outermost_operators(trace: Events, rows: Ints) -> Ints:
     """The outermost operator around each of these."""
-    ops = trace.is_kind(Kind.OP)
-    at = rows.copy()
-    while True:
-        above = trace.parent[at]
-        up = (above >= 0) & ops[above]
-        if not up.any():
-            return at
-        at = np.where(up, above, at)
+    return nesting.nearest(marked(trace, outermost(trace)), trace.parent, rows)
 
 
 def _operator_before(trace: Events, rows: Ints) -> Ints:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.device_time import idle as idle_spans
 from pytest_torchprof.analysis.device_time import launched_in, spans_of
+from pytest_torchprof.analysis.missing import captured
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
@@ -30,6 +31,7 @@ from pytest_torchprof.trace.names import (
     are_named,
     events_named,
     marks_named,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.tree import COMPILING, FETCH, marked, operators_around, within_named
@@ -41,105 +43,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
-# ---- What a thread of the host did at each time, a stretch of time after the other.
-
-#: How many events are put in order at once.
-_AT_ONCE: Final = 2**12
-_FIRST: Final = int(np.iinfo(np.int64).min)
-_LAST: Final = int(np.iinfo(np.int64).max)
-
-
-class Timeline:
-    """Times at which the innermost event of a thread changes, and the event from then on.
-
-    Only of the times that are asked for: all of it would be as large as the trace.
-    """
-
-    def __init__(self, trace: Events, thread: int, end: Ints | None) -> None:
-        """``end``: when each event ends, where that is not its own duration, see `nested_ends`."""
-        self._trace, self._end = trace, end
-        self._parent, self._depth = trace.frames
-        rows = np.flatnonzero((trace.thread == thread) & (self._depth >= 0) & (trace.dur > 0))
-        self._region = trace.named(REGION)
-        rows = rows[~self._region[rows]]
-        if end is not None:
-            rows = rows[end[rows] > trace.ts[rows]]
-        self._rows = nesting.narrow(rows)
-        self._rewind()
-
-    def _rewind(self) -> None:
-        self._times, self._state = np.array([_FIRST]), np.array([-1], np.int32)
-        self._begin = self._reached = _FIRST
-        self._next, self._open = 0, self._rows[:0]
-
-    def begin_at(self, begin: int) -> None:
-        """Forget what was before, or begin again: earlier times are not asked for."""
-        if begin < self._begin:
-            self._rewind()
-        first = self._times.searchsorted(begin, side="right") - 1
-        self._times, self._state = self._times[first:].copy(), self._state[first:].copy()
-        self._begin = begin
-
-    def until(self, end: int) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """The times and the innermost event from each on, -1 for none, up to this time.
-
-        The first time may be earlier than where it begins, and the last one is later than ``end``.
-        """
-        times, state = [self._times], [self._state]
-        while self._reached < end:
-            some, then = self._piece()
-            if self._reached < self._begin and len(some):
-                # Only what lasts is of interest.
-                times, state = [some[-1:].copy()], [then[-1:].copy()]
-            else:
-                times.append(some)
-                state.append(then)
-        self._times, self._state = np.concatenate(times), np.concatenate(state)
-        return np.append(self._times, _LAST), self._state
-
-    def _piece(self) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """What changes before the next event that is not looked at begins."""
-        trace, rows = self._trace, self._rows
-        reached, stop = _LAST, self._next + _AT_ONCE
-        if stop < len(rows):
-            # All that begin at one time belong together.
-            reached = max(int(trace.ts[rows[stop]]), int(trace.ts[rows[self._next]]) + 1)
-            first = trace.ts.searchsorted(reached)
-            stop = int(rows.searchsorted(first.astype(rows.dtype)))
-        new = rows[self._next : stop]
-        due = np.concatenate([self._open, new])
-        end = trace.ts[due] + trace.dur[due] if self._end is None else self._end[due]
-        ending = end <= reached
-        ended = due[ending]
-        above = self._parent[ended]
-        above[(above >= 0) & self._region[above]] = -1
-        times = np.concatenate([trace.ts[new], end[ending]])
-        state = np.concatenate([new, above], dtype=np.int32, casting="same_kind")
-        # At one time, ends come first, from the inside out; then begins, from the outside in.
-        depth = self._depth
-        level = np.concatenate([depth[new] + 1, -depth[ended] - 1])
-        order = np.lexsort((level, times))
-        self._next, self._open, self._reached = stop, due[~ending], reached
-        return times[order], state[order]
-
-
-def nested_ends(trace: Events) -> Ints | None:
-    """When each event ends, at the latest with what encloses it; None if all do anyway."""
-    parent, depth = trace.frames
-    for at in range(0, len(trace), _AT_ONCE):
-        some = slice(at, at + _AT_ONCE)
-        above = parent[some]
-        late = trace.ts[some] + trace.dur[some] > trace.ts[above] + trace.dur[above]
-        if ((above >= 0) & late).any():
-            break
-    else:  # mostly
-        return None
-    end: Ints = trace.ts + trace.dur
-    for level in nesting.levels(depth):
-        end[level] = np.minimum(end[level], end[parent[level]])
-    return end
-
-
 # ---- What each thread of the host did at each time, and why a device would wait for it.
 
 #: From this duration on, an operator that launches nothing computes on the CPU.
@@ -148,9 +51,8 @@ _CPU_WORK_NS: Final = 100_000
 #: use, or loads kernels: in 12 public traces, launches and calls that create streams or events took
 #: 6 ms to 4 s.
 FIRST_USE_NS: Final = 5_000_000
-#: How many events get their cause at once.
-#: How many are put in the order of their depth at once.
-_IN_ORDER: Final = 2**15
+#: Before and after all times.
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 #: Collections of garbage as functions and annotations are named. Other objects have methods called
 #: ``collect``, but a function of this name is the module's.
@@ -183,19 +85,12 @@ class Host:
 
     def __init__(self, trace: Events) -> None:
         self.trace = trace
-        self._timelines: dict[int, Timeline] = {}
-        self._end, self._begin = nested_ends(trace), 0
+        self._timelines: dict[int, tuple[Ints, npt.NDArray[np.int32]]] = {}
         self.parent, self.depth = trace.frames
         self.cause, self.shown = self._causes()
         launch = trace.launch[trace.device_rows]
         calls = np.bincount(trace.thread[launch[launch >= 0]], minlength=len(trace.threads) or 1)
         self.threads = [int(t) for t in np.argsort(-calls, kind="stable") if calls[t]]
-
-    def begin_at(self, begin: int) -> None:
-        """Earlier times are not asked for from now on."""
-        self._begin = begin
-        for timeline in self._timelines.values():
-            timeline.begin_at(begin)
 
     def did(self, thread: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Parts of these gaps in order: the gap, the innermost event (-1 for none), from, until.
@@ -229,7 +124,7 @@ class Host:
 
     def _on(self, thread: int, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The same for disjoint gaps in order, on one thread; gaps by position."""
-        times, state = self._timeline(thread).until(int(end[-1]))
+        times, state = self.timeline(thread)
         first = times.searchsorted(begin, side="right") - 1
         count = times.searchsorted(end, side="left") - first
         gap = np.repeat(np.arange(len(begin)), count)
@@ -238,10 +133,24 @@ class Host:
         keep = until > since
         return gap[keep], state[at[keep]], since[keep], until[keep]
 
-    def _timeline(self, thread: int) -> Timeline:
+    def timeline(self, thread: int) -> tuple[Ints, npt.NDArray[np.int32]]:
+        """Times at which the innermost event of a thread changes, and the event from then on, -1
+        for none; from before the first event until after the last one.
+        """
         if thread not in self._timelines:
-            self._timelines[thread] = Timeline(self.trace, thread, self._end)
-            self._timelines[thread].begin_at(self._begin)
+            trace, region = self.trace, self.trace.named(REGION)
+            rows = np.flatnonzero((trace.thread == thread) & (self.depth >= 0) & ~region)
+            end = nested_ends(trace)[rows]
+            lasts = end > trace.ts[rows]
+            rows, end = rows[lasts], end[lasts]
+            above = self.parent[rows]
+            above[(above >= 0) & region[above]] = -1
+            times = np.concatenate([[_FIRST], trace.ts[rows], end])
+            state = np.concatenate([[-1], rows, above]).astype(np.int32)
+            # At one time, ends come first, from the inside out; then begins, from the outside in.
+            depth = self.depth[rows]
+            order = np.lexsort((np.concatenate([[0], depth + 1, -depth - 1]), times))
+            self._timelines[thread] = np.append(times[order], _LAST), state[order]
         return self._timelines[thread]
 
     def _causes(self) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
@@ -275,13 +184,14 @@ class Host:
             own[call[blocks & trace.names_where(direction.search)[copies]]] = int(cause)
 
 
-def _outside_in(depth: Ints) -> Iterator[Ints]:
-    """Host events in pieces, parents before their children, which come after them in the trace."""
-    for first in range(0, len(depth), _IN_ORDER):
-        some = depth[first : first + _IN_ORDER]
-        for level in chain([np.flatnonzero(some == 0)], nesting.levels(some)):
-            for at in range(0, len(level), _AT_ONCE):
-                yield level[at : at + _AT_ONCE] + first
+def nested_ends(trace: Events) -> Ints:
+    """When each event ends, at the latest with what encloses it."""
+    parent, depth = trace.frames
+    end: Ints = trace.ts + trace.dur
+    if ((parent >= 0) & (end > end[parent])).any():
+        for level in nesting.levels(depth):
+            end[level] = np.minimum(end[level], end[parent[level]])
+    return end
 
 
 def _inherited(
@@ -306,7 +216,7 @@ def _inherited(
     shown = np.arange(len(trace), dtype=np.int32)
     fixed = np.zeros(len(trace), bool)  # whether a context decides
     outer = np.full(len(trace), -1, np.int32)  # the outermost operator or call
-    for level in _outside_in(depth):
+    for level in chain([np.flatnonzero(depth == 0)], nesting.levels(depth)):
         above = parent[level]
         inner = above >= 0
         outer[level] = np.where(inner, outer[above], -1)
@@ -365,29 +275,17 @@ class IdleParts(Frozen, frozen=True):
     ns: Ints
 
 
-def idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
-    """All idle time of the devices, between the first event of each and its last.
-
-    ``causes_only``: without events, which takes far less memory; these are not kept.
-    """
-    return _idle_parts(trace, causes_only=True) if causes_only else trace.once(_idle_parts)
-
-
-def _idle_parts(trace: Events, *, causes_only: bool = False) -> IdleParts:
+@once_per_trace
+def idle_parts(trace: Events) -> IdleParts:
+    """All idle time of the devices, between the first event of each and its last."""
     gaps, host = _gaps(trace), Host(trace)
-    merged = _of_causes if causes_only else _merged
-    kinds = (np.int64, np.int64, np.int8, np.int64, np.int64)
-    columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0, kind)] for kind in kinds]
+    columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int8)] for _ in range(5)]
     # Some at a time: most of what the host did is soon summed up.
     for at, stop in _pieces(trace, *gaps[:2]):
-        some = merged(_parts_of(trace, host, [column[at:stop] for column in gaps], at))
+        some = _merged(_parts_of(trace, host, [column[at:stop] for column in gaps], at))
         for column, name in zip(columns, IdleParts.__struct_fields__, strict=True):
             column.append(getattr(some, name))
-    del host
-    whole = []
-    while columns:  # each is released once it is joined
-        whole.append(nesting.narrow(np.concatenate(columns.pop(0))))
-    return IdleParts(*whole)
+    return IdleParts(*[nesting.narrow(np.concatenate(column)) for column in columns])
 
 
 def _pieces(trace: Events, device: Ints, begin: Ints) -> Iterator[tuple[int, int]]:
@@ -415,11 +313,6 @@ def _merged(parts: IdleParts) -> IdleParts:
     return IdleParts(parts.device[mine], parts.gap[mine], parts.cause[mine], parts.event[mine], ns)
 
 
-def _of_causes(parts: IdleParts) -> IdleParts:
-    nothing = np.full(len(parts.ns), -1, np.int64)
-    return _merged(IdleParts(parts.device, parts.gap, parts.cause, nothing, parts.ns))
-
-
 def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> IdleParts:
     """The parts of these gaps, of which the first one has this number."""
     device, begin, end, first = gaps
@@ -430,7 +323,6 @@ def _parts_of(trace: Events, host: Host, gaps: Sequence[Ints], number: int) -> I
     ready = np.clip(ready, begin, end)
     thread = np.where(known, trace.thread[launch], -1).astype(np.int64)
 
-    host.begin_at(int(begin[0]))
     gap, event, since, until = host.did(thread, begin, ready)
     # Without operators in the trace, nothing tells what the host did between calls.
     silent = int(Cause.PYTHON if trace.has(Kind.OP) else Cause.UNKNOWN)
@@ -542,8 +434,6 @@ _RETRIES: Final = late(r"^(cuda|hip)(Free|\w+Synchronize|EventQuery|GetLastError
 #: Source: torch/_inductor/runtime/triton_heuristics.py, select_algorithm.py, cudagraph_trees.py.
 _TUNES: Final = Names(r".*(benchmark|autotun).*\(dynamo_timed\)")
 _CAPTURES: Final = Names(r".*(CUDAGraph|cudagraph).*\(dynamo_timed\)")
-_BEGINS: Final = Names(r"(cuda|hip)StreamBeginCapture")
-_ENDS: Final = Names(r"(cuda|hip)StreamEndCapture")
 _REGION: Final = Names(r"Torch-Compiled Region")
 #: A later number is of a recompilation. Source: torch/_dynamo/convert_frame.py, ``CompileId``.
 _AGAIN: Final = late(r".*/[1-9]\d*$")
@@ -577,17 +467,14 @@ class OneTimeWork(Frozen, frozen=True):
     end: Ints
 
 
+@once_per_trace
 def one_time_work(trace: Events) -> OneTimeWork:
     """All such work in the selection, in time order."""
-    return trace.once(_one_time_work)
-
-
-def _one_time_work(trace: Events) -> OneTimeWork:
     compiles = _compilations(trace)
     searches, timed = _searches(trace)
     calls, what = _calls(trace)
     # Idle time is given to the outermost annotation of a compilation, whatever it calls.
-    outside = ~within_named(trace, calls, COMPILING) & ~_in_capture(trace, calls)
+    outside = ~within_named(trace, calls, COMPILING) & ~captured(trace, calls)
     # A search first builds each kernel that it will time, and may load it; all of that is its own.
     outside &= ~nesting.below(marked(trace, searches), trace.parent, calls)
     calls, what = calls[outside], what[outside]
@@ -667,20 +554,6 @@ def _initialize(trace: Events, frees: Ints) -> Bools:
     return found
 
 
-def _in_capture(trace: Events, calls: Ints) -> Bools:
-    """Which of these calls are made while their thread captures a graph."""
-    begins, ends = events_named(trace, _BEGINS), events_named(trace, _ENDS)
-    inside = np.zeros(len(calls), bool)
-    for thread in nesting.distinct(trace.thread[begins]).tolist():
-        mine = trace.thread[calls] == thread
-        begun, ended = (
-            np.searchsorted(trace.ts[rows[trace.thread[rows] == thread]], trace.ts[calls])
-            for rows in (begins, ends)
-        )
-        inside |= mine & (begun > ended)
-    return inside
-
-
 # -------------------------------------------------------------------- compilation, and searches
 
 
@@ -736,14 +609,9 @@ def _region_of(trace: Events, rows: Ints, regions: Ints) -> Ints:
 def _runs(trace: Events, rows: Ints, own: Ints, regions: Ints) -> Ints:
     """How many regions of each compilation's name end after it began."""
     end, name = trace.ts[regions] + trace.dur[regions], trace.name[regions]
-    order = np.lexsort((end, name))
-    end, name = end[order], name[order]
-    first, last = (np.searchsorted(name, own, side=side) for side in ("left", "right"))
     runs = [
-        stop - start - int(np.searchsorted(end[start:stop], since, side="right"))
-        for start, stop, since in zip(
-            first.tolist(), last.tolist(), trace.ts[rows].tolist(), strict=True
-        )
+        int(((name == mine) & (end > since)).sum())
+        for mine, since in zip(own.tolist(), trace.ts[rows].tolist(), strict=True)
     ]
     return np.array(runs, np.int64)
 

@@ -129,9 +129,7 @@ class Sums:
         np.minimum.at(self.first, group, np.arange(len(group)))
 
     def _sum(self, values: Ints) -> Ints:
-        total = np.zeros(self.count, np.int64)
-        np.add.at(total, self.group, values)
-        return total
+        return nesting.summed(self.group, values, self.count)
 
     def by_time(self) -> Ints:
         """Groups, the longest first, then in order of appearance."""
@@ -139,19 +137,15 @@ class Sums:
 
     def known(self, values: _Floats | Ints, known: Bools, whole: Ints) -> tuple[_Floats, _Floats]:
         """Sums of the known values, and ns of all events of each `whole` with a known value."""
-        counted = np.zeros(int(whole.max()) + 1, bool)
-        counted[whole[known]] = True
-        time = np.where(counted[whole], self.dur, 0)
+        time = np.where(nesting.among(whole, whole[known]), self.dur, 0)
         return self.total(np.where(known, values, 0)), self.total(time)
 
     def complete(self, known: Bools, whole: Ints) -> Bools:
         """Groups in which each `whole` has a known value."""
-        counted = np.zeros(int(whole.max()) + 1, bool)
-        counted[whole[known]] = True
-        found: Bools = np.bincount(self.group, ~counted[whole], self.count) == 0
+        found: Bools = self.total(~nesting.among(whole, whole[known])) == 0
         return found
 
-    def total(self, values: _Floats | Ints) -> _Floats:
+    def total(self, values: _Floats | Ints | Bools) -> _Floats:
         """The sum of a value of each event."""
         return np.asarray(np.bincount(self.group, values, self.count), np.float64)
 
@@ -165,7 +159,7 @@ class Sums:
     def same(self, values: _Floats | Ints) -> Bools:
         """Groups in which all events have an equal value; NaN equals none."""
         first = values[self.first][self.group]
-        found: Bools = np.bincount(self.group, values != first, self.count) == 0
+        found: Bools = self.total(values != first) == 0
         return found
 
     def parts(self, label: Ints) -> list[list[tuple[int, int]]]:
@@ -307,8 +301,7 @@ def unroofed(trace: Events, extra: Sequence[Device] = ()) -> Unroofed:
         return Unroofed({}, 0, 0, 0, 0)
     why = roof_of(trace, work, extra).why
     count = np.bincount(why, minlength=len(NoRoof) + 1)
-    ns = np.zeros(len(count), np.int64)
-    np.add.at(ns, why, dur)
+    ns = nesting.summed(why, dur, len(count))
     order = sorted(NoRoof, key=lambda reason: (-ns[reason], -count[reason]))
     found = {reason: (int(count[reason]), int(ns[reason])) for reason in order if count[reason]}
     lacking = why > 0
@@ -408,12 +401,13 @@ def launched(trace: Events, event: Ints, extra: Sequence[Device] = ()) -> Launch
     grid, block = sizes([bytes(a.grid) for a in args]), sizes([bytes(a.block) for a in args])
     registers, shared = whole([a.registers for a in args]), whole([a.shared for a in args])
     per_sm, warps = real([a.blocks_per_sm for a in args]), real([a.warps_per_sm for a in args])
-    fit, threads = _fit(trace, event, block, registers, shared, extra)
+    threads = np.where(block[:, 0] > 0, block.prod(axis=1), -1)
+    fit, count_of, most = _fit(trace, event, threads, registers, shared, extra)
     blocks = np.where(grid[:, 0] > 0, grid.prod(axis=1), -1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        waves = np.where((fit.sm > 0) & (blocks > 0), blocks / (fit.sm * fit.count), np.nan)
+        waves = np.where((fit > 0) & (blocks > 0), blocks / (fit * count_of), np.nan)
         # Kineto's estimate is 0 where it believes that the shared memory does not suffice.
-        likely = 100 * np.minimum(fit.sm, per_sm) * threads / fit.threads
+        likely = 100 * np.minimum(fit, per_sm) * threads / most
     occupancy = real([a.occupancy for a in args])
     occupancy[(occupancy == 0) & ~(likely <= _ROUNDED_PCT)] = np.nan
     return Launched(grid, block, registers, shared, occupancy, per_sm, warps, waves)
@@ -445,18 +439,17 @@ def _three(value: Any) -> tuple[int, int, int]:
     return (x, y, z) if fine else _NONE
 
 
-class _Fit(Frozen, frozen=True):
-    """Of each event: blocks that fit on a multiprocessor, and its properties; -1 if unknown."""
-
-    sm: Ints
-    count: Ints
-    threads: Ints
-
-
 def _fit(
-    trace: Events, event: Ints, block: Ints, registers: Ints, shared: Ints, extra: Sequence[Device]
-) -> tuple[_Fit, Ints]:
-    threads = np.where(block[:, 0] > 0, block.prod(axis=1), -1)
+    trace: Events,
+    event: Ints,
+    threads: Ints,
+    registers: Ints,
+    shared: Ints,
+    extra: Sequence[Device],
+) -> tuple[Ints, Ints, Ints]:
+    """For each event: blocks that fit on a multiprocessor, how many of these the device has, and
+    the most threads of one; -1 if unknown.
+    """
     sm, count, most = np.full((3, len(event)), -1, np.int64)
     for number in distinct(trace.device[event]).tolist():
         found = {
@@ -469,7 +462,7 @@ def _fit(
         mine = np.flatnonzero(trace.device[event] == number)
         sm[mine] = resident_blocks(first, threads[mine], registers[mine], shared[mine])
         count[mine], most[mine] = first.count, first.threads
-    return _Fit(sm, count, most), threads
+    return sm, count, most
 
 
 # ---- How close each kernel comes to the device's peak, and which limit bounds it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.arguments import (
     AutogradArgs,
@@ -26,10 +26,11 @@ from pytest_torchprof.trace.names import (
     Names,
     events_named,
     marks_named,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.steps import selects_by_time
-from pytest_torchprof.trace.tree import engine_steps, has_frames, marked, outermost
+from pytest_torchprof.trace.tree import engine_steps, has_frames, marked, outermost, paths_of
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Usage(Frozen, frozen=True):
     leaked_by: dict[str, int]
 
 
+@once_per_trace
 def usage(trace: Events, *, on_device: bool) -> Usage:
     """Allocated, peak and leaked bytes of the host, or of all accelerators together.
 
@@ -91,14 +93,7 @@ def usage(trace: Events, *, on_device: bool) -> Usage:
     allocator reports every free, and its running sum is what ``torch.cuda.max_memory_allocated``
     follows.
     """
-    return trace.once(_usage, on_device)
-
-
-def _usage(trace: Events, on_device: bool) -> Usage:
-    memory = trace.memory
-    if not len(memory.bytes) or (on_device and not memory.on_device.any()):
-        return Usage(0, 0, 0, {}, {}, {})
-    memory = memory.device(on_device)
+    memory = trace.memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
     inside, owners = selected(trace, memory), trace.whole.once(_owner_of_block, on_device)
@@ -186,8 +181,7 @@ def owners_of(trace: Events, events: Ints) -> Ints:
 
 def _by_owner(trace: Events, owner: Ints, size: Ints) -> dict[str, int]:
     names = [*trace.names, BEFORE, OUTSIDE]  # -2 and -1
-    total = np.zeros(len(names), np.int64)
-    np.add.at(total, owner, size)
+    total = nesting.summed(owner, size, len(names))
     some = total.nonzero()[0]
     return {names[i]: size for i, size in zip(some.tolist(), total[some].tolist(), strict=True)}
 
@@ -245,27 +239,14 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
     from the start of a profiler (c10/core/CPUAllocator.cpp).
     """
     found: dict[str, int | None] = {}
-    for place in trace.memory.places:
-        device_type, device_id = place
-        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
-        events = memory.event[selected(trace, memory)]
-        if not len(events):
-            continue
-        start = None
-        if device_type:
-            args = decode_part(trace.args[events[0]] or b"null")
-            counts = [_integer(args, key) for key in ("Total Allocated", "Bytes")]
-            if counts[0] is not None and counts[1] is not None and counts[0] >= counts[1]:
-                start = counts[0] - counts[1]
-        found[device_name(device_type, device_id)] = start
+    for device, memory in memory_of_devices(trace):
+        rows = selected(trace, memory).nonzero()[0][:1]
+        if len(rows):
+            total = decode(MemoryTotals, trace.args[memory.event[rows]])[0].allocated
+            start = total - int(memory.bytes[rows[0]])
+            known = memory.on_device[0] and total >= 0 and start >= 0
+            found[device] = start if known else None
     return found
-
-
-def _integer(args: object, key: str) -> int | None:
-    value = args.get(key) if isinstance(args, dict) else None
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return value if type(value) is int else None
 
 
 def device_name(device_type: int, device_id: int) -> str:
@@ -296,14 +277,14 @@ def _peak_of(trace: Events, memory: Memory, device: str) -> PeakMemory:
 #: torch's annotations around an optimizer's work.
 OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
-#: The operator that stores the gradient of a leaf.
-ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+#: The autograd node that stores a gradient: it keeps the first one and adds any further one.
+ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 
 #: The end of what does not end in the trace.
 NEVER: Final = np.iinfo(np.int64).max
 
 
-class Moments(Frozen, frozen=True):
+class Moments(Columns, frozen=True):
     """What encloses some events that are points in time; event indices, -1 for none.
 
     ``root`` is the outermost operator, ``node`` a step of the autograd engine, ``step`` and
@@ -346,12 +327,9 @@ class BackwardPasses(Frozen, frozen=True):
         return np.append(self.cuts, NEVER)[number]
 
 
+@once_per_trace
 def backward_passes(trace: Events) -> BackwardPasses:
     """The backward passes of a trace."""
-    return trace.once(_backward_passes)
-
-
-def _backward_passes(trace: Events) -> BackwardPasses:
     engine = marked(trace, engine_steps(trace))
     other = outermost(trace)
     other = other[~engine[other]]
@@ -365,7 +343,7 @@ def _backward_passes(trace: Events) -> BackwardPasses:
 
 def accumulations(trace: Events) -> Ints:
     """The operators that store a leaf's gradient, in time order."""
-    return operators_named(trace, ACCUMULATES)
+    return operators_named(trace, ACCUMULATE)
 
 
 def are_differentiated(trace: Events, roots: Ints) -> Bools:
@@ -517,8 +495,10 @@ def categories_of(trace: Events, lives: Lives) -> tuple[Ints, Ints]:
     count = len(lives.born)
     freed = (lives.freed >= 0).nonzero()[0]
     every = moments_of(trace, np.concatenate([lives.allocated, lives.freed[freed], lives.older]))
-    start, older = _part(every, slice(count)), _part(every, slice(count + len(freed), None))
-    end = _spread(_part(every, slice(count, count + len(freed))), freed, count)
+    start, older = every.at(slice(count)), every.at(slice(count + len(freed), None))
+    ended = np.full(count, -1, np.int64)
+    ended[freed] = count + np.arange(len(freed))
+    end = Moments(*[np.where(ended >= 0, column[ended], -1) for column in every.columns()])
     found = np.full(count, Category.UNKNOWN, np.int64)
     leaves = trace.once(_leaves)
     backward = start.node >= 0
@@ -540,20 +520,6 @@ def categories_of(trace: Events, lives: Lives) -> tuple[Ints, Ints]:
     return found, np.where(older.zeroing >= 0, Category.GRADIENTS, before)
 
 
-def _part(moments: Moments, part: slice) -> Moments:
-    return Moments(*[getattr(moments, name)[part] for name in moments.__struct_fields__])
-
-
-def _spread(moments: Moments, rows: Ints, count: int) -> Moments:
-    """Those of some rows; -1 for the others."""
-    spread = []
-    for name in moments.__struct_fields__:
-        column = np.full(count, -1, np.int64)
-        column[rows] = getattr(moments, name)
-        spread.append(column)
-    return Moments(*spread)
-
-
 def _in_backward(
     trace: Events, lives: Lives, end: Moments, leaves: Leaves, rows: Ints, found: Ints
 ) -> None:
@@ -563,7 +529,7 @@ def _in_backward(
     over &= lives.died[rows] < NEVER
     found[rows[over]] = Category.TEMPORARIES
     rows, number = rows[~over], number[~over]
-    ours = _are_of_leaves(number, lives.bytes[rows], leaves, lives.on_device)
+    ours, _ = _matched(number, lives.bytes[rows], leaves, lives.on_device)
     found[rows[ours | (end.zeroing[rows] >= 0)]] = Category.GRADIENTS
 
 
@@ -620,13 +586,10 @@ def _allocated(sizes: Ints, on_device: bool) -> Ints:
     return -(-sizes // _ROUNDED) * _ROUNDED if on_device else sizes
 
 
-def _are_of_leaves(number: Ints, sizes: Ints, leaves: Leaves, on_device: bool) -> Bools:
-    """Which blocks have the size of a leaf of their pass, as no more blocks have than leaves."""
-    return _matched(number, sizes, leaves, on_device)[0]
-
-
 def _matched(number: Ints, sizes: Ints, leaves: Leaves, on_device: bool) -> tuple[Bools, Ints]:
-    """The same; and for each leaf, how many more blocks than leaves have its pass and size."""
+    """Which blocks have the size of a leaf of their pass, as no more blocks have than leaves; and
+    for each leaf, how many more blocks than leaves have its pass and size.
+    """
     wanted = _allocated(leaves.bytes, on_device)
     known = nesting.distinct(wanted)
     if not len(known):
@@ -728,12 +691,9 @@ class StepMoments(Frozen, frozen=True):
     ends: Ints
 
 
+@once_per_trace
 def step_moments(trace: Events) -> StepMoments:
     """The ends of the steps, of the optimizer's if there are none; without a name if of neither."""
-    return trace.once(_moments)
-
-
-def _moments(trace: Events) -> StepMoments:
     found = steps.steps_of(trace, steps.step_name_of(trace))
     chosen = trace.selection[found.event]
     if len(found):
@@ -791,8 +751,7 @@ def _row(device: str, operator: str, level: Ints, count: Ints, stack: str | None
 def _growing(key: Ints, size: Ints, step: Ints, steps: int) -> Iterator[tuple[int, Ints, Ints]]:
     """Keys that grow, with their bytes and blocks at the end of each step."""
     keys, at = np.unique(key, return_inverse=True)
-    net = np.zeros(len(keys), np.int64)
-    np.add.at(net, at[step > 0], size[step > 0])
+    net = nesting.summed(at[step > 0], size[step > 0], len(keys))
     some = (net > 0).nonzero()[0]
     width = max(_TABLE // steps, 1)
     for first in range(0, len(some), width):
@@ -833,18 +792,9 @@ def _chance(level: Ints) -> float:
 def _stacks(trace: Events, events: Ints) -> tuple[Ints, Callable[[int], str | None]]:
     """The path of Python functions around each of these events, as a number, and its text."""
     parent, depth = trace.frames
-    label = np.where(trace.is_kind(Kind.PYTHON), trace.name, -1)
-    path, known = nesting.paths(parent, depth, label)
+    path, text = paths_of(trace, list(trace.names), ";")
     rows = (depth >= 0).nonzero()[0]
     around = nesting.enclosing(trace.ts, trace.ts + trace.dur, parent, rows, trace.thread, events)
-
-    def text(number: int) -> str | None:
-        parts = []
-        while number >= 0:
-            number, last = known[number]
-            parts.append(trace.names[last])
-        return ";".join(reversed(parts)) or None
-
     return np.where(around >= 0, path[around], -1), text
 
 
@@ -926,12 +876,9 @@ class Series(Frozen, frozen=True):
         return total.tolist()  # type: ignore[no-any-return]
 
 
+@once_per_trace
 def series_of(trace: Events) -> list[Series]:
     """One for each device: the host first, then each accelerator by index."""
-    return trace.once(_all_series)
-
-
-def _all_series(trace: Events) -> list[Series]:
     starts = live_at_start(trace)
     return [_series(trace, *one, starts.get(one[0])) for one in memory_of_devices(trace)]
 
@@ -1054,6 +1001,7 @@ def _totals(trace: Events, memory: Memory) -> tuple[int | None, ...]:
 # ---- The highest totals of the accelerators' allocators, from ``[memory]`` events.
 
 
+@once_per_trace
 def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int | None:
     """The highest ``Total Allocated`` or ``Total Reserved`` in the selection, in bytes.
 
@@ -1063,7 +1011,29 @@ def highest_total(trace: Events, what: Literal["allocated", "reserved"]) -> int 
     Before a device's first event in the selection its level is that after its last earlier event,
     else that before its next one. Of reserved memory only the level after that one is recorded.
     """
-    return trace.once(_highest, what)
+    memory = trace.memory
+    rows = memory.on_device.nonzero()[0]
+    if not len(rows):
+        return None
+    events = memory.event[rows]
+    total = trace.whole.once(_allocator_totals)[what]
+    if (total < 0).any():
+        return None
+    counts = selected(trace, memory.where(memory.on_device))
+    begin = _begin(trace)
+    start, change = 0, np.zeros(len(rows), np.int64)
+    for place in memory.where(memory.on_device).places:
+        mine = (memory.place[rows] == place).all(axis=1).nonzero()[0]
+        inside = mine[counts[mine]]
+        earlier = mine[trace.ts[events[mine]] < begin]
+        if len(earlier):
+            level = int(total[earlier[-1]])
+        else:
+            own = int(memory.bytes[rows[mine[0]]]) if what == "allocated" else 0
+            level = max(int(total[mine[0]]) - own, 0)
+        start += level
+        change[inside] = np.diff(total[inside], prepend=level)
+    return start + max(int(change.cumsum().max()), 0)
 
 
 def _begin(trace: Events) -> int:
@@ -1082,35 +1052,3 @@ def _allocator_totals(trace: Events) -> dict[str, Ints]:
         "allocated": int64_column([totals.allocated for totals in found]),
         "reserved": int64_column([totals.reserved for totals in found]),
     }
-
-
-def _by_place(kind: Ints, index: Ints) -> Iterator[Ints]:
-    """Positions of each device's rows. Sorting pairs of numbers takes much longer."""
-    for one in nesting.distinct(kind).tolist():
-        for device in nesting.distinct(index[kind == one]).tolist():
-            yield ((kind == one) & (index == device)).nonzero()[0]
-
-
-def _highest(trace: Events, what: str) -> int | None:
-    memory = trace.memory
-    rows = memory.on_device.nonzero()[0]
-    if not len(rows):
-        return None
-    events = memory.event[rows]
-    total = trace.whole.once(_allocator_totals)[what]
-    if (total < 0).any():
-        return None
-    counts = selected(trace, memory.where(memory.on_device))
-    begin = _begin(trace)
-    start, change = 0, np.zeros(len(rows), np.int64)
-    for mine in _by_place(*memory.place[rows].T):
-        inside = mine[counts[mine]]
-        earlier = mine[trace.ts[events[mine]] < begin]
-        if len(earlier):
-            level = int(total[earlier[-1]])
-        else:
-            own = int(memory.bytes[rows[mine[0]]]) if what == "allocated" else 0
-            level = max(int(total[mine[0]]) - own, 0)
-        start += level
-        change[inside] = np.diff(total[inside], prepend=level)
-    return start + max(int(change.cumsum().max()), 0)

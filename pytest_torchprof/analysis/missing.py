@@ -41,7 +41,7 @@ def lost_launches(trace: Events) -> tuple[int, int]:
     launches = np.flatnonzero(is_launch & trace.in_region)
     correlation = trace.correlation
     answered = nesting.among(correlation[launches], correlation[trace.device_rows])
-    mine = answered | ~_captured(trace, launches)
+    mine = answered | ~captured(trace, launches)
     launches, answered = launches[mine], answered[mine]
     outer = trace.parent[launches]
     inner = (outer >= 0) & is_launch[outer]
@@ -56,8 +56,8 @@ def _calls(trace: Events, named: Callable[[str], object]) -> Bools:
     return trace.is_kind(Kind.RUNTIME) & trace.names_where(named)
 
 
-def _captured(trace: Events, launches: Ints) -> Bools:
-    """Those made during a capture: on any thread, as backward passes launch from their own.
+def captured(trace: Events, launches: Ints) -> Bools:
+    """Calls made during a capture: on any thread, as backward passes launch from their own.
 
     A capture that ends without a beginning began before the recording.
     """

@@ -9,56 +9,40 @@ and the sum is a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.analysis.attribution import is_replayed, item_bytes
+from pytest_torchprof.analysis.attribution import call_bytes, is_replayed
 from pytest_torchprof.analysis.uncounted import (
     COMPILED,
-    REGION,
     UncountedPart,
     by_name,
+    compiled_calls,
     in_script,
     named,
     nothing_ran,
     packages,
     reason_of,
+    replayed_parts,
     runs_compiled_code,
 )
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, decode_part, int64_column
-from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
-from pytest_torchprof.trace.tree import operators_around, parents
-from pytest_torchprof.work.bytes import TRAFFIC, compulsory_bytes
-from pytest_torchprof.work.counting import (
-    called_graphs,
-    dispatched,
-    distinct_calls,
-    formula_calls,
-    ran,
-    sums,
-)
-from pytest_torchprof.work.flops import FORMULAS, work_of
+from pytest_torchprof.trace.tree import marked, operators_around, parents
+from pytest_torchprof.work.counting import by_call, dispatched, ran, sums
+from pytest_torchprof.work.flops import work_of
 from pytest_torchprof.work.launches import is_composed, may_move
-from pytest_torchprof.work.operands import (
-    ELEMENT_BYTES,
-    Operands,
-    UnknownOperandError,
-    UnreadValues,
-)
+from pytest_torchprof.work.operands import Operands, UnknownOperandError
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.work.counting import Call, Ran
-
-_LIST: Final = b"TensorList"
+    from pytest_torchprof.work.counting import Ran
 
 
 class Moved(Frozen, frozen=True):
@@ -68,17 +52,13 @@ class Moved(Frozen, frozen=True):
     gap: Reason | None
 
 
+@once_per_trace
 def moved_bytes(trace: Events) -> Moved:
     """Compulsory bytes of the selected operators."""
-    return trace.once(_moved)
-
-
-def _moved(trace: Events) -> Moved:
     if nothing_ran(trace):
         return Moved(0, None)
     counted = trace.once(_counted)
-    rows, amounts = trace.whole.once(_amounts)
-    total = int(amounts[counted.counts[rows]].sum())
+    total = int(call_bytes(trace)[counted.counts].sum())
     if holds_whole_operators(trace) and moved_bytes(trace.whole).gap is None:
         return Moved(total, None)
     silent = _silent(trace, counted)
@@ -120,112 +100,7 @@ def _counted(trace: Events) -> Ran:
 
 def _bytes(trace: Events) -> Ints:
     """The bytes of each selected operator, -1 for none."""
-    rows, amounts = trace.whole.once(_amounts)
-    bytes_ = np.full(len(trace), -1, np.int64)
-    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
-    return bytes_
-
-
-def _amounts(trace: Events) -> tuple[Ints, Ints]:
-    """Operators with a formula or a rule, and their bytes (nested or not), or -1."""
-    others = distinct_calls(trace, trace.names_where(_BYTES_ONLY.__contains__))
-    parts = [_of_calls(trace, *calls) for calls in (formula_calls(trace), others)]
-    rows, amounts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return rows, amounts
-
-
-def _of_calls(trace: Events, rows: Ints, number: Ints, calls: Sequence[Call]) -> tuple[Ints, Ints]:
-    """These operators, and the bytes of each, by the numbers of their calls."""
-    if not len(rows):
-        return rows, rows
-    names, lists = trace.names, [_LIST in types for _, _, types, _, _ in calls]
-    # The size of a list's elements is another one each time.
-    found = [
-        -1 if is_list else _bytes_of(names[name], *parts)
-        for is_list, (name, *parts) in zip(lists, calls, strict=True)
-    ]
-    amounts = int64_column(found)[number]
-    if True in lists:
-        at = np.array(lists)[number].nonzero()[0]
-        those = [calls[one] for one in number[at].tolist()]
-        sizes = _item_sizes(trace, rows[at], [dims for _, dims, *_ in those])
-        for i, (name, *parts), size in zip(at.tolist(), those, sizes, strict=True):
-            amounts[i] = _bytes_with_values(names[name], *parts, item=size) if size else -1
-    return rows, amounts
-
-
-#: Operators whose bytes are known, and which have no formula for FLOPs.
-_BYTES_ONLY: Final = TRAFFIC.keys() - FORMULAS.keys()
-_MOST_KNOWN: Final = 10_000
-
-
-def _bytes_of(name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> int:
-    """The bytes of a call from its recorded operands, -1 if unknown."""
-    count = _bytes_by_tensors(name, dims, types, strides)
-    return _bytes_with_values(name, dims, types, concrete, strides) if count is None else count
-
-
-@lru_cache(maxsize=_MOST_KNOWN)
-def _bytes_by_tensors(name: str, dims: bytes, types: bytes, strides: bytes) -> int | None:
-    """The same if its tensors tell; None if values do.
-
-    Cached, as tests repeat calls; their values change, like those of an optimizer's steps.
-    """
-    values = UnreadValues()
-    shapes, kinds, steps = map(decode_part, (dims, types, strides))
-    count = compulsory_bytes(name, shapes, kinds, steps, values)
-    if values.asked:
-        return None
-    return -1 if count is None else count
-
-
-@lru_cache(maxsize=_MOST_KNOWN)
-def _bytes_with_values(
-    name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes, item: int | None = None
-) -> int:
-    """The same where values tell; ``item`` is the size of a list's elements."""
-    shapes, kinds, steps, values = map(decode_part, (dims, types, strides, concrete))
-    count = compulsory_bytes(name, shapes, kinds, steps, values, item)
-    return -1 if count is None else count
-
-
-def _item_sizes(trace: Events, events: Ints, shapes: Iterable[bytes]) -> list[int]:
-    """Element sizes of calls on lists of tensors, whose types a trace lacks; 0 where unknown.
-
-    A kernel's name tells, or the one block that a call on the host allocates for its result.
-    """
-    sizes = np.zeros(len(trace), np.int64)
-    wanted = np.zeros(len(trace), bool)
-    wanted[events] = True
-    device = trace.device_rows
-    kernels = device[trace.kind[device] == Kind.KERNEL]
-    callers = nesting.nearest(wanted, trace.parent, parents(trace, trace.launch[kernels]))
-    for call, kernel in zip(callers.tolist(), kernels.tolist(), strict=True):
-        if call >= 0:
-            sizes[call] = item_bytes(trace.names[trace.name[kernel]])
-    memory = trace.memory.device(on_device=False)
-    made = (memory.bytes > 0).nonzero()[0]
-    around = nesting.nearest(wanted, trace.parent, trace.enclosing(memory.event[made]))
-    blocks: dict[int, list[int]] = {}
-    for call, size in zip(around.tolist(), memory.bytes[made].tolist(), strict=True):
-        blocks.setdefault(call, []).append(size)
-    found = []
-    for event, dims in zip(events.tolist(), shapes, strict=True):
-        size = int(sizes[event])
-        if not size and len(own := blocks.get(event, [])) == 1:
-            size = _size_of(own[0], decode_part(dims))
-        found.append(size)
-    return found
-
-
-def _size_of(block: int, dims: Any) -> int:
-    """The element size if this block holds all elements of the first list and nothing else."""
-    try:
-        count = Operands(dims, None, None).list_elements(0)
-    except (UnknownOperandError, LookupError, TypeError):
-        return 0
-    size, rest = divmod(block, count) if count else (0, 0)
-    return size if not rest and size in ELEMENT_BYTES.values() else 0
+    return np.where(trace.selection, call_bytes(trace), -1)
 
 
 # -------------------------------------------------------------------- what has no number
@@ -250,10 +125,8 @@ def _silent(trace: Events, which: Ran) -> Ints:
 
 def _parts_take(trace: Events, calls: Ints, counts: Bools, parent: Ints) -> Ints:
     """Bytes of the tensors that the counted operators within each of these calls take."""
-    within = np.zeros(len(trace), bool)
-    within[calls] = True
     parts = counts.nonzero()[0]
-    parts = parts[nesting.below(within, parent, parts)]
+    parts = parts[nesting.below(marked(trace, calls), parent, parts)]
     taken = np.zeros(len(trace), np.int64)
     taken[parts] = _taken(trace, parts)
     return sums(calls, counts, taken, parent)
@@ -261,17 +134,14 @@ def _parts_take(trace: Events, calls: Ints, counts: Bools, parent: Ints) -> Ints
 
 def _taken(trace: Events, calls: Ints) -> Ints:
     """Bytes of the tensors that each call takes, as far as they are known."""
-    return int64_column([_reads(args) for args in trace.operands(calls)])
+    return by_call(trace, calls, _reads)
 
 
-def _reads(args: OpArgs) -> int:
-    dims, types, strides = (
-        decode_part(bytes(part)) for part in (args.dims, args.types, args.strides)
-    )
+def _reads(_: str, call: Operands) -> int:
     total = 0
-    for at in range(len(dims) if isinstance(dims, list) else 0):
+    for at in range(len(call.dims) if isinstance(call.dims, list) else 0):
         try:
-            total += Operands(dims, types, None, strides).read(at, at + 1)
+            total += call.read(at, at + 1)
         except (UnknownOperandError, LookupError, TypeError):
             continue
     return total
@@ -288,15 +158,12 @@ def _without_operators(trace: Events) -> Iterable[UncountedPart]:
     alone = ~((call >= 0) & known[call])
     graph = is_replayed(trace, trace.launch[kernels])
     yield from by_name(trace, kernels[alone & ~graph], lambda _: Why.LAUNCHED_ALONE)
-    yield from by_name(trace, kernels[graph], lambda _: Why.REPLAYED)
+    yield from replayed_parts(trace)
 
 
 def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:
     """What inductor compiled to loops of its own, which are no operators."""
     if not runs_compiled_code(trace):
         return
-    calls = called_graphs(trace)
-    if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
-        calls[nesting.above(counts.nonzero()[0], trace.parent)] = False
+    calls = compiled_calls(trace, counts, trace.parent)
     yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.LOOPS)

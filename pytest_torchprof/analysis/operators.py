@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
+from pytest_torchprof.analysis.attribution import callers_of
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.memory import ACCUMULATE, usage
 from pytest_torchprof.analysis.uncounted import uncounted_events, uncounted_operators
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen, Mutable, cached
@@ -24,10 +25,12 @@ from pytest_torchprof.trace.names import (
     MODULE_MARK,
     REGION,
     Kind,
+    once_of_whole,
+    once_per_trace,
     shown_name,
 )
 from pytest_torchprof.trace.steps import selects_by_time
-from pytest_torchprof.trace.tree import forward_of, operators_around, parents
+from pytest_torchprof.trace.tree import forward_of, paths_of
 from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
 
 if TYPE_CHECKING:
@@ -137,8 +140,6 @@ class OpRow(Mutable):
     accumulations: int = 0
 
 
-#: The autograd node that stores a gradient: it keeps the first one and adds any further one.
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ADDS = frozenset({"aten::add", "aten::add_"})
 
 NO_OPERATOR = "(no operator)"
@@ -222,23 +223,11 @@ def launching_operators(trace: Events, device: Ints) -> Ints:
     return np.where(event >= 0, trace.name[event], -1)
 
 
-def callers_of(trace: Events, device: Ints) -> Ints:
-    """The innermost operator (else annotation) around the call behind each device event, or -1."""
-    annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    above = parents(trace, trace.launch[device])
-    operators = operators_around(trace, above)
-    notes = nesting.nearest(annotations, trace.parent, above)
-    owners: Ints = np.where(operators >= 0, operators, notes)
-    return owners
-
-
 def own_device_ns(trace: Events) -> Ints:
     """The device time of what each operator, else annotation, launched itself; 0 elsewhere."""
     device = selected_on_device(trace)
     owner = callers_of(trace, device)
-    own = np.zeros(len(trace), np.int64)
-    np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
-    return own
+    return nesting.summed(owner[owner >= 0], trace.dur[device[owner >= 0]], len(trace))
 
 
 def self_cpu_ns(trace: Events) -> int:
@@ -371,9 +360,8 @@ def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | No
     # What encloses the whole part, such as the annotation of the measured region, is not in it.
     within = (around >= 0) & trace.selection[around]
     into = np.where(within, row[around], np.where(inside, count, -1))
-    total = np.zeros(count + 1, np.int64)
-    np.add.at(total, into[into >= 0], memory.bytes[into >= 0])
-    return total.tolist()
+    total = nesting.summed(into[into >= 0], memory.bytes[into >= 0], count + 1)
+    return total.tolist()  # type: ignore[no-any-return]
 
 
 # -------------------------------------------------------------------- groupings
@@ -406,18 +394,8 @@ def _by_path(
     trace: Events, events: Ints, labels: Sequence[str | None], joint: str
 ) -> tuple[Ints, _Labels]:
     """Grouped by the labeled Python functions around them."""
-    number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
-    label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
-    path, known = nesting.paths(*trace.frames, label)
-
-    def text(group: int) -> str | None:
-        parts, at = [], group - 1
-        while at >= 0:
-            at, last = known[at]
-            parts.append(str(labels[last]))
-        return joint.join(reversed(parts)) or None
-
-    return path[events] + 1, text
+    path, text = paths_of(trace, labels, joint)
+    return path[events] + 1, lambda group: text(group - 1)
 
 
 _GROUPERS: dict[By, Callable[[Events, Ints], tuple[Ints, _Labels]]] = {
@@ -463,6 +441,7 @@ class CallTree(Frozen, frozen=True):
     into: Ints
 
 
+@once_of_whole
 def call_tree(trace: Events, by: TreeBy) -> CallTree:
     """The tree of the whole trace: of its modules, or of its Python functions.
 
@@ -470,10 +449,6 @@ def call_tree(trace: Events, by: TreeBy) -> CallTree:
     the annotation that is open at the time. By module, an operator of a backward pass belongs to
     the module whose forward operator it derives.
     """
-    return trace.whole.once(_call_tree, by)
-
-
-def _call_tree(trace: Events, by: TreeBy) -> CallTree:
     labels, kind, label_of = _labels(trace, by)
     known: dict[str, int] = {}
     members: list[set[str]] = []
@@ -649,23 +624,24 @@ class TreeRow:
 _BOTH: Final = ("cpu_ns", "cuda_ns", "cpu_bytes", "cuda_bytes", "flops", "kernels")
 
 
+@once_per_trace
 def tree_rows(trace: Events, by: TreeBy = "module", depth: int | None = None) -> list[TreeRow]:
     """The tree of the selected part: each node before its children, the largest share first.
 
     Nodes in which nothing ran are left out. ``depth``: deeper nodes are part of those at this
     depth. Own numbers of all rows add up to the total.
     """
-    return trace.once(_tree_rows, by, depth)
-
-
-def _tree_rows(trace: Events, by: TreeBy, depth: int | None) -> list[TreeRow]:
     tree = call_tree(trace, by)
-    levels = _levels(tree.above)
+    deep = _depths(tree.above)
+    levels = [np.flatnonzero(deep == at) for at in range(1, int(deep.max()) + 1)]
     target = np.arange(len(tree.above) + 1)  # the last is outside of all
     if depth is not None:
         for level in levels[depth:]:
             target[level] = target[tree.above[level]]
-    own = {name: _folded(values, target) for name, values in _own(trace, tree).items()}
+    own = {
+        name: nesting.summed(target, values, len(values))
+        for name, values in _own(trace, tree).items()
+    }
     total = {name: _rolled_up(values, tree.above, levels) for name, values in own.items()}
     shown = np.append((total["events"][:-1] > 0) & (target[:-1] == np.arange(len(tree.above))),
                       own["events"][-1] > 0)  # fmt: skip
@@ -675,9 +651,6 @@ def _tree_rows(trace: Events, by: TreeBy, depth: int | None) -> list[TreeRow]:
     unknown = _unknown(trace, device=device)
     count, calls = _entered(trace, tree)
     order = _in_order(tree.above, np.flatnonzero(shown).tolist(), total[key], total["cpu_ns"])
-    deep = np.zeros(len(tree.above) + 1, np.int64)
-    for at, level in enumerate(levels):
-        deep[level] = at + 1
     paths: dict[int, list[str]] = {-1: []}
     rows = []
     for node in order:
@@ -707,18 +680,12 @@ def _tree_rows(trace: Events, by: TreeBy, depth: int | None) -> list[TreeRow]:
     return rows
 
 
-def _levels(above: Ints) -> list[Ints]:
-    """The nodes at depth 1, at depth 2, …"""
-    depth = np.zeros(len(above), np.int64)
-    level = np.flatnonzero(above < 0)
-    found = []
-    left = np.flatnonzero(above >= 0)
-    while len(level):
-        found.append(level)
-        depth[level] = len(found)
-        inside = depth[above[left]] == len(found)
-        level, left = left[inside], left[~inside]
-    return found
+def _depths(above: Ints) -> Ints:
+    """How deep each node is, from 1; 0 for the last, which is outside of all."""
+    depth = [0] * (len(above) + 1)
+    for node, around in enumerate(above.tolist()):
+        depth[node] = depth[around] + 1
+    return np.array(depth, np.int64)
 
 
 def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
@@ -730,9 +697,7 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
     kernels = device[trace.kind[device] == Kind.KERNEL]
 
     def total(events: Ints, values: Ints | int = 1) -> Ints:
-        out = np.zeros(size, np.int64)
-        np.add.at(out, node[events], values)
-        return out
+        return nesting.summed(node[events], values, size)
 
     columns = {
         "cpu_ns": total(host, trace.self_ns[host]),
@@ -748,12 +713,6 @@ def _own(trace: Events, tree: CallTree) -> dict[str, Ints]:
         columns[column] = total(memory.event[inside], memory.bytes[inside])
         events += total(memory.event[inside])
     return {**columns, "events": events}
-
-
-def _folded(values: Ints, target: Ints) -> Ints:
-    out = np.zeros(len(values), np.int64)
-    np.add.at(out, target, values)
-    return out
 
 
 def _rolled_up(values: Ints, above: Ints, levels: list[Ints]) -> Ints:

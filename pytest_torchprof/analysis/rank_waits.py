@@ -162,11 +162,6 @@ class RankWaits(Frozen, frozen=True):
     mismatches: tuple[Mismatch, ...]
 
 
-def rank_waits(traces: Mapping[int, Events]) -> RankWaits:
-    """Compare the collectives of these ranks of one job; see `waits_between`."""
-    return waits_between({rank: rank_calls(trace) for rank, trace in traces.items()})
-
-
 def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
     """Compare the collectives of these ranks of one job.
 
@@ -341,13 +336,8 @@ def _together(by_rank: Mapping[int, RankCalls], matched: Matched) -> Matched:
     together = np.array([kind.operation in TOGETHER for kind in calls.kinds], bool)
     chosen = together[calls.kind[matched.call[:, 0]]]
     chosen &= (matched.begin >= 0).all(axis=1) & (matched.end >= 0).all(axis=1)
-    return Matched(
-        matched.group,
-        matched.ranks,
-        matched.call[chosen],
-        matched.begin[chosen],
-        matched.end[chosen],
-    )
+    columns = (column[chosen] for column in (matched.call, matched.begin, matched.end))
+    return Matched(matched.group, matched.ranks, *columns)
 
 
 def _clock_shifts(by_rank: Mapping[int, RankCalls], matched: list[Matched]) -> Ints:

@@ -13,7 +13,7 @@ from pytest_torchprof.analysis.device_time import idle_of
 from pytest_torchprof.analysis.memory import changes_of
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import HOST_KINDS, Kind
+from pytest_torchprof.trace.names import HOST_KINDS, Kind, once_per_trace
 from pytest_torchprof.trace.steps import step_of, steps_of
 
 if TYPE_CHECKING:
@@ -44,12 +44,9 @@ class StepNumbers(Frozen, frozen=True):
     sized: bool
 
 
+@once_per_trace
 def step_numbers(trace: Events, name: str = "") -> StepNumbers:
     """Numbers of the selected steps; ``name`` is that of their annotations, see `steps_of`."""
-    return trace.once(_step_numbers, name)
-
-
-def _step_numbers(trace: Events, name: str) -> StepNumbers:
     steps, step = steps_of(trace, name), step_of(trace, name)
     count = len(steps)
     chosen = np.flatnonzero(trace.selection[steps.event])
@@ -60,8 +57,7 @@ def _step_numbers(trace: Events, name: str) -> StepNumbers:
     sizes = trace.bytes[copied]
 
     def total(events: Ints, values: Ints | None = None) -> Ints:
-        out = np.zeros(count + 1, np.int64)
-        np.add.at(out, step[events], 1 if values is None else values)
+        out = nesting.summed(step[events], 1 if values is None else values, count + 1)
         return np.append(out[chosen], out[-1])
 
     busy, idle = _busy(trace, device, step[device], count)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,24 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part
-from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, operators_named
+from pytest_torchprof.trace.names import (
+    DEVICE_KINDS,
+    Kind,
+    once_of_whole,
+    once_per_trace,
+    operators_named,
+)
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.trace.tree import (
     engine_steps,
     forward_of,
+    marked,
     operators_around,
     outermost,
     parents,
 )
 from pytest_torchprof.work.counting import (
+    by_call,
     called_graphs,
     counts_flops,
     graph_calls,
@@ -33,17 +40,18 @@ from pytest_torchprof.work.counting import (
     key_of,
     only_shapes,
     op_flops,
+    operands_of,
     sums,
     unknown_flops,
     work_parent,
 )
-from pytest_torchprof.work.flops import OperatorWork, kernel_may_multiply, missing_input, work_of
+from pytest_torchprof.work.flops import kernel_may_multiply, missing_input, work_of
 from pytest_torchprof.work.launches import RECURRENT, may_move
-from pytest_torchprof.work.operands import Operands
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.operands import Operands
 
 
 # ---- Parts of a trace without counted FLOPs: what they are, and their share of the time.
@@ -143,12 +151,9 @@ REGION: Final = "Torch-Compiled Region"
 SCRIPT: Final = late(r"(?!Python\w+$|\w+Backward\d*$)[\w.]+$")
 
 
+@once_of_whole
 def runs_compiled_code(trace: Events) -> bool:
     """Whether a name in the whole trace tells of code that torch.compile generated."""
-    return trace.whole.once(_runs_compiled_code)
-
-
-def _runs_compiled_code(trace: Events) -> bool:
     return any(name.startswith(("## ", REGION)) for name in trace.names)
 
 
@@ -173,15 +178,23 @@ def in_loops(trace: Events) -> Iterable[UncountedPart]:
         yield from named(trace, events, graph.loops, Why.LOOPS)
 
 
+def compiled_calls(trace: Events, counts: Bools, parent: Ints) -> Bools:
+    """Calls of compiled graphs; those of compiled functions within which nothing counts, if the
+    trace does not mark graphs, as of an older torch.
+    """
+    calls = called_graphs(trace)
+    if not (calls.any() or trace.facts.marks_graphs):
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
+        calls[nesting.above(np.flatnonzero(counts), parent)] = False
+    return calls
+
+
 def of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not runs_compiled_code(trace):
         return
     lost = trace.facts.lost_loops
-    calls = called_graphs(trace)
-    if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(REGION))
-        calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
+    calls = compiled_calls(trace, counts_flops(trace), work_parent(trace))
     calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
     events = np.flatnonzero(calls)
     if not len(events):
@@ -215,6 +228,12 @@ def packages(trace: Events) -> Iterable[UncountedPart]:
         yield UncountedPart(PACKAGE, Why.NO_PARTS, calls, 0.0)
 
 
+def replayed_parts(trace: Events) -> list[UncountedPart]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    rows = (trace.selection & trace.is_kind(Kind.KERNEL)).nonzero()[0]
+    return by_name(trace, rows[is_replayed(trace, trace.launch[rows])], lambda _: Why.REPLAYED)
+
+
 # ---- Work without counted FLOPs: why a sum of FLOPs is only a lower bound.
 #
 # An operator without a number is reported if it has a formula but the trace lacks what that
@@ -237,45 +256,52 @@ class Uncounted(Frozen, frozen=True):
         return reason_of(self.parts, self.at_least, "FLOP")
 
 
+@once_per_trace
 def uncounted_flops(trace: Events) -> Uncounted | None:
     """What is missing from the FLOPs of the selection; None if nothing is."""
-    return trace.once(_uncounted)
-
-
-def _uncounted(trace: Events) -> Uncounted | None:
     if nothing_ran(trace) or (
         holds_whole_operators(trace) and uncounted_flops(trace.whole) is None
     ):
         return None
-    found = [part for source in SOURCES for part in source(trace)]
+    found = list(_parts(trace))
     if not found:
         return None
     at_least = int(op_flops(trace)[trace.selection].sum())
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
+def _parts(trace: Events) -> Iterator[UncountedPart]:
+    """Everything that may make a sum of FLOPs too low."""
+    # An empty trace, or one of only kernels or Python, does not tell what else ran. Our captures
+    # record operators: where there are none, none ran.
+    if trace.region is None and not trace.has(Kind.OP):
+        yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
+    alone, _, replayed = trace.once(_unanswered)
+    silent = np.flatnonzero(unknown_flops(trace))
+    yield from by_name(trace, silent, lambda at: _lacking(trace, at))
+    yield from by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
+    yield from by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
+    yield from by_name(trace, alone, lambda _: Why.LAUNCHED_ALONE)
+    yield from by_name(trace, replayed, lambda _: Why.REPLAYED)
+    yield from _hidden(trace)
+    yield from packages(trace)
+
+
+def _hidden(trace: Events) -> Iterator[UncountedPart]:
+    """What compiled code may hide."""
+    yield from in_loops(trace)
+    yield from of_no_graph(trace)
+    yield from in_script(trace)
+
+
 # -------------------------------------------------------------------- operators
-
-
-def _without_arguments(trace: Events) -> Iterable[UncountedPart]:
-    """Operators with a formula, but without the arguments it needs."""
-    return by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
 def _lacking(trace: Events, event: int) -> Why:
     (args,) = trace.operands(np.array([event]))
-    parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
+    call = operands_of(args)
+    parts = call.dims, call.types, call.concrete, call.strides
     return missing_input(trace.names[trace.name[event]], *parts)
-
-
-def _without_formula(trace: Events) -> Iterable[UncountedPart]:
-    """Operators that compute products and have no formula."""
-    return by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
-
-
-def _without_parts(trace: Events) -> Iterable[UncountedPart]:
-    """Unknown or composite operators in which nothing nested shows what they did."""
-    return by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
 def _opaque_why(trace: Events, event: int) -> Why:
@@ -294,34 +320,23 @@ def _opaque(trace: Events) -> Ints:
     unanswered = trace.once(_unanswered)[1]
     if not (len(rows) or len(unanswered)):
         return rows
-    silent = np.zeros(len(trace), bool)
-    silent[rows[~_empty(trace, rows)]] = True
-    silent[unanswered] = True
-    return _outermost(trace, silent)
+    silent = np.append(rows[~by_call(trace, rows, _on_nothing, bool)], unanswered)
+    return _outermost(trace, marked(trace, silent)[:-1])
 
 
-def _empty(trace: Events, calls: Ints) -> Bools:
-    """Calls on empty operands: they do nothing, so nothing is nested in them.
+def _on_nothing(name: str, call: Operands) -> bool:
+    """Whether a call is on empty operands: it does nothing, so nothing is nested in it.
 
     A composite operator stops where one operand has no elements. Any other operator may have an
     empty workspace or an absent mask, and computes with the rest.
     """
-    works = (work_of(trace.names[number]) for number in trace.name[calls].tolist())
-    found = [
-        _on_nothing(decode_part(bytes(args.dims)), decode_part(bytes(args.types)), work)
-        for args, work in zip(trace.operands(calls), works, strict=True)
-    ]
-    return np.array(found, bool)
-
-
-def _on_nothing(dims: Any, types: Any, work: OperatorWork) -> bool:
-    kinds = types if isinstance(types, list) else []
+    dims, kinds = (part if isinstance(part, list) else [] for part in (call.dims, call.types))
     shapes = [
         shape
-        for shape, kind in zip_longest(dims if isinstance(dims, list) else [], kinds)
+        for shape, kind in zip_longest(dims, kinds)
         if isinstance(shape, list) and (shape or kind not in _NO_TENSOR)
     ]
-    return bool(shapes) and (any if work == "parts" else all)(0 in shape for shape in shapes)
+    return bool(shapes) and (any if work_of(name) == "parts" else all)(0 in s for s in shapes)
 
 
 #: The types in a trace of arguments that are numbers, lists of numbers, text or absent.
@@ -338,11 +353,10 @@ def _computing(trace: Events) -> Ints:
     return _outermost(trace, ops & np.array(computing)[trace.name])
 
 
-def _outermost(trace: Events, marked: Bools) -> Ints:
+def _outermost(trace: Events, some: Bools) -> Ints:
     """Of these operators, those that are not nested in one another or in a counted one."""
     counts = counts_flops(trace)
-    rows = np.flatnonzero(marked & ~counts)
-    return rows[~nesting.below(marked | counts, work_parent(trace), rows)] if len(rows) else rows
+    return np.flatnonzero(nesting.outermost(some | counts, work_parent(trace)) & ~counts)
 
 
 # -------------------------------------------------------------------- kernels
@@ -358,7 +372,7 @@ def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
         return (np.zeros(0, np.int64),) * 3
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
     event = np.flatnonzero(kernels & trace.names_where(kernel_may_multiply))
-    call = _calls(trace, event)
+    call = operators_around(trace, parents(trace, trace.launch[event]))
     replays = is_replayed(trace, trace.launch[event])
     kinds = _kinds(trace, call)
     known = call >= 0
@@ -368,11 +382,6 @@ def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
     alone = left & (kinds == "around")
     by_operator = left & nesting.among(kinds, list(_ASKED))
     return event[alone], nesting.distinct(call[by_operator]), event[replays]
-
-
-def _calls(trace: Events, kernels: Ints) -> Ints:
-    """The innermost operator around each kernel's launch, or -1."""
-    return operators_around(trace, parents(trace, trace.launch[kernels]))
 
 
 def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
@@ -391,42 +400,6 @@ def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
     return kinds
 
 
-def _unrecorded(trace: Events) -> Iterable[UncountedPart]:
-    """An empty trace, or one of only kernels or Python, which does not tell what else ran.
-
-    Our captures record operators: where there are none, none ran.
-    """
-    if trace.region is None and not trace.has(Kind.OP):
-        yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
-
-
-def _alone(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that no operator launched."""
-    return by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
-
-
-def _replayed(trace: Events) -> Iterable[UncountedPart]:
-    """Kernels that a graph launched: their operators ran when it was captured."""
-    return by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
-
-
-# -------------------------------------------------------------------- the table
-
-#: Everything that may make a sum of FLOPs too low. To add one, add a function from trace to parts.
-SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
-    _without_arguments,
-    _without_formula,
-    _without_parts,
-    _alone,
-    _replayed,
-    _unrecorded,
-    in_loops,
-    of_no_graph,
-    in_script,
-    packages,
-)
-
-
 def uncounted_operators(trace: Events) -> Bools:
     """Operators that compute and have no formula."""
     out = np.zeros(len(trace), bool)
@@ -438,22 +411,19 @@ def uncounted_operators(trace: Events) -> Bools:
     return out
 
 
+@once_per_trace
 def uncounted_events(trace: Events) -> Bools:
     """Operators, calls of compiled code, kernels and their launches whose own FLOPs are unknown."""
-    return trace.once(_uncounted_events)
-
-
-def _uncounted_events(trace: Events) -> Bools:
     out = unknown_flops(trace) | uncounted_operators(trace)
     if uncounted_flops(trace) is None:
         return out
-    if any(_unrecorded(trace)):
+    if trace.region is None and not trace.has(Kind.OP):
         return np.ones(len(trace), bool)
     alone, _, replayed = trace.once(_unanswered)
     kernels = np.concatenate([alone, replayed])
     launch = trace.launch[kernels]
     out[kernels] = out[launch[launch >= 0]] = True
-    if any(part for source in (in_loops, of_no_graph, in_script) for part in source(trace)):
+    if any(_hidden(trace)):
         hiding = trace.names_where(lambda name: name.startswith(("## ", REGION)))
         hiding |= trace.is_kind(Kind.OP) & trace.names_where(SCRIPT.match)
         out |= hiding & (op_flops(trace) == 0)
@@ -529,23 +499,20 @@ def ran_on_host(trace: Events) -> bool:
     return not trace.has(*DEVICE_KINDS)
 
 
+@once_of_whole
 def forms(trace: Events) -> Forms:
     """The wholes of the whole trace, whatever is selected."""
-    return trace.whole.once(_forms)
-
-
-def _forms(trace: Events) -> Forms:
     rows = operators_named(trace, *(_FORMS.keys() - {ATTENTION}))
     if not ran_on_host(trace):
         # What a device ran by parts it ran by parts; but what runs below a library's own is its.
         rows = rows[trace.names_where(RECURRENT.__contains__)[rows]]
-    rows = rows[~_is_unfused(trace, rows)]
+    math = trace.named(_MATH)[rows]
+    rows = rows[~math | by_call(trace, rows, _can_be_fused, bool)]
     above = trace.parent[rows]
     called = trace.named(_MATH)[rows] & (above >= 0) & trace.named(ATTENTION)[above]
     rows = np.sort(np.where(called, above, rows))
-    whole = np.zeros(len(trace), bool)
-    whole[rows] = True
-    rows = rows[~nesting.below(whole, trace.parent, rows)]
+    whole = marked(trace, rows)[:-1]
+    rows = nesting.outermost(whole, trace.parent).nonzero()[0]
     steps, of = _backward(trace, whole, rows)
     known = {name: form for name, form in _FORMS.items() if form.forward is not None}
     forward = rows[trace.names_where(known.__contains__)[rows]]
@@ -561,17 +528,9 @@ def _forms(trace: Events) -> Forms:
     )
 
 
-def _is_unfused(trace: Events, rows: Ints) -> Bools:
-    """Attention in a type that has no fused form."""
-    found = np.zeros(len(rows), bool)
-    mine = np.flatnonzero(trace.named(_MATH)[rows])
-    if len(mine):
-        at = rows[mine]
-        kinds, firsts, _ = alike(trace.name[at], trace.args[at])
-        types = [decode_part(bytes(a.types)) for a in trace.operands(at[firsts])]
-        plain = [isinstance(one, list) and one[:1] and one[0] in _FUSED for one in types]
-        found[mine] = ~np.array(plain, bool)[kinds]
-    return found
+def _can_be_fused(_: str, call: Operands) -> bool:
+    """Whether attention in the type of its first operand has a fused form."""
+    return isinstance(call.types, list) and bool(call.types) and call.types[0] in _FUSED
 
 
 def _backward(trace: Events, whole: Bools, rows: Ints) -> tuple[Ints, Ints]:
@@ -580,9 +539,7 @@ def _backward(trace: Events, whole: Bools, rows: Ints) -> tuple[Ints, Ints]:
     steps = engine_steps(trace)
     if not (len(rows) and len(steps)):
         return none, none
-    marked = np.zeros(len(trace), bool)
-    marked[steps] = True
-    steps = steps[~nesting.below(marked, trace.parent, steps)]
+    steps = nesting.outermost(marked(trace, steps)[:-1], trace.parent).nonzero()[0]
     part = forward_of(trace, steps)
     known = part >= 0
     steps, part = steps[known], part[known]
@@ -625,12 +582,9 @@ class MetaCalls(Frozen, frozen=True):
     unclear: Ints
 
 
+@once_of_whole
 def meta_calls(trace: Events) -> MetaCalls:
     """The calls of the whole trace."""
-    return trace.whole.once(_meta_calls)
-
-
-def _meta_calls(trace: Events) -> MetaCalls:
     none = np.zeros(0, np.int64)
     memory = trace.memory
     made = memory.event[memory.bytes > 0]
@@ -649,9 +603,7 @@ def _meta_calls(trace: Events) -> MetaCalls:
 def _holding(trace: Events, rows: Ints) -> nesting.Bools:
     """Everything that is, or has nested in it, one of these events."""
     rows = rows[rows >= 0]
-    found = nesting.above(rows, trace.parent)
-    found[rows] = True
-    return found
+    return nesting.above(rows, trace.parent) | marked(trace, rows)[:-1]
 
 
 def _without_memory(trace: Events, made: Ints) -> Ints:
@@ -666,13 +618,7 @@ def _without_memory(trace: Events, made: Ints) -> Ints:
         rows = rows[nesting.among(trace.thread[rows], trace.thread[made])]
     if not len(rows):
         return rows
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
-    first = rows[firsts]
-    sized = [
-        _allocates(trace.names[name], Operands(None, None, decode_part(bytes(args.concrete))))
-        for name, args in zip(trace.name[first].tolist(), trace.operands(first), strict=True)
-    ]
-    found: Ints = rows[np.array(sized, bool)[kinds]]
+    found: Ints = rows[by_call(trace, rows, _allocates, bool)]
     return found
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import names_fit
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Columns
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind
-from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.trace.names import (
+    D2H,
+    DEVICE_KINDS,
+    LAUNCH_CALL,
+    SYNC_CALL,
+    Kind,
+    Names,
+    once_per_trace,
+)
+from pytest_torchprof.trace.tree import operators_around, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -23,9 +30,9 @@ _OPERATOR: Final = late(r"(?!torchprof::)\w+::")
 #: Operators that return a value to the host, whatever the driver calls their copy.
 _READER: Final = late(r"aten::(_local_scalar_dense|nonzero|item|is_nonzero)$")
 #: These exist to wait for other devices.
-_COLLECTIVE: Final = late(r"c10d::|nccl:|record_param_comms")
+_COLLECTIVE: Final = Names(r"c10d::|nccl:|record_param_comms")
 #: Here DDP waits for the events of its own time log.
-_DDP: Final = late(r"DistributedDataParallel\.forward$")
+_DDP: Final = Names(r"DistributedDataParallel\.forward$")
 _COPY: Final = late(r"\w*Memcpy")
 _STREAM: Final = late(r"\w*StreamSynchronize")
 _EVENT: Final = late(r"\w*EventSynchronize")
@@ -33,7 +40,7 @@ _EVENT: Final = late(r"\w*EventSynchronize")
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
 
 
-class Waits(Frozen, frozen=True):
+class Waits(Columns, frozen=True):
     """One row per wait: a copy from the device with its synchronization, or a synchronization
     alone.
 
@@ -56,24 +63,10 @@ class Waits(Frozen, frozen=True):
     def __len__(self) -> int:
         return len(self.call)
 
-    def where(self, chosen: Bools) -> Waits:
-        """Only these."""
-        return Waits(
-            self.call[chosen],
-            self.operator[chosen],
-            self.last[chosen],
-            self.ns[chosen],
-            self.bytes[chosen],
-            self.copies[chosen],
-        )
 
-
+@once_per_trace
 def waits(trace: Events) -> Waits:
     """All waits of the selection, copies before others."""
-    return trace.once(_waits)
-
-
-def _waits(trace: Events) -> Waits:
     calls = np.flatnonzero(trace.selection & trace.is_kind(Kind.RUNTIME))
     copying = calls[names_fit(trace, calls, _COPY.match)]
     waiting = names_fit(trace, calls, SYNC_CALL.search) & ~names_fit(trace, calls, _COPY.match)
@@ -167,12 +160,8 @@ def _shared(trace: Events, operator: Ints, sync: Ints, inside: Ints) -> tuple[In
 
 def _not_the_users(trace: Events, sync: Ints) -> Bools:
     """Waits of collective operations and of DDP's log."""
-    out = np.zeros(len(sync), bool)
-    if any(map(_COLLECTIVE.match, trace.names)):
-        out |= _below(trace, _COLLECTIVE, sync)
-    if any(map(_DDP.match, trace.names)):
-        out |= _below(trace, _DDP, sync) & names_fit(trace, sync, _EVENT.match)
-    return out
+    of_log = names_fit(trace, sync, _EVENT.match)
+    return within_named(trace, sync, _COLLECTIVE) | within_named(trace, sync, _DDP) & of_log
 
 
 def _is_before_work(trace: Events, sync: Ints, read: Ints) -> Bools:
@@ -213,11 +202,6 @@ def _has_work(trace: Events, sync: Ints) -> Bools:
     begun = np.concatenate([[never], loose])[np.searchsorted(loose, end)]
     found: Bools = np.maximum(last, begun) > since
     return found
-
-
-def _below(trace: Events, names: re.Pattern[str], events: Ints) -> Bools:
-    roots = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.names_where(names.match)
-    return nesting.below(roots, trace.parent, events)
 
 
 def _operator(trace: Events, calls: Ints) -> Ints:

@@ -30,6 +30,30 @@ class Frozen(msgspec.Struct, frozen=True):
     """
 
 
+class Columns(Frozen, frozen=True):
+    """Arrays or lists of one length.
+
+    >>> class Points(Columns, frozen=True):
+    ...     x: list[int]
+    ...     y: list[int]
+    >>> Points([1, 2, 3], [4, 5, 6]).at([0, 2])
+    Points(x=[1, 3], y=[4, 6])
+    """
+
+    def at(self, positions: Any) -> Self:
+        """Only the rows at these positions, an array of numbers, or of truths for arrays only."""
+        return type(self)(
+            *[
+                [column[i] for i in positions] if isinstance(column, list) else column[positions]
+                for column in self.columns()
+            ]
+        )
+
+    def columns(self) -> list[Any]:
+        """The columns in order."""
+        return [getattr(self, name) for name in self.__struct_fields__]
+
+
 class Sendable(Frozen, frozen=True):
     """A record that crosses to another process.
 

@@ -10,7 +10,8 @@ import numpy as np
 from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
 from pytest_torchprof.analysis.missing import device_time_gap
 from pytest_torchprof.places.place import by_frames
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.names import once_per_trace
+from pytest_torchprof.trace.nesting import distinct, summed
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Place
@@ -63,18 +64,20 @@ class IdleRow:
     path: str | None
 
 
+@once_per_trace
 def idle_rows(trace: Events, by: By = "place") -> list[IdleRow]:
     """Idle time by cause, or by cause and place, the most first."""
-    return trace.once(_idle_rows, by)
-
-
-def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
-    parts = idle_parts(trace, causes_only=by == "cause")
+    parts = idle_parts(trace)
     if not len(parts.ns) or trace.once(device_time_gap) is not None:
         return []
-    places, place = _places(trace, parts.event) if by == "place" else ([None], _zeros(parts.ns))
+    places, place = (
+        _places(trace, parts.event)
+        if by == "place"
+        else ([None], np.zeros(len(parts.ns), np.int64))
+    )
     names, named = trace.shown_names
-    name = np.where(parts.event >= 0, named[trace.name[parts.event]], -1)
+    said = (parts.event >= 0) & (by == "place")
+    name = np.where(said, named[trace.name[parts.event]], -1)
     # The lines of one location differ in what encloses them, such as the module.
     numbers: dict[object, int] = {}
     spot = np.array([numbers.setdefault(_spot(p), len(numbers)) for p in places], np.int64)[place]
@@ -83,10 +86,10 @@ def _idle_rows(trace: Events, by: By) -> list[IdleRow]:
     widths = [int(column.max()) + 1 for column in columns]
     keys, group = np.unique(np.ravel_multi_index(columns, widths), return_inverse=True)
     groups = np.stack(np.unravel_index(keys, widths), axis=1) - np.array([1, 0, 0, 1])
-    total = _sums(group, parts.ns, len(groups))
+    total = summed(group, parts.ns, len(groups))
     width = int(parts.gap.max()) + 1
     pairs, pair = np.unique(group * width + parts.gap, return_inverse=True)
-    of_gap, of_group = _sums(pair, parts.ns, len(pairs)), pairs // width
+    of_gap, of_group = summed(pair, parts.ns, len(pairs)), pairs // width
     longest = np.zeros(len(groups), np.int64)
     np.maximum.at(longest, of_group, of_gap)
     gaps = np.bincount(of_group[of_gap > 0], minlength=len(groups))
@@ -131,13 +134,3 @@ def _places(trace: Events, event: Ints) -> tuple[list[Place | None], Ints]:
 
 def _spot(place: Place | None) -> object:
     return place and (place.location or place.path)
-
-
-def _sums(group: Ints, ns: Ints, count: int) -> Ints:
-    total = np.zeros(count, np.int64)
-    np.add.at(total, group, ns)
-    return total
-
-
-def _zeros(like: Ints) -> Ints:
-    return np.zeros(len(like), np.int64)

@@ -102,7 +102,7 @@ def host_sync(trace: Events) -> Matches:
     ```
     """
     found = waits(trace)
-    found = found.where(~_of_searches(trace, found))
+    found = found.at(~_of_searches(trace, found))
     first = np.where(found.call >= 0, found.call, found.last)
     known = (first >= 0) & (found.last >= 0)
     begin = np.where(known, trace.ts[first], 0)

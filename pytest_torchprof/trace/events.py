@@ -291,12 +291,12 @@ class Events:
     def _computed(self) -> dict[Any, Any]:
         return {}
 
-    def once(self, compute: Callable[..., _Shared], *options: Any) -> _Shared:
-        """``compute(self, *options)``, called once for each trace and options."""
-        key, computed = (compute, *options) if options else compute, self._computed
+    def once(self, compute: Callable[..., _Shared], *options: Any, **named: Any) -> _Shared:
+        """``compute(self, *options, **named)``, called once for each trace and options."""
+        key, computed = (compute, *options, *named.items()), self._computed
         found = computed.get(key, computed)
         if found is computed:
-            found = computed[key] = compute(self, *options)
+            found = computed[key] = compute(self, *options, **named)
         return found  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- nesting

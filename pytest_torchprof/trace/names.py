@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache, wraps
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -639,13 +639,28 @@ def within_laps(trace: Events, laps: Ints) -> Bools:
 # ---- Functions of a trace that are computed once, and whose result is cached with the trace.
 
 _Shared = TypeVar("_Shared")
+_Options = ParamSpec("_Options")
 
 
-def once_per_trace(compute: Callable[[Events], _Shared]) -> Callable[[Events], _Shared]:
-    """Make a function of a trace compute its result once, and cache it with the trace."""
+def once_per_trace(
+    compute: Callable[Concatenate[Events, _Options], _Shared],
+) -> Callable[Concatenate[Events, _Options], _Shared]:
+    """Make a function of a trace compute its result once for the same options."""
 
     @wraps(compute)
-    def cached(trace: Events) -> _Shared:
-        return trace.once(compute)
+    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
+        return trace.once(compute, *options, **named)
+
+    return cached
+
+
+def once_of_whole(
+    compute: Callable[Concatenate[Events, _Options], _Shared],
+) -> Callable[Concatenate[Events, _Options], _Shared]:
+    """The same for what does not depend on the selection: of the whole trace."""
+
+    @wraps(compute)
+    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
+        return trace.whole.once(compute, *options, **named)
 
     return cached

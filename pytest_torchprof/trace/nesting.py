@@ -104,6 +104,14 @@ def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     return found
 
 
+def outermost(marks: Bools, parent: Ints) -> Bools:
+    """Those of these events that are nested in no other one of them."""
+    rows = marks.nonzero()[0]
+    top = marks.copy()
+    top[rows[below(marks, parent, rows)]] = False
+    return top
+
+
 def nearest(marked: Bools, parent: Ints, events: Ints) -> Ints:
     """The innermost marked event around each of these, the event itself included; -1 for none."""
     found: Ints = events.copy()
@@ -127,6 +135,17 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return np.asarray(ordered[first])
+
+
+def summed(group: Ints, values: Ints | int, count: int) -> Ints:
+    """The sum of these values for each of so many groups: exact, as `np.bincount` is not.
+
+    >>> summed(np.array([0, 2, 0]), np.array([1, 2, 3]), 3).tolist()
+    [4, 0, 2]
+    """
+    total = np.zeros(count, np.int64)
+    np.add.at(total, group, values)
+    return total
 
 
 def narrow(column: Ints) -> Ints:
@@ -293,7 +312,28 @@ def _climb(start: Ints, last: Ints, above: Ints, when: Ints) -> Ints:
     return at
 
 
-# ---- Intervals of time by group: how many are apart, and how much time they cover together.
+# ---- Intervals of time: how many are apart, and how much time they cover together.
+
+
+def reached(begin: Ints, end: Ints) -> Ints:
+    """When all earlier ones of these intervals, in order of their begins, have ended."""
+    return np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+
+
+def uncovered(begin: Ints, end: Ints) -> Ints:
+    """The length of each interval, in order of their begins, that no earlier one covers.
+
+    >>> uncovered(np.array([0, 1, 3, 9]), np.array([4, 2, 6, 10])).tolist()
+    [4, 0, 2, 1]
+    """
+    own: Ints = np.maximum(end - np.maximum(begin, reached(begin, end)), 0)
+    return own
+
+
+def union_ns(begin: Ints, end: Ints) -> int:
+    """How long at least one of these intervals, in any order, is open."""
+    order = begin.argsort(kind="stable")
+    return int(uncovered(begin[order], end[order]).sum())
 
 
 class Cover(Frozen, frozen=True):

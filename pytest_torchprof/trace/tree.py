@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -116,6 +116,27 @@ def operators_around(trace: Events, events: Ints) -> Ints:
 def parents(trace: Events, events: Ints) -> Ints:
     """The event that encloses each of these; -1 if there is none, and for -1."""
     return np.where(events >= 0, trace.parent[events], -1)
+
+
+def paths_of(
+    trace: Events, labels: Sequence[str | None], joint: str
+) -> tuple[Ints, Callable[[int], str | None]]:
+    """The path of Python functions around each event, as a number, -1 for none; and its text.
+
+    ``labels`` are of the trace's names; functions without one are no part of a path.
+    """
+    number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
+    label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
+    path, known = nesting.paths(*trace.frames, label)
+
+    def text(number: int) -> str | None:
+        parts = []
+        while number >= 0:
+            number, last = known[number]
+            parts.append(str(labels[last]))
+        return joint.join(reversed(parts)) or None
+
+    return path, text
 
 
 def marked(trace: Events, rows: Ints) -> Bools:

@@ -21,6 +21,7 @@ from pytest_torchprof.analysis.steps import (
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Sample
+from pytest_torchprof.trace.names import once_per_trace
 from pytest_torchprof.trace.steps import steps_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
@@ -279,12 +280,9 @@ class StepTable(Frozen, frozen=True):
     unknown: Mapping[str, Reason]
 
 
+@once_per_trace
 def step_table(trace: Events, name: str = "") -> StepTable:
     """The selected steps of a trace in time order; ``name``: of their annotations."""
-    return trace.once(_step_table, name)
-
-
-def _step_table(trace: Events, name: str) -> StepTable:
     steps, numbers = steps_of(trace, name), step_numbers(trace, name)
     unknown = _unknown(trace, sized=numbers.sized)
     columns: dict[str, list[float]] = {}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part, int64_column
+from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
 from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.trace.names import Kind, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.work.flops import FORMULAS, flops
+from pytest_torchprof.work.operands import Operands
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -119,10 +121,10 @@ def ran(flops: Ints, name: Ints, names: Sequence[str], dispatch: Dispatch) -> Ra
     if len(handed := _handed_on(real, subclass, name, names, parent)):
         trial = real.copy()
         trial[handed] = False
-        inside = sums(handed, _outermost(trial, parent), flops, parent)
+        inside = sums(handed, nesting.outermost(trial, parent), flops, parent)
         # If both have the same number, the outer one counts: its name says more.
         real[handed[inside != flops[handed]]] = False
-    return Ran(_outermost(real, parent), parent, fake)
+    return Ran(nesting.outermost(real, parent), parent, fake)
 
 
 #: What a checkpoint's hook calls on an operand that it saves.
@@ -148,13 +150,6 @@ def broken_off(
     works[parent[(parent >= 0) & ~keeping[name]]] = True
     idle: Bools = ~works[rows] & some[call]
     return idle
-
-
-def _outermost(real: Bools, parent: Ints) -> Bools:
-    rows = real.nonzero()[0]
-    out = real.copy()
-    out[rows[nesting.below(real, parent, rows)]] = False
-    return out
 
 
 def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
@@ -634,3 +629,23 @@ def _formulas(trace: Events) -> tuple[Ints, Ints]:
 def _flops_of(name: str, *parts: bytes) -> int | None:
     """FLOPs of a call from its recorded operands; cached, as tests repeat calls."""
     return flops(name, *map(decode_part, parts))
+
+
+# ---- What is asked of the calls of a trace, once for those that are alike.
+
+
+def operands_of(args: OpArgs) -> Operands:
+    """The operands of a call, decoded."""
+    parts = (args.dims, args.types, args.concrete, args.strides)
+    return Operands(*[decode_part(bytes(part)) for part in parts])
+
+
+def by_call(
+    trace: Events, rows: Ints, ask: Callable[[str, Operands], float], of: type = int
+) -> npt.NDArray[Any]:
+    """What ``ask`` says of each of these calls, by name and operands; ``of``: numbers or truths."""
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    first = rows[firsts]
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    found = [ask(*one) for one in zip(names, map(operands_of, trace.operands(first)), strict=True)]
+    return np.array(found, of)[kinds]

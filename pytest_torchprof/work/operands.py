@@ -329,3 +329,9 @@ def _strides(strides: Any) -> tuple[int, ...]:
     if not isinstance(strides, list) or any(type(n) is not int for n in strides):
         raise UnknownOperandError
     return tuple(strides)
+
+
+def peak_of(call: Operands, other: int = -1) -> int:
+    """The number of the chip's rate for the dtype of a call's first tensor, see `PEAK`."""
+    types = call.types if isinstance(call.types, list) else []
+    return next((PEAK[one] for one in types if str(one) in PEAK), other)

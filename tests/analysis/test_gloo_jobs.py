@@ -11,7 +11,7 @@ import pytest
 from support import gloo_job
 
 from pytest_torchprof.analysis.communication import comm_calls, comm_sizes
-from pytest_torchprof.analysis.rank_waits import rank_waits
+from pytest_torchprof.analysis.rank_waits import rank_calls, waits_between
 from pytest_torchprof.trace.ranks import read_ranks
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
@@ -57,7 +57,7 @@ def problems(kind: str, folder: Path) -> list[str]:
             found.append(f"rank {rank}: torch counts {counted}, not {calls}")
         if (own.end < own.begin).any() or (own.begin < 0).any():
             found.append(f"rank {rank}: calls without times")
-    waits = rank_waits(traces)
+    waits = waits_between({rank: rank_calls(trace) for rank, trace in traces.items()})
     together = 0 if kind == "pipeline" else expected(kind, 0, 2)[0].total()
     if (waits.collectives, waits.mismatches) != (together, ()):
         found.append(f"{waits.collectives} of {together} collectives match: {waits.mismatches}")

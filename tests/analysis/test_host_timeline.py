@@ -1,16 +1,12 @@
-"""What a thread of the host does at a time, asked for in stretches of time."""
+"""What a thread of the host does at a time."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.analysis import idle_causes
-from pytest_torchprof.analysis.idle_causes import Timeline, nested_ends
+from pytest_torchprof.analysis.idle_causes import Host
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.names import Kind
@@ -51,18 +47,12 @@ def innermost(trace: Events) -> list[int]:
     return found
 
 
-@given(INTERVALS, st.lists(st.integers(0, 60), min_size=2, max_size=9), st.sampled_from([1, 2, 5]))
-def test_stretches_of_time_are_as_in_all_of_it(
-    intervals: list[tuple[int, int]], cuts: list[int], block: int
+@given(INTERVALS)
+def test_what_a_thread_does_at_each_time_is_the_innermost_event(
+    intervals: list[tuple[int, int]],
 ) -> None:
     trace = trace_of(intervals)
-    expected = innermost(trace)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(idle_causes, "_AT_ONCE", block)
-        timeline = Timeline(trace, 0, nested_ends(trace))
-        for begin, end in pairwise(cuts):  # later ones may be earlier in time
-            timeline.begin_at(begin)
-            times, state = timeline.until(end)
-            at = times.searchsorted(np.arange(begin, end), side="right") - 1
-            assert state[at].tolist() == expected[begin:end]
-            assert (np.diff(times.astype(float)) >= 0).all()
+    times, state = Host(trace).timeline(0)
+    at = times.searchsorted(np.arange(70), side="right") - 1
+    assert state[at].tolist() == innermost(trace)
+    assert (np.diff(times.astype(float)) >= 0).all()

@@ -14,12 +14,6 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis import (
     idle_causes,
 )
-from pytest_torchprof.analysis import (
-    idle_causes as host_causes,
-)
-from pytest_torchprof.analysis import (
-    idle_causes as host_timeline,
-)
 from pytest_torchprof.analysis.idle_causes import Cause, idle_parts
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
@@ -326,8 +320,6 @@ def test_any_block_explains_alike(block: int, monkeypatch: pytest.MonkeyPatch) -
 
     expected = columns()
     assert len(set(expected[1])) > 5
-    for module in (host_causes, host_timeline, idle_causes):
-        monkeypatch.setattr(module, "_AT_ONCE", block)
-    monkeypatch.setattr(host_causes, "_IN_ORDER", block)
-    monkeypatch.setattr(idle_causes, "_EVENTS_AT_ONCE", block)
+    for name in ("_CAUSES_AT_ONCE", "_EVENTS_AT_ONCE"):
+        monkeypatch.setattr(idle_causes, name, block)
     assert expected == columns()

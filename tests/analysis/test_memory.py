@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import memory
 from pytest_torchprof.analysis.memory import BEFORE, OUTSIDE, Usage, usage
-from pytest_torchprof.trace import read
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
@@ -371,11 +369,3 @@ def test_live_bytes_by_operator(tmp_path: Path) -> None:
         peak_by={"aten::zeros": 400, "aten::mul": 400, "aten::cat": 800},
         leaked_by={"aten::cat": 800},
     )
-
-
-def test_non_text_arguments_leave_the_memory_at_the_start_unknown() -> None:
-    event = (
-        b'[{"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":1,"ts":1,"s":"t","args":'
-        b'{"Total Allocated":20,"Device Type":1,"Device Id":0,"Bytes":20,"Addr":1,"\xd4":0}}]'
-    )
-    assert {None} == set(memory.live_at_start(read.parse_trace(event)).values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.ranked import Call, rank_trace
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.rank_waits import RankWaits, rank_waits
+from pytest_torchprof.analysis.rank_waits import RankWaits, rank_calls, waits_between
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 #: Rank 1 is late at the first, rank 0 at the second; all end together.
 EARLY = [Call(100, 500), Call(900, 1000)]
 LATE = [Call(400, 500), Call(600, 1000)]
+
+
+def waits_of(traces: dict[int, Events]) -> RankWaits:
+    return waits_between({rank: rank_calls(trace) for rank, trace in traces.items()})
 
 
 def compared(
@@ -31,7 +35,7 @@ def compared(
         host = hosts[rank] if hosts else ""
         built = rank_trace(rank, calls, ranks=len(ranks), clock_us=clock, host=host)
         traces[rank] = parse_trace(built.to_bytes())
-    return rank_waits(traces)
+    return waits_of(traces)
 
 
 def test_a_rank_waits_from_its_begin_to_the_last_begin() -> None:
@@ -120,7 +124,7 @@ def test_the_later_rank_of_a_real_pair() -> None:
     traces = {
         rank: read_trace(CORPUS / f"v100_dlrm_rank{rank}.pt.trace.json.gz") for rank in (0, 1)
     }
-    found = rank_waits(traces)
+    found = waits_of(traces)
     assert (8, ()) == (found.collectives, found.mismatches)
     assert 7.635 - 2.146 == pytest.approx(int(found.earliest_ns[1][0]) / 1e6, rel=0.01)
     assert found.wait_ns[1, 0] > 100 * found.wait_ns[0, 1]

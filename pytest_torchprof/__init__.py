@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.errors import SettingsError as SettingsError
     from pytest_torchprof.core.errors import TraceError as TraceError
     from pytest_torchprof.core.version import __version__ as __version__
-    from pytest_torchprof.render.unknown import NotMeasured as NotMeasured
+    from pytest_torchprof.render.notes import NotMeasured as NotMeasured
     from pytest_torchprof.rules.rule import Matches as Matches
     from pytest_torchprof.rules.rule import Rule as Rule
     from pytest_torchprof.rules.rule import Threshold as Threshold
@@ -49,7 +49,7 @@ _MODULES = {
     "Device": "work.devices",
     "Matches": "rules.rule",
     "Metric": "verdict.metrics",
-    "NotMeasured": "render.unknown",
+    "NotMeasured": "render.notes",
     "Rule": "rules.rule",
     "SettingsError": "core.errors",
     "Threshold": "rules.rule",

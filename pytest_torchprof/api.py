@@ -32,14 +32,13 @@ from pytest_torchprof.places import idle_rows as idle
 from pytest_torchprof.places.idle_rows import IdleRow
 from pytest_torchprof.render.findings import Linted
 from pytest_torchprof.render.kernel_names import short_kernels
-from pytest_torchprof.render.table import Rows, fields_of, kernel_columns, kernel_fields
-from pytest_torchprof.render.unknown import (
+from pytest_torchprof.render.notes import (
     MetricRow,
     NotMeasured,
-    in_words,
     metric_rows,
     shown_value,
 )
+from pytest_torchprof.render.table import Rows, fields_of, kernel_columns, kernel_fields
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.steps import at_steps, chosen_steps, known_steps, step_name_of
@@ -315,7 +314,7 @@ class Trace:
         from pytest_torchprof.rules.registry import check_chosen  # no table needs rules
 
         found = check_chosen(self.events, ignore, thresholds, rules)
-        unchecked = {code: in_words(why) for code, why in found.unchecked.items()}
+        unchecked = {code: why.text for code, why in found.unchecked.items()}
         return Linted(found.counts, unchecked, found.errors, found)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:

@@ -349,7 +349,7 @@ def report_example() -> str:
     verdict = Verdict("flops", 240, "regressed", 200)
     record = Record(
         "tests/test_a.py::test_step[cpu]", "regressed", metrics={verdict.label: verdict},
-        findings=(finding,), unchecked={"fp32-matmul": because(Why.NO_DEVICE)}, outcome="failed",
+        findings=(finding,), unchecked={"fp32-matmul": because(*Why.NO_DEVICE)}, outcome="failed",
     )  # fmt: skip
     tests = [test_of(record)]
     report = {"schema": REPORT_SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": tests}

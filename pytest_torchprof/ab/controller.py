@@ -24,7 +24,6 @@ from pytest_torchprof.ab.sides import same_addresses, same_environment, unbuilt
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import (
     SIDES,
@@ -225,12 +224,11 @@ class Worker:
         """The line of its output that says why it could not continue."""
         self._log.seek(0)
         line = complaint(self._log.read().decode("utf-8", "replace"))
-        return None if line is None else self._explained(because(Why.ERROR, message=line))
+        return None if line is None else self._explained(because(*Why.ERROR, message=line))
 
     def _explained(self, why: Reason) -> Reason:
         """An error, or its cause if the module is built only in the other tree."""
-        error = str(dict(why.data).get("message", ""))
-        return unbuilt(error, self.side.root, self.side.others) or why
+        return unbuilt(why.text, self.side.root, self.side.others) or why
 
     # ---------------------------------------------------------------- the pipes
 
@@ -280,17 +278,23 @@ class Worker:
     def _how(self) -> Reason:
         """How it ended."""
         if self.ended is not None:
-            return self.ended.error or because(Why.PYTEST_EXITED, code=self.ended.code)
+            return self.ended.error or because(
+                "pytest_exited", "pytest exited with code {code}", code=self.ended.code
+            )
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2.0)  # the end of a pipe comes first
         code = self._code()
         if code is None:
-            return because(Why.WORKER_SILENT)
+            return because("worker_silent", "the worker no longer answers")
         if code < 0:
             with suppress(ValueError):
-                return because(Why.WORKER_KILLED, signal=signal.Signals(-code).name)
-        return because(Why.WORKER_EXITED, code=code)
+                return because(
+                    "worker_killed",
+                    "the worker was killed by {signal}",
+                    signal=signal.Signals(-code).name,
+                )
+        return because("worker_exited", "the worker exited with code {code}", code=code)
 
 
 def complaint(output: str) -> str | None:
@@ -402,8 +406,12 @@ class PairedRun:
         if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
             return None
         if not self._pace.repeatable:
-            return because(Why.FIXTURES_TOOK_TIME)
-        return because(Why.OTHER_CODE_TOOK_TIME)
+            return because(
+                "fixtures_took_time", "setting up its fixtures for each call took most of the time"
+            )
+        return because(
+            "other_code_took_time", "code outside its measured region took most of the time"
+        )
 
     def _not_passed(self) -> PairedRow | None:
         """The row of a test that does not pass on both sides."""
@@ -420,14 +428,20 @@ class PairedRun:
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
         if len(notes) == len(SIDES) and notes["A"] == notes["B"]:
             return notes["B"]
-        whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
-        return because(Why.ON_EACH_SIDE, whys=whys) if whys else self._other_chips
+        whys = tuple(because(*Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
+        return because("on_each_side", "{whys:, }", whys=whys) if whys else self._other_chips
 
     @property
     def _other_chips(self) -> Reason | None:
         """Why bounds are not compared: each tree's ini file may name a chip of its own."""
         a, b = (self._profiles[name].chip if name in self._profiles else None for name in SIDES)
-        return because(Why.CHIPS_DIFFER, a=a, b=b) if a and b and a != b else None
+        return (
+            because(
+                "chips_differ", "bound_ms not compared: A's is of {a}, and B's of {b}", a=a, b=b
+            )
+            if a and b and a != b
+            else None
+        )
 
     def _differences(self) -> tuple[Difference, ...]:
         a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
@@ -449,8 +463,10 @@ class PairedRun:
                 wanted.calls, fresh=wanted.fresh, processor=wanted.processor
             )
             if turn.error is not None or not turn.wall_ns:
-                error = turn.error or because(Why.WAS_NOT_MEASURED)
-                why = why or because(Why.FAILS_AGAIN_ON, side=side, why=error)
+                error = turn.error or because(*Why.WAS_NOT_MEASURED)
+                why = why or because(
+                    "fails_again_on", "fails in {side} when run again: {why}", side=side, why=error
+                )
                 failed.append(side)
         if failed:
             self._broken = "AB" if len(failed) == len(SIDES) else failed[0]
@@ -462,12 +478,12 @@ def _on_sides(
 ) -> Reason | None:
     """The reason of this outcome, with the sides that it is of; None: skipped without one."""
     if outcome == "failed" and reason is not None:
-        return because(Why.FAILS_ON, sides=tuple(on), why=reason)
+        return because("fails_on", "fails in {sides: and }: {why}", sides=tuple(on), why=reason)
     if len(on) > 1:
         return reason
     if reason is None:
-        return because(Why.ONLY_ON, side=on[0])
-    return because(Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON, side=on[0], why=reason)
+        return because(*Why.ONLY_ON, side=on[0])
+    return because(*(Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON), side=on[0], why=reason)
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
@@ -559,7 +575,7 @@ class _Run:
             side = self._workers[1].side
             raise AbError(
                 f"B ({side.label}) cannot be tested",
-                in_words(why_b),
+                why_b.text,
                 f"see what pytest says in {side.cwd}",
             )
         if why_a is not None:
@@ -580,9 +596,7 @@ class _Run:
         new.start()
         self._found[at], why = _collect(new)
         if why is not None:
-            raise AbStoppedError(
-                f"the worker of {new.side.name} cannot be restarted", in_words(why)
-            )
+            raise AbStoppedError(f"the worker of {new.side.name} cannot be restarted", why.text)
         proven(self._found[0].origins, self._found[1].origins)
 
     def finish(self) -> None:
@@ -621,7 +635,7 @@ class _Run:
                 "no tests were collected on either side", "", "check the arguments after --"
             )
         for nodeid, why in found_b.errors.items():
-            reason = because(Why.NOT_COLLECTED_ON, side="B", why=why)
+            reason = because(*Why.NOT_COLLECTED_ON, side="B", why=why)
             yield PairedRow(nodeid or self._workers[1].side.label, "failed", reason, broken="B")
         number = 0
         for nodeid in found_b.tests:
@@ -634,7 +648,7 @@ class _Run:
             yield self._test(nodeid, following, len(common))
         for nodeid in found_a.tests:
             if nodeid not in in_b and not _error_of(nodeid, found_b.errors):  # those have a row
-                yield PairedRow(nodeid, "gone", because(Why.ONLY_ON, side="A"))
+                yield PairedRow(nodeid, "gone", because(*Why.ONLY_ON, side="A"))
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> PairedRow:
         """Run one test, even if a worker dies during it."""
@@ -656,13 +670,13 @@ class _Run:
         """
         dead = [compared.at]
         name = compared.at.side.name
-        reason = because(Why.ON_SIDE, side=name, why=death.reason)
+        reason = because(*Why.ON_SIDE, side=name, why=death.reason)
         row = compared.known("error", reason, name)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
             raise AbStoppedError(
                 f"{_MOST_DEATHS} tests in a row ended their worker",
-                f"the last one was {row.nodeid}: {in_words(reason)}",
+                f"the last one was {row.nodeid}: {reason.text}",
                 "exclude them with --deselect after --",
             ) from None
         compared.open = [worker for worker in compared.open if worker not in dead]
@@ -686,9 +700,9 @@ def _collect(worker: Worker) -> tuple[Collection, Reason | None]:
 
 def _only_in_b(nodeid: str, errors: Mapping[str, Reason]) -> PairedRow:
     if why := _error_of(nodeid, errors):
-        reason = because(Why.NOT_COLLECTED_ON, side="A", why=why)
+        reason = because(*Why.NOT_COLLECTED_ON, side="A", why=why)
         return PairedRow(nodeid, "failed", reason, broken="A")
-    return PairedRow(nodeid, "new", because(Why.ONLY_ON, side="B"))
+    return PairedRow(nodeid, "new", because(*Why.ONLY_ON, side="B"))
 
 
 def _error_of(nodeid: str, errors: Mapping[str, Reason]) -> Reason | None:

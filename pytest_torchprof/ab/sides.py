@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_torchprof.core.errors import AbError, near
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.version import __version__
 
 # ---- A git revision as a folder. Nothing is fetched, no hook runs.
@@ -243,7 +243,15 @@ def unbuilt(text: str, root: Path, others: Sequence[Path]) -> Reason | None:
         name = found["module"] or f"{found['of']}.{found['name']}"
         for other in others:
             if _has_built(other, name) and not _has_built(root, name):
-                return because(Why.BUILT_ELSEWHERE, module=name, tree=str(other))
+                return because(
+                    "built_elsewhere",
+                    (
+                        "{module} is compiled, but built only in {tree}: build it in both trees "
+                        "and pass them with --a and --b"
+                    ),
+                    module=name,
+                    tree=str(other),
+                )
     return None
 
 

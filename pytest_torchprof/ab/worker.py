@@ -104,7 +104,7 @@ def serve(commands: IO[bytes], answers: IO[bytes]) -> None:
         code = int(pytest.main(args, plugins=[plugin]))
     except TorchprofError as refused:
         code = int(pytest.ExitCode.USAGE_ERROR)
-        error = because(Why.ERROR, message=str(refused))
+        error = because(*Why.ERROR, message=str(refused))
     sys.stdout.flush()
     sys.stderr.flush()
     line.tell(End(code, error, imports.origins(side.root, side.others)))
@@ -410,13 +410,13 @@ class Turns:
     def _tell(self, error: BaseException | None) -> Command:
         failed = functional_failure(self._item)
         if self._failed_subtest():
-            failed = because(Why.SUBTESTS_FAILED)
+            failed = because(*Why.SUBTESTS_FAILED)
         error, self._late = self._late or error, None
         why = None
         if error is not None:
-            why = because(Why.ERROR, message=error_line(error))
+            why = because(*Why.ERROR, message=error_line(error))
         elif failed is not None:
-            why = because(Why.UNRAISED_FAILURE, why=failed)
+            why = because("unraised_failure", "AssertionError: the test {why}", why=failed)
         return self._answer(Turn(*self._meter.take(), why))
 
     def _drop(self) -> None:
@@ -597,7 +597,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
         )
         try:
             if not overrides_of(item).get("enabled", True):
-                gatherer.refuse(because(Why.LEFT_OUT_BY_MARKER))
+                gatherer.refuse(because("left_out_by_marker", "its marker has enabled=False"))
         except TorchprofError as error:
             gatherer.refuse(reason_for(error))
         item.stash[_GATHERER] = gatherer
@@ -644,7 +644,7 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     try:
         values = gatherer.values()
     except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-        gatherer.refuse(because(Why.ERROR, message=error_line(error)))
+        gatherer.refuse(because(*Why.ERROR, message=error_line(error)))
         return {}
     return {
         name: value if isinstance(value, int) else float(value)
@@ -660,7 +660,7 @@ def outcome_of(reports: list[pytest.TestReport]) -> Profiled:
         if report.failed:
             why = _error(report)
             if report.when != "call":
-                why = because(Why.FAILED_IN_PHASE, why=why, phase=str(report.when))
+                why = because("failed_in_phase", "{why} ({phase})", why=why, phase=str(report.when))
             return Profiled("failed", why)
         if report.skipped:
             finished = Profiled("skipped", _why_skipped(report))
@@ -671,12 +671,16 @@ def _why_skipped(report: pytest.TestReport) -> Reason | None:
     """None where pytest was given an empty reason."""
     if hasattr(report, "wasxfail"):
         text = str(report.wasxfail).rstrip(": ")
-        return because(Why.XFAILED_BECAUSE, text=text) if text else because(Why.XFAILED)
+        return (
+            because("xfailed_because", "xfailed: {text}", text=text)
+            if text
+            else because(*Why.XFAILED)
+        )
     place = report.longrepr
     if not isinstance(place, tuple):
         return _error(report)
     text = str(place[2]).removeprefix("Skipped: ")
-    return because(Why.SOMEBODY_SAID, text=text) if text else None
+    return because(*Why.SOMEBODY_SAID, text=text) if text else None
 
 
 def _error(report: pytest.CollectReport | pytest.TestReport) -> Reason:
@@ -684,11 +688,11 @@ def _error(report: pytest.CollectReport | pytest.TestReport) -> Reason:
     lines = [line for line in report.longreprtext.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
     if not lines:
-        return because(Why.NO_REASON_GIVEN)
+        return because("no_reason_given", "no reason given")
     message = (marked[0] if marked else lines[-1]).strip()
     if message.startswith('File "') and len(marked) > 1:  # of a SyntaxError, whose text is last
         message = f"{marked[-1]} ({message})"
-    return because(Why.ERROR, message=message)
+    return because(*Why.ERROR, message=message)
 
 
 def _is_plain(item: pytest.Item) -> bool:

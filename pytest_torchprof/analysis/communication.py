@@ -943,10 +943,15 @@ def _on_host(trace: Events) -> RankTime | Reason:
     calls = comm_calls(trace)
     if (calls.end < 0).any():
         untimed = int((calls.end < 0).sum())
-        return because(Why.NO_COMM_TIMES, untimed=untimed, calls=len(calls))
+        return because(
+            "no_comm_times",
+            ("the trace does not say when {untimed} of {calls} calls that communicate were done"),
+            untimed=untimed,
+            calls=len(calls),
+        )
     host = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
     if not len(host):
-        return because(Why.NO_OPERATORS)
+        return because(*Why.NO_OPERATORS)
     rows = computing_operators(trace)
     start = np.concatenate([trace.ts[rows], calls.begin])
     end = np.concatenate([trace.ts[rows] + trace.dur[rows], calls.end])

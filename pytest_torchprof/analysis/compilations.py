@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 # ---- Graph breaks and recompilations, from the test itself and from earlier compilations.
 
-EARLIER = because(Why.COMPILED_EARLIER)
+EARLIER = because(
+    "compiled_earlier", "the test runs code that was compiled before the test started"
+)
 
 #: torch's annotation around each run of compiled code, with the compile id, "frame/attempt".
 _REGION = "Torch-Compiled Region: "
@@ -84,10 +86,10 @@ def work(trace: Events, what: str) -> Value:
     number = getattr(trace.facts.compile_work, what, None)
     if number is None:
         no_device = trace.once(memory_gap) if what == "cudagraphs" else None
-        return MissingValue(no_device or said or because(Why.ONLY_LIVE))
-    gap = said if said is not None and said.why is Why.DYNAMO_OFF else None
+        return MissingValue(no_device or said or because(*Why.ONLY_LIVE))
+    gap = said if said is not None and said.code == Why.DYNAMO_OFF.code else None
     if not number and trace.facts.compiled_calls and not regions(trace):
-        gap = gap or because(Why.RAN_UNCOMPILED)
+        gap = gap or because(*Why.RAN_UNCOMPILED)
     elif _anew(trace) or _earlier(trace):
         gap = EARLIER
     return number if gap is None else MissingValue(gap, int(number) or None, at_least=True)
@@ -99,10 +101,10 @@ def _noted(
     if isinstance(number, Reason):
         return Compiled(None, number)
     if number is None or (number and rows is None):
-        return Compiled(None, because(Why.ONLY_LIVE))
+        return Compiled(None, because(*Why.ONLY_LIVE))
     # A stance, another dispatch mode, or a failure of the compiler leaves all code to Python.
     if not number and trace.facts.compiled_calls and not regions(trace):
-        return Compiled(None, because(Why.RAN_UNCOMPILED))
+        return Compiled(None, because(*Why.RAN_UNCOMPILED))
     return Compiled(rows or ())
 
 

@@ -129,20 +129,35 @@ def absent_gap(trace: Events) -> Reason | None:
     if trace.once(lost_launches)[0] or _device_ran(trace):
         return None
     if trace.once(_records_end):
-        return because(Why.NO_DEVICE_RECORDS)
+        return because(*Why.NO_DEVICE_RECORDS)
     if trace.unread:
         why = Why.UNKNOWN_EVENTS if _has_accelerator(trace) else Why.ONLY_OTHER_EVENTS
-        return because(why, events=_listed(trace.unread))
-    return None if _has_accelerator(trace) else because(Why.NO_DEVICE)
+        return because(*why, events=_listed(trace.unread))
+    return None if _has_accelerator(trace) else because(*Why.NO_DEVICE)
 
 
 def partial_gap(trace: Events) -> Reason | None:
     """Some launches or their kernels are missing, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
     if not lost:
-        return because(Why.DEVICE_RECORDS_END) if trace.once(_records_end) else None
-    reason = because(Why.KERNELS_LOST, lost=lost, launches=launches)
-    return because(Why.FILE_BREAKS_OFF, why=reason) if trace.cut else reason
+        return (
+            because(
+                "device_records_end",
+                "partial capture: records of the device end before the test does",
+            )
+            if trace.once(_records_end)
+            else None
+        )
+    reason = because(
+        "kernels_lost",
+        (
+            "partial capture: {lost} of {launches} launches have no kernel record; is "
+            "another CUPTI client (nsys, compute-sanitizer) attached?"
+        ),
+        lost=lost,
+        launches=launches,
+    )
+    return because(*Why.FILE_BREAKS_OFF, why=reason) if trace.cut else reason
 
 
 def device_time_gap(trace: Events) -> Reason | None:
@@ -161,8 +176,17 @@ def _untimed_gap(trace: Events, *kinds: Kind) -> Reason | None:
     events = trace.selection & trace.is_kind(*kinds)
     count, untimed = int(events.sum()), int(events[list(trace.untimed)].sum())
     if untimed == count:
-        return because(Why.NO_DURATIONS) if count else None
-    return because(Why.SOME_UNTIMED, untimed=untimed, events=count) if untimed else None
+        return because(*Why.NO_DURATIONS) if count else None
+    return (
+        because(
+            "some_untimed",
+            "no duration for {untimed} of {events: event} in this trace",
+            untimed=untimed,
+            events=count,
+        )
+        if untimed
+        else None
+    )
 
 
 def memory_gap(trace: Events) -> Reason | None:
@@ -197,7 +221,12 @@ def _foreign(trace: Events) -> Reason | None:
     if not found:
         return None
     device = OTHER_DEVICES[found[0].lower()]
-    return because(Why.UNKNOWN_DEVICE, device=device, events=_listed(found))
+    return because(
+        "unknown_device",
+        ("events of {device} devices are not supported ({events: and } in this trace)"),
+        device=device,
+        events=_listed(found),
+    )
 
 
 def _has_accelerator(trace: Events) -> bool:
@@ -207,8 +236,12 @@ def _has_accelerator(trace: Events) -> bool:
 def _listed(categories: Sequence[str]) -> tuple[Reason, ...]:
     """Events of these categories, and those without one."""
     named = tuple(category for category in categories if category)
-    parts = [because(Why.CATEGORY, names=named)] if named else []
-    parts += [because(Why.NO_CATEGORY)] if len(named) < len(categories) else []
+    parts = [because("category", "category {names:, }", names=named)] if named else []
+    parts += (
+        [because("no_category", "events without a category")]
+        if len(named) < len(categories)
+        else []
+    )
     return tuple(parts)
 
 
@@ -230,16 +263,31 @@ def waits_gap(trace: Events) -> Reason | None:
     if (gap := _foreign(trace)) is not None:
         return gap
     if device_type == "xpu" or any(map(XPU_CALL.match, calls)):
-        return because(Why.NO_WAITS_ON_XPU)
+        return because(
+            "no_waits_on_xpu",
+            ("on XPU, torch's profiler records what the host submits, but not when it waits"),
+        )
     if any(map(_KNOWN_CALL.match, calls)):
         return None
     if calls:
-        return because(Why.UNKNOWN_WAITS, call=calls[0])
+        return because(
+            "unknown_waits",
+            ("it is not known which calls wait for this device ({call} is one of its calls)"),
+            call=calls[0],
+        )
     if (gap := trace.once(device_gap)) is not None:
         return gap
     if device_type is not None and device_type != "cuda":
-        return because(Why.UNKNOWN_WAITS_OF, device=device_type)
-    return because(Why.NO_CALLS) if trace.has(*DEVICE_KINDS) else None
+        return because(
+            "unknown_waits_of",
+            "it is not known which calls wait for {device} devices",
+            device=device_type,
+        )
+    return (
+        because("no_calls", "the device's driver calls were not recorded")
+        if trace.has(*DEVICE_KINDS)
+        else None
+    )
 
 
 def _kernels(trace: Events) -> Ints:
@@ -257,9 +305,13 @@ def blind_kernels(trace: Events, concern: Callable[[str], object]) -> Reason | N
     launch = trace.launch[kernels]
     graph = (launch >= 0) & trace.names_where(_GRAPH_LAUNCH.search)[launch]
     if count := int(graph.sum()):
-        return because(Why.KERNELS_FROM_GRAPHS, count=count)
+        return because(
+            "kernels_from_graphs",
+            "{count: kernel} ran from graphs, without their operators",
+            count=count,
+        )
     if len(kernels) and not trace.has(Kind.OP):
-        return because(Why.KERNELS_ALONE)
+        return because("kernels_alone", "kernels were recorded without their operators")
     return None
 
 
@@ -275,13 +327,23 @@ def work_elsewhere(trace: Events) -> Reason | None:
     if (recorded := trace.facts.elsewhere) is not None:
         return recorded
     if _left(trace):
-        return because(Why.THREAD_LEFT)
-    return because(Why.FINALIZERS) if _finalized(trace) else None
+        return because(*Why.THREAD_LEFT)
+    return (
+        because(
+            "finalizers",
+            (
+                "finalizers (__del__) of garbage collected after the measured run called "
+                "operators, and when that happens is not reproducible"
+            ),
+        )
+        if _finalized(trace)
+        else None
+    )
 
 
 def is_by_chance(reason: Reason) -> bool:
     """Whether how much was counted is chance, so that it is no lower bound to compare."""
-    return reason.why is Why.THREAD_LEFT
+    return reason.code == Why.THREAD_LEFT.code
 
 
 def _left(trace: Events) -> bool:

@@ -13,7 +13,7 @@ from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
@@ -68,7 +68,7 @@ class UncountedPart(Frozen, frozen=True):
     """
 
     name: str
-    missing: Why
+    missing: Sentence
     calls: int
     share: float
 
@@ -77,31 +77,45 @@ def reason_of(parts: Iterable[UncountedPart], at_least: int, unit: str) -> Reaso
     """What is counted, if anything, and for each thing that is missing the parts that lack it."""
     parts = tuple(parts)
     gaps = dict.fromkeys(part.missing for part in parts)
-    why = because(Why.SEVERAL, gaps=tuple(_gap(missing, parts) for missing in gaps))
-    return because(Why.AT_LEAST, value=at_least, unit=unit, why=why) if at_least else why
+    why = because(*Why.SEVERAL, gaps=tuple(_gap(missing, parts) for missing in gaps))
+    return because(*Why.AT_LEAST, value=at_least, unit=unit, why=why) if at_least else why
 
 
-def _gap(missing: Why, parts: Iterable[UncountedPart]) -> Reason:
+def _gap(missing: Sentence, parts: Iterable[UncountedPart]) -> Reason:
     mine = [part for part in parts if part.missing == missing]
     if not mine[0].name:
-        return because(missing)
+        return because(*missing)
     shown = tuple(_one(part) for part in mine[:_NAMED])
     if len(mine) == 1:
-        return because(Why.ONE_UNCOUNTED, part=shown[0], missing=because(missing))
+        return because(
+            "one_uncounted", "{part} {missing}", part=shown[0], missing=because(*missing)
+        )
     left = len(mine) - len(shown)
-    return because(Why.MANY_UNCOUNTED, parts=shown, left=left, missing=because(missing))
+    return because(
+        "many_uncounted",
+        "{parts:, }{left:? and # more}: each {missing}",
+        parts=shown,
+        left=left,
+        missing=because(*missing),
+    )
 
 
 def _one(part: UncountedPart) -> Reason:
     name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
     name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     if part.share < 0.005:
-        return because(Why.UNCOUNTED_PART, name=name, calls=part.calls)
-    return because(Why.UNCOUNTED_SHARE, name=name, calls=part.calls, percent=100 * part.share)
+        return because("uncounted_part", "{name} ({calls: call})", name=name, calls=part.calls)
+    return because(
+        "uncounted_share",
+        "{name} ({calls: call}, {percent:.0f} % of the time)",
+        name=name,
+        calls=part.calls,
+        percent=100 * part.share,
+    )
 
 
 def named(
-    trace: Events, events: Ints, names: tuple[str, ...], missing: Why
+    trace: Events, events: Ints, names: tuple[str, ...], missing: Sentence
 ) -> Iterable[UncountedPart]:
     """A part for each of these names, all of the same calls."""
     if not len(events):
@@ -112,7 +126,7 @@ def named(
         yield UncountedPart(name, missing, len(events), min(share, 1.0))
 
 
-def by_name(trace: Events, events: Ints, missing: Callable[[int], Why]) -> list[UncountedPart]:
+def by_name(trace: Events, events: Ints, missing: Callable[[int], Sentence]) -> list[UncountedPart]:
     """A part for each name among these events; ``missing`` is asked for the first of each."""
     if not len(events):
         return []
@@ -297,14 +311,14 @@ def _hidden(trace: Events) -> Iterator[UncountedPart]:
 # -------------------------------------------------------------------- operators
 
 
-def _lacking(trace: Events, event: int) -> Why:
+def _lacking(trace: Events, event: int) -> Sentence:
     (args,) = trace.operands(np.array([event]))
     call = operands_of(args)
     parts = call.dims, call.types, call.concrete, call.strides
     return missing_input(trace.names[trace.name[event]], *parts)
 
 
-def _opaque_why(trace: Events, event: int) -> Why:
+def _opaque_why(trace: Events, event: int) -> Sentence:
     return Why.NO_PARTS if work_of(trace.names[trace.name[event]]) == "parts" else Why.NO_FORMULA
 
 

@@ -252,7 +252,17 @@ class Child:
             OTHERS.ours_ended()
             if (device := accelerator()) is not None:
                 # Ending its session would call CUDA, which does not work in a forked process.
-                raise NotCapturedError(because(Why.CHILD_FORKED_WITH_DEVICE, device=device))
+                raise NotCapturedError(
+                    because(
+                        "child_forked_with_device",
+                        (
+                            "it was forked while {device} was in use, which a forked process "
+                            "cannot use, nor end a session that records it: start it with the "
+                            "method spawn"
+                        ),
+                        device=device,
+                    )
+                )
             _require_unlocked()
             disable()  # the session of the process that it was forked from
         else:
@@ -365,7 +375,7 @@ class Child:
             return Done(rank, ranks, aside=True, cpu_ns=cpu_ns)
         reason = self._reason
         if reason is None and REAL.current_thread() != self._thread:
-            reason = because(Why.CHILD_ENDED_IN_THREAD)
+            reason = because("child_ended_in_thread", "it ended in another thread than it began in")
         if reason is None:
             try:
                 self._stop()
@@ -401,7 +411,7 @@ def _reason_of(error: Exception) -> Reason:
         found = getattr(error, "reason", None)
         if isinstance(found, Reason):
             return found
-    return because(Why.ERROR, message=f"{type(error).__name__}: {error}")
+    return because(*Why.ERROR, message=f"{type(error).__name__}: {error}")
 
 
 def _require_unlocked() -> None:
@@ -418,7 +428,15 @@ def _require_unlocked() -> None:
     thread = REAL.thread(target=touch, daemon=True)
     thread.start()
     if not passed.wait(_UNLOCKED_S):
-        raise NotCapturedError(because(Why.CHILD_FORKED_IN_TORCH))
+        raise NotCapturedError(
+            because(
+                "child_forked_in_torch",
+                (
+                    "it could not be recorded: when it was forked, a thread held a lock of "
+                    "torch that the profiler needs"
+                ),
+            )
+        )
     thread.join()  # it would seem to work for the test
 
 

@@ -41,9 +41,15 @@ if sys.platform != "win32":
 
 #: What torch's counter returns without a hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
-NO_COUNTER = because(Why.NO_COUNTER)
-COUNTER_LOST = because(Why.COUNTER_STOPPED)
-REGION_ON_DEVICE = because(Why.REGION_ON_DEVICE)
+NO_COUNTER = because("no_counter", "this machine has no hardware counter")
+COUNTER_LOST = because("counter_stopped", "the hardware counter stopped")
+REGION_ON_DEVICE = because(
+    "region_on_device",
+    (
+        "a device may work on when a region ends; its time there is self_cuda_ms, "
+        "or measure the part alone, using `with torchprof:`"
+    ),
+)
 
 
 class LapTime(Frozen, frozen=True):
@@ -80,7 +86,11 @@ class LapWatch:
     def __enter__(self) -> Self:
         """Start."""
         self._number = len(self._laps)
-        self._laps.append(because(Why.REGION_OPEN, name=self._region))
+        self._laps.append(
+            because(
+                "region_open", "region {name} was still open when the run ended", name=self._region
+            )
+        )
         self._cpu = REAL.cpu_clock()
         self._wall = REAL.clock()
         return self
@@ -90,7 +100,7 @@ class LapWatch:
         wall, cpu = REAL.clock() - self._wall, REAL.cpu_clock() - self._cpu
         lap: LapTime | Reason = LapTime(wall, cpu)
         if kind is not None:
-            lap = because(Why.REGION_RAISED, name=self._region, error=kind.__name__)
+            lap = because(*Why.REGION_RAISED, name=self._region, error=kind.__name__)
         elif uses_accelerator():
             lap = REGION_ON_DEVICE
         self._laps[self._number] = lap

@@ -293,7 +293,7 @@ class CompileCount(Frozen, frozen=True):
         """The facts about compilation between two readings; see `analysis.compilations`."""
         if replace(self, cudagraphs=before.cudagraphs) == before:
             how = switched_off()
-            off = because(Why.DYNAMO_OFF, how=how) if how else None
+            off = because(*Why.DYNAMO_OFF, how=how) if how else None
             return Facts(
                 graph_breaks=off or 0,
                 recompiles=off or 0,
@@ -322,9 +322,18 @@ class CompileCount(Frozen, frozen=True):
         ]
         lost = left = None
         if self.losses > before.losses:
-            lost = because(Why.COMPILATIONS_LOST, kept=_LOG.kept)
+            lost = because(
+                "compilations_lost", "torch keeps at most {kept} compilations", kept=_LOG.kept
+            )
         if name := next((one.name for one in made if one.left and one.users), None):
-            left = because(Why.RAN_IN_PYTHON, name=name)
+            left = because(
+                "ran_in_python",
+                (
+                    "{name} ran in Python, and this torch does not say whether because of a "
+                    "graph break"
+                ),
+                name=name,
+            )
         return Facts(
             graph_breaks=lost or left or len(breaks),
             recompiles=lost or len(again),

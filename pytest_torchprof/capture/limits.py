@@ -18,7 +18,7 @@ from pytest_torchprof.capture.machine import CACHING_ALLOCATOR, real_torch
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.process import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 #: records, and takes ten times that, and 8 µs per event, when it stops: so this is about a million
 #: events, 3 GB and 8 s. Measured on a loop of 2.2 million events.
 LIMIT_BYTES = 256 * 2**20
-LIMIT_OF_EVENTS = because(Why.LIMIT_OF_EVENTS)
+LIMIT_OF_EVENTS = because(
+    "limit_of_events",
+    (
+        "it records more than about a million events, which torch's profiler "
+        "cannot hold, or needs so much memory that this cannot be told"
+    ),
+)
 #: Growth beyond that limit for which the end of a backward pass is awaited: a session that ends
 #: within one comes back, without its backend, when the autograd engine restores the thread's state.
 POSTPONED_BYTES = LIMIT_BYTES // 2

@@ -305,7 +305,7 @@ def _names_below(root: Any) -> dict[int, str]:
 # marker around an operator names the line that called it. Another kind of marker is open while an
 # ``nn.Module`` runs.
 
-_OWN_TRACER = because(Why.OWN_TRACER)
+_OWN_TRACER = because("own_tracer", "the test uses sys.settrace itself")
 #: Each marker is an event of the trace; beyond this number, a test's lines are not located.
 MOST_MARKS = 200_000
 #: Lines that run without a marker still cost a call of ours each.
@@ -393,7 +393,10 @@ class LineTracer:
         """Begin, with the current lines of the frames around."""
         self._previous = REAL.gettrace()
         if _debugs(self._previous):
-            self.gap, self.usable = because(Why.TRACED_BY_DEBUGGER), False
+            self.gap, self.usable = (
+                because("traced_by_debugger", "a debugger traces the test"),
+                False,
+            )
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
@@ -415,7 +418,7 @@ class LineTracer:
             return
         if REAL.current_thread() != self._thread:  # its tracing cannot be ended from here
             self.gap, self.usable = (
-                because(Why.OTHER_THREAD),
+                because("other_thread", "the test starts and ends its region in different threads"),
                 False,
             )
             self._left = 0
@@ -477,7 +480,7 @@ class LineTracer:
                 self._enter(frame)
                 return self._local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
-            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
+            self._give_up(because(*Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return None
 
     def _stepped(self, frame: FrameType, event: str, _: object) -> Any:
@@ -493,7 +496,7 @@ class LineTracer:
             if event == "line":
                 self._enter(frame)
         except Exception as error:  # noqa: BLE001 - see above
-            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
+            self._give_up(because(*Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return self._local
 
     def _left_module(self, frame: FrameType, event: str, _: object) -> Any:
@@ -501,7 +504,7 @@ class LineTracer:
             try:
                 self._close(self._place(frame))
             except Exception as error:  # noqa: BLE001 - see above
-                self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
+                self._give_up(because(*Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return self._module_local
 
     # ---------------------------------------------------------------- markers
@@ -512,7 +515,7 @@ class LineTracer:
         if line.unmarked or self._is_saving(line):
             self._left_unmarked -= 1
             if not self._left_unmarked:
-                self._give_up(because(self._TOO_MANY, most=_MOST_UNMARKED))
+                self._give_up(because(*(self._TOO_MANY), most=_MOST_UNMARKED))
                 return
             if line.times % _SAMPLED:
                 return
@@ -572,7 +575,7 @@ class LineTracer:
         self._open.append((frame, marker, module))
         self._left -= 1
         if not self._left:
-            self._give_up(because(self._TOO_MANY, most=MOST_MARKS))
+            self._give_up(because(*(self._TOO_MANY), most=MOST_MARKS))
 
     def _place(self, frame: FrameType) -> int:
         """The index of the frame's marker among the open ones, or their number."""
@@ -699,7 +702,7 @@ class ModuleTracer(LineTracer):
                 frame.f_trace_lines = False
                 return self._module_local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
-            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
+            self._give_up(because(*Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return None
 
 

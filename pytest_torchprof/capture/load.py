@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.patches import REAL, no_collection
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 
 # ---- Detect other load on the machine while a test is timed.
 #
@@ -121,11 +121,11 @@ def _text(path: Path) -> str:
         return str(file.read())
 
 
-def _share(limit: float, why: Why) -> Callable[[Window], Reason | None]:
+def _share(limit: float, why: Sentence) -> Callable[[Window], Reason | None]:
     def explain(window: Window) -> Reason | None:
         share = window.increase / (window.seconds * window.cpus)
         # In tens of percent, so that many tests share a reason.
-        return because(why, share=round(min(max(share, 0.1), 1.0), 1)) if share > limit else None
+        return because(*why, share=round(min(max(share, 0.1), 1.0), 1)) if share > limit else None
 
     return explain
 
@@ -133,10 +133,19 @@ def _share(limit: float, why: Why) -> Callable[[Window], Reason | None]:
 PROBES: dict[str, Probe] = {
     "others": Probe(_others, _share(_OTHERS, Why.OTHERS_BUSY)),
     "steal": Probe(_steal, _share(_STOLEN, Why.HYPERVISOR_TOOK)),
-    "throttle": Probe(_throttled, lambda w: because(Why.THROTTLED) if w.increase > 0 else None),
+    "throttle": Probe(
+        _throttled,
+        lambda w: (
+            because("throttled", "a CPU was throttled because of heat") if w.increase > 0 else None
+        ),
+    ),
     "quota": Probe(
         _held_back,
-        lambda w: because(Why.QUOTA_USED_UP) if w.increase > _STOLEN * w.seconds else None,
+        lambda w: (
+            because("quota_used_up", "the container's CPU quota was used up")
+            if w.increase > _STOLEN * w.seconds
+            else None
+        ),
     ),
 }
 

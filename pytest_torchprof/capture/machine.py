@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof.capture.compiling import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.limits import Undo
@@ -543,7 +543,9 @@ def synchronize() -> bool:
         return await_device()
     except RuntimeError as error:
         message = str(error).partition("\n")[0]
-        raise NotCapturedError(because(Why.DEVICE_ERROR, message=message)) from error
+        raise NotCapturedError(
+            because("device_error", "the device reports an error: {message}", message=message)
+        ) from error
 
 
 def unseen_allocator() -> Reason | None:
@@ -561,7 +563,9 @@ def unseen_allocator() -> Reason | None:
     if backend == "native" and cached and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         return None
     name = backend if backend != "native" else "cudaMalloc"
-    return because(Why.ALLOCATOR_UNSEEN, name=name)
+    return because(
+        "allocator_unseen", "torch's profiler does not see the allocator {name}", name=name
+    )
 
 
 def allows_tf32() -> bool | None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 # whether they can have. One that has just been started may load it yet if it is a Python or a
 # shell. A DataLoader's workers are handled separately: see `analysis.missing`.
 
-FORKED = because(Why.FORKED_WORK)
+FORKED = because(
+    "forked_work", "a process that the test forked did work too, which is not recorded"
+)
 
 #: Importing torch takes at least this much CPU time: 1.4 s on our machine, 0.5 s on the fastest.
 _IMPORT_NS = 250_000_000
@@ -291,16 +293,33 @@ class Children:
         if ended > _WORKED_NS or over & worked:
             torchs |= {pid: self._had_torch[pid] for pid in over}
         if torchs:
-            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(torchs.values())))
+            return because(*Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(torchs.values())))
         if running := self._running(ours):
-            return because(Why.PROGRAM_RUNS_ON, programs=tuple(dict.fromkeys(running)))
+            return because(
+                "program_runs_on",
+                (
+                    "another process still ran at the end of the test, and may load torch: "
+                    "{programs:, }"
+                ),
+                programs=tuple(dict.fromkeys(running)),
+            )
         if _LISTED or ended < _IMPORT_NS:
             return None
         told = found.programs if found is not None else ()
         unknown = [one for one in self.programs if not (_HARMLESS.search(one) or one in told)]
         if unknown:
-            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
-        return None if self.programs or ours else because(Why.UNNAMED_PROGRAM_WORK)
+            return because(*Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
+        return (
+            None
+            if self.programs or ours
+            else because(
+                "unnamed_program_work",
+                (
+                    "another process did work for the test, and torch in it is not recorded: a "
+                    "program of unknown name"
+                ),
+            )
+        )
 
 
 def _nothing() -> None:

@@ -212,13 +212,15 @@ class Recording(NamedTuple):
         if trace.cut or not trace.is_live:
             raise no_room(self.path, "part of it is missing")
         if trace.region is None:
-            raise NotCapturedError(because(Why.NOTHING_RECORDED))
+            raise NotCapturedError(because(*Why.NOTHING_RECORDED))
         if self.results is not None:
             trace = replace(trace, tensors=StorageNumbers(self.results, _base_ns(trace)))
         return trace
 
 
-OWN_PROFILER = because(Why.OWN_PROFILER)
+OWN_PROFILER = because(
+    "own_profiler", ("the test runs torch.profiler itself, and profiler sessions cannot be nested")
+)
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
@@ -349,7 +351,13 @@ class Capture:
                 if not args and t.get_threads() == wanted and called_by_compiler():
                     return own
                 give_back()
-                self.aside = self.aside or because(Why.READS_THREADS)
+                self.aside = self.aside or because(
+                    "reads_threads",
+                    (
+                        "the test reads torch's number of threads, so its first run cannot be the "
+                        "profiled one: give the test a warm-up run"
+                    ),
+                )
                 return original(*args)
 
             return answer
@@ -422,17 +430,33 @@ class Capture:
                 # There is no other run, native threads are libraries', and its own children are
                 # accounted for by the process that it is of.
                 self.other_threads = False
-                self._elsewhere = because(Why.CHILD_USES_THREADS) if self.started_threads else None
+                self._elsewhere = (
+                    because(
+                        "child_uses_threads",
+                        "threads did work too, which is not recorded in a started process",
+                    )
+                    if self.started_threads
+                    else None
+                )
             else:
                 self.started_threads |= started
             if self._elsewhere is None and (self.other_threads or self.started_threads):
                 if not sees_threads():
-                    self._elsewhere = because(Why.THREADS_WORK)
+                    self._elsewhere = because(
+                        "threads_work",
+                        "other threads did work too, and this torch cannot profile them",
+                    )
                 elif self._first and (self.started_threads or self._threads_at_work.pool_worked):
-                    self._elsewhere = because(Why.POOL_WORK)
+                    self._elsewhere = because(
+                        "pool_work",
+                        (
+                            "other threads did work too, which only another run can count: give "
+                            "the test a warm-up run"
+                        ),
+                    )
             if self._elsewhere is None:
                 self._left = self._started.end()
-                self._elsewhere = because(Why.THREAD_LEFT) if self._left.at_work else None
+                self._elsewhere = because(*Why.THREAD_LEFT) if self._left.at_work else None
         self._in_region = False
 
     def take_children(self) -> tuple[ChildTrace, ...]:
@@ -475,7 +499,9 @@ class Capture:
             StorageError: there is no space for the file.
         """
         if REAL.getpid() != self._pid:
-            raise NotCapturedError(because(Why.FORKED_WHILE_PROFILED))
+            raise NotCapturedError(
+                because("forked_while_profiled", "the test forked, and this is the child")
+            )
         self.end_region()
         if self.aside is not None:
             self._discard()
@@ -485,7 +511,7 @@ class Capture:
         facts |= Facts(awaited=synchronize() or None)
         if not self._everywhere and not profiler_active():
             self._halt()
-            raise NotCapturedError(because(Why.PROFILER_ENDED))
+            raise NotCapturedError(because(*Why.PROFILER_ENDED))
         try:
             add_facts(self._profiler, facts, self.groups)
         finally:
@@ -494,7 +520,7 @@ class Capture:
         del self._profiler, self._region
         # Torch crashes when it writes a session that another one has ended.
         if self._everywhere and not profiler.profiler.kineto_results.events():
-            raise NotCapturedError(because(Why.PROFILER_ENDED))
+            raise NotCapturedError(because(*Why.PROFILER_ENDED))
         path = place
         if not place.name.endswith(".json"):
             path = place / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
@@ -618,7 +644,7 @@ def device_fault() -> Reason | None:
     """Why device metrics would always be 0 in this process; None if they work."""
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
-    return because(Why.NO_DEVICE_RECORDS)
+    return because(*Why.NO_DEVICE_RECORDS)
 
 
 # ---- The facts about the process that every live capture stores.

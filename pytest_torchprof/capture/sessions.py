@@ -352,7 +352,7 @@ def _start(profiler: Any) -> None:
         if _NOT_FREE not in str(error):
             raise
         if not OTHERS.may_be_left:
-            raise NotCapturedError(because(Why.OTHER_PROFILER)) from error
+            raise NotCapturedError(because(*Why.OTHER_PROFILER)) from error
         _end_left()
         _start(profiler)
     else:
@@ -431,11 +431,19 @@ def require_free() -> None:
         end_restored()
     # Torch would let ours replace one of another thread, and crash when that one ends.
     if OTHERS.run_now or profiler_active():
-        raise NotCapturedError(because(Why.OTHER_PROFILER))
+        raise NotCapturedError(because(*Why.OTHER_PROFILER))
     if OTHERS.ours_ended_in == real_torch().backward_pass():
-        raise NotCapturedError(because(Why.WITHIN_BACKWARD))
+        raise NotCapturedError(
+            because(
+                "within_backward",
+                (
+                    "the measured block begins in a backward pass of the first run, which was "
+                    "profiled until then (a warm-up, --torchprof-warmup=1, avoids that)"
+                ),
+            )
+        )
     if captures_graph():
-        raise NotCapturedError(because(Why.GRAPH_CAPTURE))
+        raise NotCapturedError(because(*Why.GRAPH_CAPTURE))
 
 
 @cache

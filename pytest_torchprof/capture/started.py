@@ -199,7 +199,7 @@ class Handover:
             if trace is not None:
                 traces.append(trace)
         names = [self._started.get(number) for number in sorted(seen)]
-        several = because(Why.SEVERAL, gaps=tuple(lost)) if lost[1:] else None
+        several = because(*Why.SEVERAL, gaps=tuple(lost)) if lost[1:] else None
         return Collected(
             tuple(traces),
             several or next(iter(lost), None),
@@ -248,22 +248,24 @@ class Handover:
         assert self.folder is not None  # noqa: S101 - by callers
         if "done" not in one.kinds:
             why = Why.CHILD_RUNS_ON if is_alive(one.pid) else Why.CHILD_WAS_KILLED
-            return because(why, process=label)
+            return because(*why, process=label)
         try:
             done = msgspec.json.decode((self.folder / f"{one.stem}.done").read_bytes(), type=Done)
             if done.aside:
                 return done, None
             label = label if done.rank is None else f"rank {done.rank}"
             if done.reason is not None:
-                return because(Why.OF_CHILD, process=label, why=done.reason)
+                return because(*Why.OF_CHILD, process=label, why=done.reason)
             path = self.folder / f"{one.stem}.pt.trace.json"
             trace = parse_trace(path.read_bytes(), source=str(path))
             if trace.region is None:
-                return because(Why.OF_CHILD, process=label, why=because(Why.NOTHING_RECORDED))
+                return because(*Why.OF_CHILD, process=label, why=because(*Why.NOTHING_RECORDED))
             marks = (done.lines, done.modules) if done.lines or done.modules else None
             return done, ChildTrace(label, trace, hold(path), done.rank, done.ranks, marks)
         except (OSError, TraceError, msgspec.DecodeError) as error:
-            return because(Why.OF_CHILD, process=label, why=because(Why.ERROR, message=str(error)))
+            return because(
+                *Why.OF_CHILD, process=label, why=because(*Why.ERROR, message=str(error))
+            )
 
     def close(self) -> None:
         """Remove the folder; a process that has not ended hands nothing over any more."""

@@ -22,7 +22,6 @@ from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.render.report import read_report
 from pytest_torchprof.render.table import Rows, cell, fields_of
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import is_trace
 from pytest_torchprof.work.devices import chip_named
 
@@ -120,9 +119,9 @@ def _peaks(chips: Iterable[Device]) -> list[str]:
 def _unknown(trace: Trace) -> str:
     """What the bound leaves out; empty if it is all there."""
     if not has_operands(trace.events):
-        return f"only a kernel's least time for each operator: {in_words(because(Why.NO_SHAPES))}"
+        return f"only a kernel's least time for each operator: {because(*Why.NO_SHAPES).text}"
     parts = unknown_parts(trace.events)
-    return f"left out: {in_words(reason_of(parts, 0, '1'))}" if parts else ""
+    return f"left out: {reason_of(parts, 0, '1').text}" if parts else ""
 
 
 def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[Row]:

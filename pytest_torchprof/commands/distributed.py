@@ -23,15 +23,14 @@ from pytest_torchprof.commands.tables import (
     show,
 )
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render.table import Rows, fields_of
-from pytest_torchprof.render.unknown import (
+from pytest_torchprof.render.notes import (
     compared,
     imbalances,
-    in_words,
     missing,
     sources,
     stragglers,
 )
+from pytest_torchprof.render.table import Rows, fields_of
 from pytest_torchprof.trace.ranks import rank_of, rank_source_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.verdict.parts import RankRow, RankTable, rank_part, rank_table_of
@@ -87,7 +86,7 @@ def _notes(parts: Parts, table: RankTable) -> Iterator[str]:
         yield "wait is unknown: it takes the traces of several ranks"
     yield from imbalances(table)
     for rank, reason in table.unknown.items():
-        yield f"{parts.label(rank)}: times are not measured: {in_words(reason)}"
+        yield f"{parts.label(rank)}: times are not measured: {reason.text}"
     yield from parts.notes
     if table.on_host:
         who = (
@@ -175,13 +174,13 @@ def _nothing(trace: Trace) -> str:
     """A note on a trace without any call that communicates."""
     value = measure(METRICS["collectives"], trace.events)
     if isinstance(value, MissingValue):
-        return f"collectives are not measured: {in_words(value.reason)}"
+        return f"collectives are not measured: {value.reason.text}"
     return "" if value else "nothing communicates with other ranks in this trace"
 
 
 def _bytes_gap(trace: Trace) -> str | None:
     value = measure(METRICS["comm_bytes"], trace.events)
-    return in_words(value.reason) if isinstance(value, MissingValue) else None
+    return value.reason.text if isinstance(value, MissingValue) else None
 
 
 def _sizes_note(trace: Trace) -> str:
@@ -192,7 +191,7 @@ def _sizes_note(trace: Trace) -> str:
 def _times_note(trace: Trace) -> str:
     gap = trace.events.once(device_time_gap)
     if gap:
-        return f"device times are of a part: {in_words(gap)}"
+        return f"device times are of a part: {gap.text}"
     untimed = sum(row.calls for row in collective_rows(trace.events) if row.total_ms is None)
     if not untimed:
         return ""

@@ -17,7 +17,6 @@ from pytest_torchprof.core.errors import BAD_USAGE, SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.names import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.ranks import read_job, several_jobs, short_texts, size_of
@@ -336,7 +335,7 @@ def only(ranks: Parts) -> Trace:
 def no_flops(trace: Trace) -> str:
     """A note on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
-    return f"no FLOPs total: {in_words(gap)}" if gap else ""
+    return f"no FLOPs total: {gap.text}" if gap else ""
 
 
 def device_time_note(trace: Trace) -> str:
@@ -350,7 +349,7 @@ def cpu_time_note(trace: Trace) -> str:
 
 
 def _note_on(what: str, gap: Reason | None) -> str:
-    return f"{what} are of a part: {in_words(gap)}" if gap else ""
+    return f"{what} are of a part: {gap.text}" if gap else ""
 
 
 def uncounted_note(trace: Trace) -> str:

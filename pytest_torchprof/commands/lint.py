@@ -32,7 +32,6 @@ from pytest_torchprof.render import findings as text
 from pytest_torchprof.render.ci import MOST_ANNOTATIONS, plain_line, workflow_commands
 from pytest_torchprof.render.findings import defaults, page, page_of
 from pytest_torchprof.render.table import Table, fields_of, to_json
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.registry import check_chosen
 from pytest_torchprof.rules.rule import codes, parse_thresholds, span_ns
 from pytest_torchprof.trace.names import Kind
@@ -161,7 +160,7 @@ def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         trace,
         findings=finding_rows(trace, found),
         span_ms=span_ns(trace.events) / 1e6,
-        gaps={rule: in_words(why) for rule, why in found.gaps.items()},
+        gaps={rule: why.text for rule, why in found.gaps.items()},
         errors=dict(found.errors),
         unchecked=len(found.unchecked),
         blind=what_was_blind(trace, found),
@@ -265,7 +264,7 @@ class Blind(NamedTuple):
 
 def what_was_blind(trace: Trace, found: Checked) -> Blind:
     """What a result of this trace does not cover."""
-    why = next((in_words(why) for why in found.unchecked.values()), "")
+    why = next((why.text for why in found.unchecked.values()), "")
     own = ""
     if trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
         own = "recorded without operators: rules about operators had nothing to check"

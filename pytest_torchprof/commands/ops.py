@@ -54,7 +54,6 @@ from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.render.export import write_stacks
 from pytest_torchprof.render.table import Table, cell
-from pytest_torchprof.render.unknown import in_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -209,7 +208,7 @@ def run_stacks(options: Namespace) -> int:
     row = {"file": options.target, "lines": lines, "metric": options.metric}
     gap = device_time_gap if options.metric == "self_cuda_ms" else cpu_time_gap
     lost = trace.events.once(gap)
-    notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
+    notes = [] if lost is None else [f"stacks of a part: {lost.text}"]
     notes += [steps] if (steps := steps_in_words(trace)) else []
     return print_table(options, Table([row], list(row)), notes=notes)
 

@@ -70,7 +70,6 @@ from pytest_torchprof.render.report import (
     write_document,
 )
 from pytest_torchprof.render.trackers import EXPORTS
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.registry import check_chosen, gather
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.ranks import short_names
@@ -144,7 +143,7 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
     no_device = "" if on_device else "the trace has no device events"
     steps, median = _steps(trace)
     checked = check_chosen(events)
-    unchecked = {rule: in_words(why) for rule, why in checked.gaps.items()}
+    unchecked = {rule: why.text for rule, why in checked.gaps.items()}
     memory_gap = no_memory(trace)
     time_notes = cpu_time_note(trace), device_time_note(trace), span_note(trace)
     return {

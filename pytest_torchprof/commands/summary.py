@@ -31,11 +31,11 @@ from pytest_torchprof.commands.tables import (
     write,
 )
 from pytest_torchprof.core.units import format_quantity, format_spread
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import MissingValue, Profile, Value
+from pytest_torchprof.render.notes import metric_rows
 from pytest_torchprof.render.report import metrics_of
 from pytest_torchprof.render.table import Table, cell, sum_of, to_json
-from pytest_torchprof.render.unknown import metric_rows
 from pytest_torchprof.verdict.compare import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -228,7 +228,7 @@ def _measured(metrics: Metrics) -> set[str]:
 def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
     """Sums over the ranks of one job; a metric missing on one of several has no sum."""
     if apart:
-        why = MissingValue(because(Why.NOT_ONE_JOB, apart=apart))
+        why = MissingValue(because("not_one_job", "not the ranks of one job: {apart}", apart=apart))
         return dict.fromkeys(next(iter(ranks)), why)
     if len(ranks) == 1:
         return next(iter(ranks))
@@ -243,7 +243,11 @@ def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
 
 def _of_one(value: MissingValue) -> MissingValue:
     """Why a total is unknown: a lower bound for one rank is not one for all."""
-    return MissingValue(because(Why.ON_ONE_RANK, why=value.reason)) if value.at_least else value
+    return (
+        MissingValue(because("on_one_rank", "on one rank, {why}", why=value.reason))
+        if value.at_least
+        else value
+    )
 
 
 def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from pytest_torchprof.commands.tables import (
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.render.notes import device_lines, leak_lines, unknown_hint
 from pytest_torchprof.render.table import Rows, Table, cell, fields_of, heading, to_json
-from pytest_torchprof.render.unknown import device_lines, in_words, leak_lines, unknown_hint
 from pytest_torchprof.trace.steps import known_steps
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.verdict.parts import StepRow, StepTable, step_table
@@ -117,7 +117,7 @@ def _lines(table: StepTable, *, whole: bool) -> list[str]:
         lines.append(f"outside of steps: {', '.join(rest)}")
     why: dict[str, list[str]] = {}
     for field, reason in table.unknown.items():
-        why.setdefault(in_words(reason), []).append(heading(field))
+        why.setdefault(reason.text, []).append(heading(field))
     lines += [f"not measured: {', '.join(fields)}: {text}" for text, fields in why.items()]
     return lines
 
@@ -145,7 +145,7 @@ def idle_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
 def idle_gap(trace: Trace) -> str:
     """Why there are no rows; empty if there are, or if no device was ever idle."""
     gap = trace.events.once(device_gap) or trace.events.once(device_time_gap)
-    return f"idle time is not measured: {in_words(gap)}" if gap else ""
+    return f"idle time is not measured: {gap.text}" if gap else ""
 
 
 # ---- `torchprof memory`: peak memory by device and operator.
@@ -305,5 +305,5 @@ def no_memory(trace: Trace) -> str | None:
     if trace.events.cut and trace.memory():
         return "the file is truncated: peaks are those of its part"
     if isinstance(peak, MissingValue):
-        return f"no peak: {in_words(peak.reason)}"
+        return f"no peak: {peak.reason.text}"
     return None if trace.memory() else "nothing was allocated"

@@ -103,7 +103,7 @@ class NotCapturedError(CaptureError):
     """A capture without anything to measure, for a reason that the test's report shows."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(f"no capture: {reason.why.value.replace('_', ' ')}")
+        super().__init__(f"no capture: {reason.code.replace('_', ' ')}")
         self.reason = reason
 
 

@@ -1,293 +1,281 @@
-"""Why something is not known, not compared, only advises or is not profiled, as values.
-
-`render.unknown` has the text for each.
-"""
+"""Why something is not known, not compared, only advises or is not profiled: a code, a sentence."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TypeAlias
+from typing import Any, Final, NamedTuple
 
 from pytest_torchprof.core.records import Sendable
+from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
 
 
-class Why(Enum):
-    """A reason. Its fields are those of its sentence in `render.unknown`."""
+class Reason(Sendable, frozen=True, gc=False):
+    """A code, for programs, and a sentence, for people; made where it is known."""
 
-    # general
-    SOMEBODY_SAID = "somebody_said"
-    UNKNOWN = "unknown"
-    ERROR = "error"
-    INTERNAL_ERROR = "internal_error"
-    WAS_NOT_MEASURED = "was_not_measured"
-    ONLY_LIVE = "only_live"
-    NO_REGION = "no_region"
-    NO_SHAPES = "no_shapes"
-    NO_STACKS = "no_stacks"
-    NO_STEPS = "no_steps"
-    NO_MEMORY = "no_memory"
-    NO_MEMORY_TOTALS = "no_memory_totals"
-    NO_DURATIONS = "no_durations"
-    SOME_UNTIMED = "some_untimed"
-    NO_COPY_SIZES = "no_copy_sizes"
-    NO_COMM_SIZES = "no_comm_sizes"
-    NO_COMM_TIMES = "no_comm_times"
-    FILE_BREAKS_OFF = "file_breaks_off"
-    FILE_ENDS = "file_ends"
-    SEVERAL = "several"
-    AT_LEAST = "at_least"
-    COMPARED_UNMEASURED = "compared_unmeasured"
-    ON_ONE_RANK = "on_one_rank"
-    NOT_ONE_JOB = "not_one_job"
-    # how a test went
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    XFAILED = "xfailed"
-    SETUP_FAILED = "setup_failed"
-    SUBTESTS_FAILED = "subtests_failed"
-    STRICT_XFAIL_PASSED = "strict_xfail_passed"
-    RERUN_RAISED = "rerun_raised"
-    RERUN_OVERDUE = "rerun_overdue"
-    FAILS_WHEN_PROFILED = "fails_when_profiled"
-    # why a test is not profiled
-    LEFT_OUT = "left_out"
-    LEFT_OUT_BY_MARKER = "left_out_by_marker"
-    SAME_NAME = "same_name"
-    TRACE_OPTION = "trace_option"
-    TORCH_REPLACED = "torch_replaced"
-    BENCHMARK_FIXTURE = "benchmark_fixture"
-    OWN_PROFILE_HOOK = "own_profile_hook"
-    DEBUGGER = "debugger"
-    OWN_PROFILER = "own_profiler"
-    LIMIT_OF_EVENTS = "limit_of_events"
-    READS_THREADS = "reads_threads"
-    OTHER_PROFILER = "other_profiler"
-    PROFILER_ENDED = "profiler_ended"
-    NOTHING_RECORDED = "nothing_recorded"
-    HAS_FORKED = "has_forked"
-    FORKED_WHILE_PROFILED = "forked_while_profiled"
-    STARTS_THREADS = "starts_threads"
-    THREADS_NOT_PROFILED = "threads_not_profiled"
-    COMPARISON_FAILED = "comparison_failed"
-    TWO_REGIONS = "two_regions"
-    REGION_NOT_REACHED = "region_not_reached"
-    REGION_OUTSIDE_CALL = "region_outside_call"
-    BLOCK_RAISED = "block_raised"
-    NOTHING_CAPTURED = "nothing_captured"
-    CALL_RAISED = "call_raised"
-    RUN_NOT_PROFILED = "run_not_profiled"
-    RUN_NOT_COMPARED = "run_not_compared"
-    NO_RUN_TO_COMPARE = "no_run_to_compare"
-    COMPARISON_NOT_REACHED = "comparison_not_reached"
-    COMPARISON_UNANSWERED = "comparison_unanswered"
-    # what a trace lacks of the device
-    NO_DEVICE = "no_device"
-    NO_DEVICE_RECORDS = "no_device_records"
-    DEVICE_RECORDS_END = "device_records_end"
-    GRAPH_CAPTURE = "graph_capture"
-    WITHIN_BACKWARD = "within_backward"
-    DEVICE_ERROR = "device_error"
-    ALLOCATOR_UNSEEN = "allocator_unseen"
-    ONLY_OTHER_EVENTS = "only_other_events"
-    UNKNOWN_EVENTS = "unknown_events"
-    UNKNOWN_DEVICE = "unknown_device"
-    CATEGORY = "category"
-    NO_CATEGORY = "no_category"
-    KERNELS_LOST = "kernels_lost"
-    NO_WAITS_ON_XPU = "no_waits_on_xpu"
-    UNKNOWN_WAITS = "unknown_waits"
-    UNKNOWN_WAITS_OF = "unknown_waits_of"
-    NO_CALLS = "no_calls"
-    KERNELS_FROM_GRAPHS = "kernels_from_graphs"
-    KERNELS_ALONE = "kernels_alone"
-    # work elsewhere
-    FINALIZERS = "finalizers"
-    DATALOADER_WORKERS = "dataloader_workers"
-    FREED_BY_GLOO = "freed_by_gloo"
-    WORKERS_PREFETCH = "workers_prefetch"
-    FORKED_WORK = "forked_work"
-    PROGRAM_RUNS_ON = "program_runs_on"
-    PROGRAM_WORK = "program_work"
-    UNNAMED_PROGRAM_WORK = "unnamed_program_work"
-    CHILD_RUNS_ON = "child_runs_on"
-    CHILD_WAS_KILLED = "child_was_killed"
-    CHILD_USES_THREADS = "child_uses_threads"
-    CHILD_ENDED_IN_THREAD = "child_ended_in_thread"
-    CHILD_FORKED_IN_TORCH = "child_forked_in_torch"
-    CHILD_FORKED_WITH_DEVICE = "child_forked_with_device"
-    OF_CHILD = "of_child"
-    RANK_ENDED = "rank_ended"
-    RANK_RUNS_IT_NOT = "rank_runs_it_not"
-    RANK_SILENT = "rank_silent"
-    RANKS_NOT_LOCATED = "ranks_not_located"
-    RANK_STARTS_PROCESSES = "rank_starts_processes"
-    NO_SUCH_RANK_HERE = "no_such_rank_here"
-    NOT_BY_PROCESS = "not_by_process"
-    THREADS_WORK = "threads_work"
-    POOL_WORK = "pool_work"
-    THREAD_LEFT = "thread_left"
-    MEMORY_OF_THREADS = "memory_of_threads"
-    # compiled code
-    DYNAMO_OFF = "dynamo_off"
-    COMPILED_EARLIER = "compiled_earlier"
-    COMPILATIONS_LOST = "compilations_lost"
-    RAN_IN_PYTHON = "ran_in_python"
-    RAN_UNCOMPILED = "ran_uncompiled"
-    NOT_NUMBERED = "not_numbered"
-    # FLOPs that are not counted
-    ONE_UNCOUNTED = "one_uncounted"
-    MANY_UNCOUNTED = "many_uncounted"
-    UNCOUNTED_PART = "uncounted_part"
-    UNCOUNTED_SHARE = "uncounted_share"
-    NO_FORMULA = "no_formula"
-    NO_PARTS = "no_parts"
-    REPLAYED = "replayed"
-    LAUNCHED_ALONE = "launched_alone"
-    LOOPS = "loops"
-    DYNAMIC_LOOPS = "dynamic_loops"
-    NO_OPERATORS = "no_operators"
-    PACKED_WEIGHT = "packed_weight"
-    NO_INPUT_DIMS = "no_input_dims"
-    NO_CONCRETE_INPUTS = "no_concrete_inputs"
-    SPARSE_OPERAND = "sparse_operand"
-    ODD_ARGUMENTS = "odd_arguments"
-    # bytes that are not counted
-    NO_BYTES = "no_bytes"
-    # a device's work, estimated
-    NO_LAUNCHES = "no_launches"
-    COMPILED_FOR_HOST = "compiled_for_host"
-    NO_CHIP = "no_chip"
-    NO_PEAK = "no_peak"
-    UNKNOWN_CHIP = "unknown_chip"
-    OTHER_CHIP = "other_chip"
-    MAYBE_META = "maybe_meta"
-    KEPT_BY_PARTS = "kept_by_parts"
-    CHIPS_DIFFER = "chips_differ"
-    # rules
-    RULE_RAISED = "rule_raised"
-    RULE_IGNORED = "rule_ignored"
-    OF_RULES = "of_rules"
-    WITHOUT_OPERATORS = "without_operators"
-    TRIFLES_GUESSED = "trifles_guessed"
-    AUTOCAST_UNSEEN = "autocast_unseen"
-    ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"
-    MANUAL_ATTENTION_ON_UNKNOWN_CHIP = "manual_attention_on_unknown_chip"
-    WEIGHTS_WITHOUT_MEMORY = "weights_without_memory"
-    PRODUCTS_ON_UNKNOWN_CHIP = "products_on_unknown_chip"
-    # metrics of users' own
-    METRIC_RAISED = "metric_raised"
-    METRIC_IS_NONE = "metric_is_none"
-    NOT_RECORDED = "not_recorded"
-    NOT_RECORDED_IN = "not_recorded_in"
-    NOT_RECORDED_BY_LAP = "not_recorded_by_lap"
-    RECORDED_IN_NO_ROUND = "recorded_in_no_round"
-    RECORDED_BESIDE_CALLABLE = "recorded_beside_callable"
-    RECORDED_OUTSIDE_CALL = "recorded_outside_call"
-    ONLY_IN_REGIONS = "only_in_regions"
-    NO_SUCH_METRIC = "no_such_metric"
-    NO_SUCH_METRIC_NEAR = "no_such_metric_near"
-    LIMIT_IN_OTHER_UNIT = "limit_in_other_unit"
-    # parts of a test
-    MODULES_OF_ONE_THREAD = "modules_of_one_thread"
-    MODULES_RUN_DIFFERS = "modules_run_differs"
-    NO_MODULES_RUN = "no_modules_run"
-    SCOPE_DID_NOT_RUN = "scope_did_not_run"
-    SCOPE_UNKNOWN = "scope_unknown"
-    SCOPE_DID_NOT_RUN_NEAR = "scope_did_not_run_near"
-    REGION_NOT_TIMED = "region_not_timed"
-    LAPS_NOT_TIMED = "laps_not_timed"
-    LAPS_DIFFER = "laps_differ"
-    LABEL_NOT_TIMED = "label_not_timed"
-    TIMES_OVERLAP = "times_overlap"
-    REGION_OPEN = "region_open"
-    REGION_ON_DEVICE = "region_on_device"
-    ONLY_OF_TEST = "only_of_test"
-    REGION_ELSEWHERE = "region_elsewhere"
-    REGION_RAISED = "region_raised"
-    MODULE_RAN_UNSEEN = "module_ran_unseen"
-    NOTHING_RAN = "nothing_ran"
-    NOTHING_ON_DEVICE = "nothing_on_device"
-    NO_PRODUCT = "no_product"
-    # compared with the baseline
-    CHANGED = "changed"
-    CHANGED_BY = "changed_by"
-    MORE_MATCHES = "more_matches"
-    GRADIENTS_ADD_UP = "gradients_add_up"
-    FEWER_ZERO_GRADS = "fewer_zero_grads"
-    OPERATORS_SWAPPED = "operators_swapped"
-    INLINE_EXPECTS = "inline_expects"
-    INLINE_MISMATCH = "inline_mismatch"
-    # times
-    NO_ROUNDS = "no_rounds"
-    NO_COUNTER = "no_counter"
-    COUNTER_STOPPED = "counter_stopped"
-    NO_REFERENCE = "no_reference"
-    NO_REFERENCE_BEFORE = "no_reference_before"
-    OTHER_CONDITIONS = "other_conditions"
-    OTHER_PAGE_FAULTS = "other_page_faults"
-    FEW_ROUNDS = "few_rounds"
-    OTHER_MACHINE = "other_machine"
-    OTHER_CPU = "other_cpu"
-    OTHER_ENVIRONMENT = "other_environment"
-    SLOWER_WITH_LESS = "slower_with_less"
-    ORDER_CHANGED = "order_changed"
-    WORKERS_CONTEND = "workers_contend"
-    MACHINE_BUSY = "machine_busy"
-    OTHERS_BUSY = "others_busy"
-    HYPERVISOR_TOOK = "hypervisor_took"
-    THROTTLED = "throttled"
-    QUOTA_USED_UP = "quota_used_up"
-    OUTSIDE_RANGE = "outside_range"
-    # where it happened
-    ONLY_RUN = "only_run"
-    NOTHING_TOLD = "nothing_told"
-    PLACES_UNKNOWN = "places_unknown"
-    TRACED_BY_DEBUGGER = "traced_by_debugger"
-    OWN_TRACER = "own_tracer"
-    OTHER_THREAD = "other_thread"
-    TRACER_RAISED = "tracer_raised"
-    TOO_MANY_LINES = "too_many_lines"
-    TOO_MANY_MODULES = "too_many_modules"
-    # two revisions
-    NOT_MEASURED_ON = "not_measured_on"
-    ONLY_ON = "only_on"
-    SKIPPED_ON = "skipped_on"
-    FAILS_ON = "fails_on"
-    FAILS_AGAIN_ON = "fails_again_on"
-    NOT_COLLECTED_ON = "not_collected_on"
-    ON_SIDE = "on_side"
-    ON_EACH_SIDE = "on_each_side"
-    FAILED_IN_PHASE = "failed_in_phase"
-    XFAILED_BECAUSE = "xfailed_because"
-    NO_REASON_GIVEN = "no_reason_given"
-    UNRAISED_FAILURE = "unraised_failure"
-    FEW_PAIRS = "few_pairs"
-    FIXTURES_TOOK_TIME = "fixtures_took_time"
-    OTHER_CODE_TOOK_TIME = "other_code_took_time"
-    PYTEST_EXITED = "pytest_exited"
-    WORKER_SILENT = "worker_silent"
-    WORKER_KILLED = "worker_killed"
-    WORKER_EXITED = "worker_exited"
-    BUILT_ELSEWHERE = "built_elsewhere"
+    code: str
+    text: str
 
 
-#: int and float are both listed, so that an int stays an int in another process.
-_Datum: TypeAlias = "str | int | float | Reason | tuple[str | Reason, ...]"
+class Sentence(NamedTuple):
+    """A code, and the sentence for it, with fields: see `because`."""
 
-
-class Reason(Sendable, frozen=True, omit_defaults=True, gc=False):
-    """A reason with its data: (name, value) of each field of the sentence, in order."""
-
-    why: Why
-    data: tuple[tuple[str, _Datum], ...] = ()
+    code: str
+    template: str
 
 
 def because(
-    why: Why, /, **data: str | float | Reason | tuple[str, ...] | tuple[Reason, ...]
+    code: str,
+    template: str,
+    /,
+    **fields: str | float | Reason | tuple[str, ...] | tuple[Reason, ...],
 ) -> Reason:
-    """A reason with these fields.
+    """A reason of this code, with the fields of its sentence filled in.
 
-    >>> because(Why.MODULE_RAN_UNSEEN, name="Head").data
-    (('name', 'Head'),)
+    A field's format is a unit, a separator for several values, what is counted, or what is said if
+    it is not 0, with ``#`` for the number.
+
+    >>> graphs = because("graphs", "{count: kernel} ran from graphs", count=1)
+    >>> because("at_least", "at least {value:{unit}}: {why}", value=2048, unit="B", why=graphs).text
+    'at least 2 KiB: 1 kernel ran from graphs'
+    >>> because("of_rules", "{rules:, }{left:? and # more}", rules=("a", "b"), left=2).text
+    'a, b and 2 more'
     """
-    return Reason(why, tuple(data.items()))
+    known = _Fields((name, _Field(value)) for name, value in fields.items())
+    return Reason(code, template.format_map(known))
+
+
+class _Fields(dict[str, "_Field"]):
+    """Fields by name; one may be absent."""
+
+    def __missing__(self, name: str) -> _Field:
+        return _Field(UNKNOWN)
+
+
+class _Field:
+    """The value of a field, formatted for sentences."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return self._value.text if isinstance(self._value, Reason) else str(self._value)
+
+    def __format__(self, wanted: str) -> str:
+        value = self._value
+        if isinstance(value, tuple | list):
+            return wanted.join(str(_Field(one)) for one in value)
+        if not wanted or not isinstance(value, int | float):
+            return str(self)
+        if wanted.startswith(" "):
+            return f"{value:,}{wanted}{'s' * (value != 1)}"
+        if wanted.startswith("?"):
+            return wanted[1:].replace("#", str(value)) if value else ""
+        if wanted in SCALES:
+            return format_quantity(value, wanted)
+        try:
+            return format(value, wanted)
+        except ValueError:  # not a unit, or a fraction of something counted
+            return str(value)
+
+
+class Why:
+    """Reasons that are given, or asked for, at several places."""
+
+    SOMEBODY_SAID: Final = Sentence("somebody_said", "{text}")
+    ERROR: Final = Sentence("error", "{message}")
+    WAS_NOT_MEASURED: Final = Sentence("was_not_measured", "was not measured")
+    ONLY_LIVE: Final = Sentence("only_live", "only a live test measures it")
+    NO_REGION: Final = Sentence("no_region", "failed capture: the trace lacks the measured region")
+    NO_SHAPES: Final = Sentence(
+        "no_shapes", "recorded without shapes (record_shapes=True records them)"
+    )
+    NO_DURATIONS: Final = Sentence("no_durations", "the events of this trace have no durations")
+    NO_COPY_SIZES: Final = Sentence("no_copy_sizes", "the copies of this trace have no sizes")
+    NO_COMM_SIZES: Final = Sentence(
+        "no_comm_sizes",
+        ("the size of {unsized} of {calls} calls that communicate is unknown, such as {name}"),
+    )
+    FILE_BREAKS_OFF: Final = Sentence("file_breaks_off", "{why}, or the file breaks off before it")
+    SEVERAL: Final = Sentence("several", "{gaps:; }")
+    AT_LEAST: Final = Sentence("at_least", "at least {value:{unit}}: {why}")
+    FAILED: Final = Sentence("failed", "failed")
+    SKIPPED: Final = Sentence("skipped", "skipped")
+    XFAILED: Final = Sentence("xfailed", "xfailed")
+    SETUP_FAILED: Final = Sentence("setup_failed", "setup failed")
+    SUBTESTS_FAILED: Final = Sentence("subtests_failed", "has failed subtests")
+    LEFT_OUT: Final = Sentence(
+        "left_out", "@pytest.mark.torchprof(enabled=False) leaves the test out"
+    )
+    OTHER_PROFILER: Final = Sentence(
+        "other_profiler", "another profiler session is active while the test runs"
+    )
+    PROFILER_ENDED: Final = Sentence(
+        "profiler_ended", "other code ended the profiler session of the test"
+    )
+    NOTHING_RECORDED: Final = Sentence(
+        "nothing_recorded", "the profiler recorded nothing, not even the measured region"
+    )
+    COMPARISON_FAILED: Final = Sentence(
+        "comparison_failed", "an assertion failed once the test's numbers were measured"
+    )
+    RUN_NOT_PROFILED: Final = Sentence("run_not_profiled", "this run is not profiled")
+    NO_RUN_TO_COMPARE: Final = Sentence(
+        "no_run_to_compare",
+        (
+            "torchprof.ab compares callables in a run of its own, and the profiled run "
+            "is the only one: give the test a warm-up run"
+        ),
+    )
+    COMPARISON_NOT_REACHED: Final = Sentence(
+        "comparison_not_reached",
+        "torchprof.ab was called in other runs, but not in the run that compares",
+    )
+    NO_DEVICE: Final = Sentence("no_device", "no accelerator in this capture")
+    NO_DEVICE_RECORDS: Final = Sentence(
+        "no_device_records",
+        (
+            "torch's profiler recorded nothing on this device; is another CUPTI client "
+            "(nsys, compute-sanitizer) attached, or is a permission missing?"
+        ),
+    )
+    GRAPH_CAPTURE: Final = Sentence(
+        "graph_capture", "the measured block begins while a CUDA graph is captured"
+    )
+    ONLY_OTHER_EVENTS: Final = Sentence(
+        "only_other_events", "no accelerator in this capture: {events: and } in this trace"
+    )
+    UNKNOWN_EVENTS: Final = Sentence(
+        "unknown_events", "events of this device are not supported: {events: and } in this trace"
+    )
+    WORKERS_PREFETCH: Final = Sentence(
+        "workers_prefetch",
+        ("a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"),
+    )
+    PROGRAM_WORK: Final = Sentence(
+        "program_work",
+        ("another process did work for the test, and torch in it is not recorded: {programs:, }"),
+    )
+    CHILD_RUNS_ON: Final = Sentence(
+        "child_runs_on", "{process} was still running when the measured run ended: wait for it"
+    )
+    CHILD_WAS_KILLED: Final = Sentence(
+        "child_was_killed", "{process} was ended before it could say what it did"
+    )
+    OF_CHILD: Final = Sentence("of_child", "{process}: {why}")
+    RANK_ENDED: Final = Sentence("rank_ended", "rank {rank} has ended")
+    RANK_RUNS_IT_NOT: Final = Sentence("rank_runs_it_not", "rank {rank} does not run this test")
+    NO_SUCH_RANK_HERE: Final = Sentence(
+        "no_such_rank_here", "no process of the test had rank {rank}"
+    )
+    NOT_BY_PROCESS: Final = Sentence(
+        "not_by_process",
+        ("the test starts processes, and what they do is not known by module or named region"),
+    )
+    THREAD_LEFT: Final = Sentence(
+        "thread_left",
+        ("a thread that this or an earlier test started was still at work when the run ended"),
+    )
+    DYNAMO_OFF: Final = Sentence(
+        "dynamo_off", "torch.compile is switched off ({how}), so nothing was compiled"
+    )
+    RAN_UNCOMPILED: Final = Sentence(
+        "ran_uncompiled", "torch.compile was used, but no compiled code ran"
+    )
+    NO_FORMULA: Final = Sentence("no_formula", "has no formula")
+    NO_PARTS: Final = Sentence("no_parts", "does not show the operators inside it")
+    REPLAYED: Final = Sentence("replayed", "was replayed from a graph")
+    LAUNCHED_ALONE: Final = Sentence("launched_alone", "was not launched by a known operator")
+    LOOPS: Final = Sentence("loops", "was compiled to loops that the trace does not contain")
+    DYNAMIC_LOOPS: Final = Sentence(
+        "dynamic_loops", "was compiled to loops whose shapes the trace does not contain"
+    )
+    NO_OPERATORS: Final = Sentence("no_operators", "no operators in this trace")
+    PACKED_WEIGHT: Final = Sentence(
+        "packed_weight", "has a packed weight of unknown shape in this trace"
+    )
+    NO_INPUT_DIMS: Final = Sentence("no_input_dims", "lacks Input Dims in this trace")
+    NO_CONCRETE_INPUTS: Final = Sentence(
+        "no_concrete_inputs", "lacks Concrete Inputs in this trace"
+    )
+    SPARSE_OPERAND: Final = Sentence(
+        "sparse_operand", "has a sparse operand, and only its shape is in this trace"
+    )
+    ODD_ARGUMENTS: Final = Sentence(
+        "odd_arguments", "has arguments that its formula does not support in this trace"
+    )
+    NO_BYTES: Final = Sentence("no_bytes", "moves an unknown number of bytes")
+    NO_LAUNCHES: Final = Sentence("no_launches", "starts an unknown number of kernels")
+    COMPILED_FOR_HOST: Final = Sentence(
+        "compiled_for_host", "was compiled for the CPU, and for a device becomes other kernels"
+    )
+    MAYBE_META: Final = Sentence(
+        "maybe_meta", "may be on meta or fake tensors, which have no values"
+    )
+    RULE_RAISED: Final = Sentence("rule_raised", "the rule failed: {error}")
+    PRODUCTS_ON_UNKNOWN_CHIP: Final = Sentence(
+        "products_on_unknown_chip",
+        "products in fp32: the trace does not say which device it ran on",
+    )
+    NOT_RECORDED: Final = Sentence("not_recorded", "the test no longer records it")
+    NOT_RECORDED_IN: Final = Sentence(
+        "not_recorded_in", "{name} is not recorded in the region {region}"
+    )
+    NO_SUCH_METRIC: Final = Sentence(
+        "no_such_metric", "no metric {name}: the test does not record it, and no hook defines it"
+    )
+    NO_SUCH_METRIC_NEAR: Final = Sentence(
+        "no_such_metric_near", "no metric {name}; did you mean {near: or }?"
+    )
+    SCOPE_DID_NOT_RUN: Final = Sentence(
+        "scope_did_not_run", "{scope} {name} did not run in the measured region"
+    )
+    SCOPE_UNKNOWN: Final = Sentence(
+        "scope_unknown",
+        (
+            "{scope} {name} did not run, and nothing that could run here has this name "
+            "(similar: {near:, })"
+        ),
+    )
+    SCOPE_DID_NOT_RUN_NEAR: Final = Sentence(
+        "scope_did_not_run_near",
+        ("{scope} {name} did not run in the measured region; similar names that did: {near:, }"),
+    )
+    LAPS_DIFFER: Final = Sentence(
+        "laps_differ", "region {name} was not entered equally often in each run"
+    )
+    ONLY_OF_TEST: Final = Sentence("only_of_test", "known for whole tests only")
+    REGION_RAISED: Final = Sentence("region_raised", "region {name} was left with {error}")
+    CHANGED: Final = Sentence("changed", "{name} {before} → {now}")
+    INLINE_MISMATCH: Final = Sentence("inline_mismatch", "the inline expectation does not match")
+    OTHER_MACHINE: Final = Sentence(
+        "other_machine", "the baseline's times are of another machine ({machine})"
+    )
+    ORDER_CHANGED: Final = Sentence(
+        "order_changed",
+        (
+            "the same operators moved the same bytes and only the peak differs, so "
+            "their order changed (that of a set of strings follows PYTHONHASHSEED): up "
+            "to 10 %, that only advises"
+        ),
+    )
+    OTHERS_BUSY: Final = Sentence(
+        "others_busy", "other processes used about {share:.0%} of the CPUs"
+    )
+    HYPERVISOR_TOOK: Final = Sentence(
+        "hypervisor_took", "the hypervisor took about {share:.0%} of the CPUs"
+    )
+    ONLY_RUN: Final = Sentence(
+        "only_run",
+        ("the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"),
+    )
+    TRACER_RAISED: Final = Sentence(
+        "tracer_raised", "tracking what runs failed, please report it: {error}"
+    )
+    TOO_MANY_LINES: Final = Sentence(
+        "too_many_lines", "only the first {most:,} of your lines that run are located"
+    )
+    TOO_MANY_MODULES: Final = Sentence("too_many_modules", "it runs more than {most:,} modules")
+    NOT_MEASURED_ON: Final = Sentence("not_measured_on", "not measured on {side}")
+    ONLY_ON: Final = Sentence("only_on", "only in {side}")
+    SKIPPED_ON: Final = Sentence("skipped_on", "only in {side}: {why}")
+    NOT_COLLECTED_ON: Final = Sentence("not_collected_on", "cannot be collected in {side}: {why}")
+    ON_SIDE: Final = Sentence("on_side", "in {side}: {why}")

@@ -29,7 +29,6 @@ from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.report import noise_of, test_of
 from pytest_torchprof.render.table import Table, strong
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import status_of
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import CONFIDENCE, PairedRow
@@ -106,7 +105,7 @@ def row_cells(row: PairedRow) -> Cells:
 
 
 def _reason_words(reason: Reason | None) -> str | None:
-    return None if reason is None else in_words(reason)
+    return None if reason is None else reason.text
 
 
 def _cells(row: PairedRow, *, joined: bool) -> Cells:
@@ -274,7 +273,7 @@ def _why(row: PairedRow) -> str:
 
 
 def _line(reason: Reason) -> str:
-    return " ".join(in_words(reason).split())
+    return " ".join(reason.text.split())
 
 
 def _spread(row: PairedRow) -> str:
@@ -359,8 +358,8 @@ def _verdicts(row: PairedRow) -> list[Verdict]:
 
 def _exact(metric: str, a: float | None, b: float | None) -> Verdict:
     if b is None:
-        reason = because(Why.NOT_MEASURED_ON, side="B")
+        reason = because(*Why.NOT_MEASURED_ON, side="B")
         return Verdict(metric, MissingValue(reason), "not_measured", a, reason=reason)
     if a is None:
-        return Verdict(metric, b, "new", reason=because(Why.NOT_MEASURED_ON, side="A"))
+        return Verdict(metric, b, "new", reason=because(*Why.NOT_MEASURED_ON, side="A"))
     return Verdict(metric, b, "regressed" if b > a else "improved", a)

@@ -19,7 +19,6 @@ from pytest_torchprof.analysis.operators import NO_OPERATOR
 from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, writing
 from pytest_torchprof.core.files import is_other_file, replacing, same_file
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Kind
 from pytest_torchprof.trace.read import (
@@ -306,7 +305,7 @@ def measured_stacks(trace: Events, metric: StackMetric = "self_cpu_ms") -> Itera
         other = next(one for one in get_args(StackMetric) if one != metric)
         raise TraceError(
             f"{trace.source or 'the trace'}: no stacks of {metric}",
-            in_words(missing.reason),
+            missing.reason.text,
             f"ask for {other}, or record the trace with these events",
         )
     return fold(trace, metric)

@@ -28,7 +28,6 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.ab import changes
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.findings import Where, accepted_counts, called_from, finding_lines
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.own import metric_of
 from pytest_torchprof.verdict.profile import is_rate
 
@@ -79,7 +78,7 @@ def sentence(cause: Cause) -> str:
     'strict: the baseline has no flops'
     """
     return _SENTENCES[cause.kind].format(
-        metric=cause.metric, reason=cause.reason and in_words(cause.reason)
+        metric=cause.metric, reason=cause.reason and cause.reason.text
     )
 
 
@@ -136,7 +135,7 @@ def failure_message(
     behind += operators[:room]
     lines += behind
     if behind and lines_gap is not None:
-        lines.append(f"  your lines are unknown: {in_words(lines_gap)}")
+        lines.append(f"  your lines are unknown: {lines_gap.text}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if ab_command and any(v.multiples for v in bad):
         lines += [f"  to confirm the time: {ab_command}"]
@@ -203,8 +202,8 @@ def _numbers(verdict: Verdict) -> str:
     if isinstance(verdict.value, MissingValue):
         if verdict.is_below:
             least = format_quantity(verdict.least, unit)
-            return f"must be at least {least}, but {in_words(verdict.value.reason)}"
-        return f"not measured: {in_words(verdict.value.reason)}"
+            return f"must be at least {least}, but {verdict.value.reason.text}"
+        return f"not measured: {verdict.value.reason.text}"
     if verdict.is_below:
         now, least = format_pair(verdict.value, verdict.least, unit)
         return f"must be at least {least} but measured {now}{_source(verdict)}"
@@ -219,7 +218,7 @@ def _numbers(verdict: Verdict) -> str:
     tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
-    reason = f"; {in_words(verdict.reason)}" if verdict.reason else ""
+    reason = f"; {verdict.reason.text}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     least = "at least " if verdict.at_least else ""
@@ -421,7 +420,7 @@ def operator_block(
 
 def comparison_line(a_ms: float, b_ms: float, decision: Decision) -> str:
     """``a 1 ms, b 1.1 ms: +10.2 % (+9.1 … +11.4 %), slower, 40 pairs``."""
-    why = f" ({in_words(decision.reason)})" if decision.reason is not None else ""
+    why = f" ({decision.reason.text})" if decision.reason is not None else ""
     pairs = plural(decision.pairs, "pair")
     return f"{_times(a_ms, b_ms, decision)}, {decision.verdict}, {pairs}{why}"
 

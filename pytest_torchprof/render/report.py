@@ -17,7 +17,6 @@ from pytest_torchprof.core.records import Frozen, require_floats
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own import metric_of
 
@@ -36,10 +35,10 @@ def test_of(record: Record) -> dict[str, Any]:
         "nodeid": record.nodeid,
         "outcome": record.outcome,
         "status": record.status,
-        "reason": None if record.reason is None else in_words(record.reason),
+        "reason": None if record.reason is None else record.reason.text,
         "metrics": metrics_of(record.metrics.values()),
         "findings": [asdict(finding) for finding in record.findings],
-        "unchecked": {rule: in_words(why) for rule, why in record.unchecked.items()},
+        "unchecked": {rule: why.text for rule, why in record.unchecked.items()},
         "trace": record.trace,
         **({} if record.message is None else {"message": record.message}),
         **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
@@ -52,7 +51,7 @@ def _rank(named: tuple[str, Mapping[str, Value]]) -> tuple[str, dict[str, Any]]:
     """Metrics of one process, by name: value, unit, and why it is not known."""
     name, values = named
     return name, {
-        metric: {"value": None, "unit": METRICS[metric].unit, "reason": in_words(value.reason)}
+        metric: {"value": None, "unit": METRICS[metric].unit, "reason": value.reason.text}
         if isinstance(value, MissingValue)
         else {"value": value, "unit": METRICS[metric].unit}
         for metric, value in values.items()
@@ -84,7 +83,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "limit": verdict.limit,
             **({} if verdict.least is None else {"least": verdict.least}),
             "status": verdict.status,
-            **({"reason": in_words(verdict.reason)} if verdict.reason else {}),
+            **({"reason": verdict.reason.text} if verdict.reason else {}),
             **_bound(verdict),
             **(noise_of(verdict.sample) if verdict.sample else {}),
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),

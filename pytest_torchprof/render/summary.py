@@ -13,7 +13,6 @@ from pytest_torchprof.core.values import NOISY, OWN_COLUMNS, MissingValue, Recor
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, width_of
 from pytest_torchprof.render.table import aligned_columns
-from pytest_torchprof.render.unknown import in_words, said_once
 from pytest_torchprof.verdict.own import metric_of
 
 if TYPE_CHECKING:
@@ -205,9 +204,9 @@ def unchecked_rules(records: Sequence[Record]) -> list[str]:
     reasons: dict[Reason, dict[str, None]] = {}
     for record in records:
         for rule, why in record.unchecked.items():
-            if why.why is not Why.RULE_RAISED:
+            if why.code != Why.RULE_RAISED.code:
                 reasons.setdefault(why, {})[rule] = None
-    parts = [f"{_few(list(rules))} ({in_words(why)})" for why, rules in reasons.items()]
+    parts = [f"{_few(list(rules))} ({why.text})" for why, rules in reasons.items()]
     return [escape.line(f"rules not checked here: {'; '.join(parts)}")] if parts else []
 
 
@@ -232,9 +231,9 @@ def raised_rules(records: Sequence[Record]) -> dict[str, str]:
     first: dict[str, str] = {}
     for record in records:
         for rule, why in record.unchecked.items():
-            if why.why is Why.RULE_RAISED:
+            if why.code == Why.RULE_RAISED.code:
                 first.setdefault(
-                    rule, f"{rule}: {in_words(why)} ({record.nodeid}); the rule was skipped"
+                    rule, f"{rule}: {why.text} ({record.nodeid}); the rule was skipped"
                 )
     return {rule: escape.line(text) for rule, text in first.items()}
 
@@ -244,7 +243,7 @@ def lost_baselines(records: Sequence[Record]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for record in records:
         if record.is_lost and record.reason:
-            reasons.setdefault(in_words(record.reason), []).append(record.nodeid)
+            reasons.setdefault(record.reason.text, []).append(record.nodeid)
     text = "not profiled, so not compared with the baseline"
     return [escape.line(f"{text}: {why} ({', '.join(of)})") for why, of in reasons.items()]
 
@@ -254,11 +253,11 @@ def _unprofiled(records: Sequence[Record], folder: str) -> list[str]:
     kinds: dict[object, list[Record]] = {}
     for record in records:
         if record.status == "not_profiled" and record.reason and not record.is_lost:
-            general = record.reason.why in (Why.ERROR, Why.SOMEBODY_SAID)
-            kinds.setdefault(record.reason if general else record.reason.why, []).append(record)
+            general = record.reason.code in (Why.ERROR.code, Why.SOMEBODY_SAID.code)
+            kinds.setdefault(record.reason if general else record.reason.code, []).append(record)
     lines = []
     for found in kinds.values():
-        words = list(dict.fromkeys(in_words(one.reason) for one in found if one.reason))
+        words = list(dict.fromkeys(one.reason.text for one in found if one.reason))
         alike = " or alike" if words[1:] else ""
         names = _several([_short_name(one, folder) for one in found])
         lines.append(f"not profiled: {words[0]}{alike} ({names})")
@@ -278,7 +277,10 @@ def _notes(records: Sequence[Record], folder: str) -> list[str]:
     for record in records:
         name = _short_name(record, folder)
         if record.status != "not_profiled" and record.reason:
-            why, beside = said_once(record.reason)
+            why, beside = record.reason.text, ""
+            if record.reason.code == "other_environment":  # what differs is the test's own
+                why, _, own = why.partition(": ")
+                beside = own.removesuffix("nothing")
             names = reasons.setdefault(why, [])
             names.insert(0 if beside else len(names), f"{name} {beside}".rstrip())
         for reason in _of_times(record):
@@ -302,7 +304,7 @@ def _notes(records: Sequence[Record], folder: str) -> list[str]:
 
 
 def _why(verdict: Verdict) -> str:
-    return "" if verdict.reason is None else in_words(verdict.reason)
+    return "" if verdict.reason is None else verdict.reason.text
 
 
 def _marker(verdict: Verdict) -> str:
@@ -326,7 +328,7 @@ def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
     times = (v for v in record.metrics.values() if metric_of(v).klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
-    return dict.fromkeys(f"time: {in_words(why)}" for why in checked if why != record.reason)
+    return dict.fromkeys(f"time: {why.text}" for why in checked if why != record.reason)
 
 
 def _several(names: Sequence[str]) -> str:

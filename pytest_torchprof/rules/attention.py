@@ -9,7 +9,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.evidence.devices import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
@@ -35,7 +35,10 @@ def _unseen_attention(trace: Events) -> Reason | None:
     kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
         if not chip_of(trace, device).is_known and not trace.once(runs_fused, device):
-            return because(Why.ATTENTION_ON_UNKNOWN_CHIP)
+            return because(
+                "attention_on_unknown_chip",
+                "attention in its math form: the trace does not say which device it ran on",
+            )
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
 

@@ -407,8 +407,8 @@ def nothing_seen(trace: Events) -> Reason | None:
     if trace.region is not None:
         return None
     if trace.is_live:
-        return because(Why.NO_REGION)
-    return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NO_OPERATORS)
+        return because(*Why.NO_REGION)
+    return None if trace.is_kind(*HOST_KINDS).any() else because(*Why.NO_OPERATORS)
 
 
 def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
@@ -427,7 +427,7 @@ def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-                why = because(Why.RULE_RAISED, error=fault_of(error))
+                why = because(*Why.RULE_RAISED, error=fault_of(error))
             if why is not None:
                 found[rule.code] = why
     return found
@@ -437,11 +437,11 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
     """What rules may need and the trace lacks."""
     found: dict[RuleNeed, Reason] = {}
     if not trace.is_live:
-        found["live"] = because(Why.ONLY_LIVE)
+        found["live"] = because(*Why.ONLY_LIVE)
     if (gap := trace.once(device_gap)) is not None:
         found["device"] = gap
     if not trace.records_shapes:
-        found["shapes"] = because(Why.NO_SHAPES)
+        found["shapes"] = because(*Why.NO_SHAPES)
     return found
 
 

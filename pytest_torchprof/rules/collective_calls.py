@@ -68,7 +68,7 @@ def _sized(trace: Events) -> Reason | None:
         return None
     event = comm_calls(trace).event[0]
     name = trace.names[trace.name[event]]
-    return because(Why.NO_COMM_SIZES, unsized=len(size), calls=len(size), name=name)
+    return because(*Why.NO_COMM_SIZES, unsized=len(size), calls=len(size), name=name)
 
 
 @rule(

@@ -61,7 +61,7 @@ def _is_ready_for_breaks(trace: Events) -> Reason | None:
     if trace.facts.compiled is not None:
         return _unknown(trace.once(compilations.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
-    return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
+    return because(*Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
 
 def _is_ready_for_recompilations(trace: Events) -> Reason | None:
@@ -69,7 +69,11 @@ def _is_ready_for_recompilations(trace: Events) -> Reason | None:
     if trace.facts.compiled is not None:
         return _unknown(trace.once(compilations.recompilations))
     unnamed = not compilations.regions(trace) and _REGION in trace.names
-    return because(Why.NOT_NUMBERED) if unnamed else None
+    return (
+        because("not_numbered", "this torch version does not number compilations")
+        if unnamed
+        else None
+    )
 
 
 @rule(

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import idle_by_waits
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.evidence.calls import step_of
 from pytest_torchprof.rules.evidence.devices import (
     came_down,
@@ -92,7 +92,7 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 def _has_operators(trace: Events) -> Reason | None:
     """Without operators, what the host did with a copy is unknown."""
     known = trace.has(Kind.OP) or not trace.has(Kind.MEMCPY)
-    return None if known else because(Why.WITHOUT_OPERATORS)
+    return None if known else because("without_operators", "recorded without operators")
 
 
 _PINNED = (

@@ -103,7 +103,7 @@ def _unseen_half(trace: Events) -> Reason | None:
     for device in _products(trace):
         counted = _counted(trace, device, least["share"], least["busy"], least["kernel"])
         if len(counted) and _half_of(trace, device) is None:
-            return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
+            return because(*Why.PRODUCTS_ON_UNKNOWN_CHIP)
     return None
 
 

@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.attention import has_fused, runs_fused
 from pytest_torchprof.rules.evidence.attention import PRODUCT, SOFTMAX, are_kept, attentions
 from pytest_torchprof.rules.evidence.devices import chip_of, on_cpu
@@ -38,11 +38,17 @@ def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device or in graphs, or weights that may be wanted."""
     if count(trace, SOFTMAX) and attentions(trace, *_defaults()):
         if None in trace.once(_devices, *_defaults()).values():
-            return because(Why.MANUAL_ATTENTION_ON_UNKNOWN_CHIP)
+            return because(
+                "manual_attention_on_unknown_chip",
+                "unfused attention: the trace does not say which device it ran on",
+            )
         found, memory = by_hand(trace, *_defaults()), trace.memory
         blind = memory.addr is None or not len(memory.event)
         if blind and any(not len(own.rows) for own in _steps(trace, found)):
-            return because(Why.WEIGHTS_WITHOUT_MEMORY)
+            return because(
+                "weights_without_memory",
+                ("without memory events, whether unfused attention returns its weights is unknown"),
+            )
     return blind_kernels(trace, _SOFTMAX_KERNEL.search)
 
 

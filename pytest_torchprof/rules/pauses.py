@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.idle_causes import COLLECT, Cause, idle_parts
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.places.place import Owner, frame_of, owner_of
 from pytest_torchprof.rules.evidence.calls import step_bounds, step_of
 from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
@@ -48,7 +48,11 @@ def _unseen_collections(trace: Events) -> Reason | None:
         return None
     parts = idle_parts(trace)
     python = parts.ns[parts.cause == int(Cause.PYTHON)].sum()
-    return because(Why.NO_STACKS) if python >= _SHARE * measured_ns(trace) else None
+    return (
+        because("no_stacks", "recorded without Python functions (with_stack=True records them)")
+        if python >= _SHARE * measured_ns(trace)
+        else None
+    )
 
 
 @rule(
@@ -193,7 +197,17 @@ def _has_steps(trace: Events) -> Reason | None:
         return None
     rows = events_named(trace, _CALLS)
     idle = paused_ns(trace, rows[trace.selection[rows]], Cause.ALLOCATING).sum()
-    return because(Why.NO_STEPS) if idle >= _SHARE * measured_ns(trace) else None
+    return (
+        because(
+            "no_steps",
+            (
+                "recorded without steps, so one-time work is not told apart (call the "
+                "profiler's step())"
+            ),
+        )
+        if idle >= _SHARE * measured_ns(trace)
+        else None
+    )
 
 
 @rule(

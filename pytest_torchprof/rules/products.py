@@ -63,7 +63,7 @@ def _unseen_fp32(trace: Events) -> Reason | None:
         products = device_products(trace)
         single = products.any_kernel(trace, _is_named_single)
         if nesting.among(products.device(trace)[single], unknown).any():
-            return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
+            return because(*Why.PRODUCTS_ON_UNKNOWN_CHIP)
     if not any(chip.runs_tf32 for chip in chips.values()):
         return None
     return blind_kernels(

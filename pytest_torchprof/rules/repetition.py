@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.evidence.calls import (
     CALL_NS,
     are_called,
@@ -96,7 +96,13 @@ def _unseen_casts(trace: Events) -> Reason | None:
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):
-            return because(Why.AUTOCAST_UNSEEN)
+            return because(
+                "autocast_unseen",
+                (
+                    "autocast's casts of weights: recorded without memory events "
+                    "(profile_memory=True records them)"
+                ),
+            )
     return gap or guessed(trace, TO_COPY)
 
 

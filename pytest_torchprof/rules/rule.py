@@ -580,7 +580,7 @@ def reason_of(answer: object, function: Callable[..., object]) -> Reason:
         return answer
     if not isinstance(answer, str):
         raise AnswerError(function, _shown(answer), "a reason in words, or None")
-    return because(Why.SOMEBODY_SAID, text=answer)
+    return because(*Why.SOMEBODY_SAID, text=answer)
 
 
 def fault_of(error: BaseException) -> str:

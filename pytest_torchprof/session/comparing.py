@@ -15,7 +15,7 @@ from pytest_torchprof.analysis.moved_bytes import moved_by_operator
 from pytest_torchprof.capture.clock import Callables
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import parse_share
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.values import LargeRegionNumber, RegionNumber, in_unit_of
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import operator_block, share_block
@@ -61,13 +61,22 @@ class AbResult:
     @classmethod
     def not_made(cls) -> AbResult:
         """The result where nothing is timed."""
-        return cls(*[Unchecked(because(Why.RUN_NOT_COMPARED))] * 7)  # type: ignore[arg-type]
+        said = "callables are compared in one run of a test, under --torchprof"
+        return cls(*[Unchecked(because("run_not_compared", said))] * 7)  # type: ignore[arg-type]
 
     @property
     def gap(self) -> Reason | None:
         """Why there is no answer: there were too few pairs of turns."""
         why = None if self._decision is None else self._decision.reason
-        return None if why is None else because(Why.COMPARISON_UNANSWERED, why=why)
+        return (
+            None
+            if why is None
+            else because(
+                "comparison_unanswered",
+                "torchprof.ab has no answer: {why}; give it a larger min_time",
+                why=why,
+            )
+        )
 
     def assert_not_slower(self, by: float | str) -> None:
         """Fail the test if ``b`` is certain to take longer than ``a`` by more than a share of it.

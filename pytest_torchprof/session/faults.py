@@ -7,7 +7,6 @@ from pathlib import Path
 from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.render.summary import fault_lines
-from pytest_torchprof.render.unknown import in_words
 
 
 def is_fault(error: Exception) -> bool:
@@ -17,7 +16,7 @@ def is_fault(error: Exception) -> bool:
 
 def message_of(error: Exception) -> str:
     """The error's text; for an unexpected one, a request to report it."""
-    return in_words(reason_for(error))
+    return reason_for(error).text
 
 
 def reason_for(error: Exception) -> Reason:
@@ -25,14 +24,20 @@ def reason_for(error: Exception) -> Reason:
     if isinstance(error, NotCapturedError):
         return error.reason
     if isinstance(error, TorchprofError):
-        return because(Why.ERROR, message=str(error))
+        return because(*Why.ERROR, message=str(error))
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
     message = str(error).partition("\n")[0]
     kind = type(error).__name__
-    return because(Why.INTERNAL_ERROR, error=kind, message=message, where=where)
+    return because(
+        "internal_error",
+        "internal error, please report it: {error}: {message}{where}",
+        error=kind,
+        message=message,
+        where=where,
+    )
 
 
 class SessionErrors:

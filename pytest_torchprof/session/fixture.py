@@ -64,9 +64,11 @@ class NamedRegions:
         mark = run.mark(name) if run is not None else None
         captures = run is not None and run.captures
         if self._gatherer is not None and captures and mark is None:
-            from pytest_torchprof.core.unknown import Why, because
+            from pytest_torchprof.core.unknown import because
 
-            gap = because(Why.REGION_ELSEWHERE, name=name)
+            gap = because(
+                "region_elsewhere", "region {name} was entered in another thread", name=name
+            )
             self._gatherer.asked.note_region_gap(name, gap)
         self._open[name] = mark, captures
         if mark is not None:
@@ -82,7 +84,7 @@ class NamedRegions:
         if error is not None and captures and not sys.is_finalizing():
             from pytest_torchprof.core.unknown import Why, because
 
-            reason = because(Why.REGION_RAISED, name=name, error=error.__name__)
+            reason = because(*Why.REGION_RAISED, name=name, error=error.__name__)
             self._gatherer.asked.note_region_gap(name, reason)
 
     @property
@@ -426,9 +428,9 @@ class Numbers:
 
         values = self._values()
         if values is None or self._gatherer is None:
-            return Unchecked(because(Why.RUN_NOT_PROFILED))
+            return Unchecked(because(*Why.RUN_NOT_PROFILED))
         if name in self.own_names():
-            missing = MissingValue(because(Why.WAS_NOT_MEASURED))
+            missing = MissingValue(because(*Why.WAS_NOT_MEASURED))
             value = self._gatherer.values().get(name, missing)
         elif name in values:
             value = values[name]
@@ -448,7 +450,7 @@ class Numbers:
 
         trace = None if self._gatherer is None else self._gatherer.trace
         if trace is None:
-            return MissingValue(because(Why.WAS_NOT_MEASURED))
+            return MissingValue(because(*Why.WAS_NOT_MEASURED))
         return measure(METRICS[name], trace)
 
     def region_metric(self, name: str, metric: str, lap: int | None) -> Any:
@@ -460,18 +462,18 @@ class Numbers:
         self._named.check_known(name)
         gatherer, label = self._gatherer, f"{name}: {metric}"
         if gatherer is None:
-            return Unchecked(because(Why.RUN_NOT_PROFILED))
+            return Unchecked(because(*Why.RUN_NOT_PROFILED))
         gatherer.asked.note_stats()
         if not self._has_numbers():
             self._note_early(label)
-            return Unchecked(because(Why.RUN_NOT_PROFILED))
+            return Unchecked(because(*Why.RUN_NOT_PROFILED))
 
         from pytest_torchprof.core.values import MissingValue, Source, region_number
         from pytest_torchprof.verdict.metrics import METRICS
 
         own = gatherer.own(metric) if metric not in METRICS else None
         values = gatherer.region_values(name, lap)
-        missing = MissingValue(because(Why.NOT_RECORDED_IN, name=metric, region=name))
+        missing = MissingValue(because(*Why.NOT_RECORDED_IN, name=metric, region=name))
         value = values.get(metric, missing)
         if isinstance(value, MissingValue):
             gatherer.asked.note_stats(read=True, unchecked=[label])
@@ -771,14 +773,16 @@ class Torchprof(Numbers):
 
     def _again(self, function: Callable[[], Any], run: Run) -> None:
         """A call for an extra run, whose errors are ignored."""
-        from pytest_torchprof.core.unknown import Why, because
+        from pytest_torchprof.core.unknown import because
 
         with run.gatherer.extra():
             try:
                 self._measure(function, run)
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001
                 kind = type(error).__name__
-                run.gatherer.refuse(because(Why.CALL_RAISED, error=kind))
+                run.gatherer.refuse(
+                    because("call_raised", "it raised {error} when run once more", error=kind)
+                )
 
     def _left_with(self, kind: type[BaseException], run: Run) -> None:
         run.cancel()
@@ -788,9 +792,18 @@ class Torchprof(Numbers):
     def _refuse_outside(self) -> None:
         """Refuse a region in a fixture, which no run of the test measures."""
         if self._gatherer is not None:
-            from pytest_torchprof.core.unknown import Why, because
+            from pytest_torchprof.core.unknown import because
 
-            self._gatherer.refuse(because(Why.REGION_OUTSIDE_CALL), timed=False)
+            self._gatherer.refuse(
+                because(
+                    "region_outside_call",
+                    (
+                        "a fixture measured a region before or after the test itself; measure in "
+                        "the test, or yield within the fixture's block"
+                    ),
+                ),
+                timed=False,
+            )
 
     def _taken(self) -> bool:
         """Whether this test has measured a region already; only one is supported.
@@ -799,12 +812,15 @@ class Torchprof(Numbers):
             SettingsError: its numbers were asked for, and there will be none.
         """
         __tracebackhide__ = True
-        from pytest_torchprof.core.unknown import Why, because
+        from pytest_torchprof.core.unknown import because
 
         if not self._entered or self._gatherer is None:
             return False
 
-        self._gatherer.refuse(because(Why.TWO_REGIONS), timed=False)
+        self._gatherer.refuse(
+            because("two_regions", "the test measures more than one region through the fixture"),
+            timed=False,
+        )
         self._several = True
         if self._gatherer.asked.stats_asked:
             self._check_ended("to compare")

@@ -24,7 +24,7 @@ from pytest_torchprof.capture.profiler import prime
 from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.capture.threads import expect_threads, threads_now
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session import reports as junit_properties
@@ -303,7 +303,9 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
             if not is_torch(sys.modules.get("torch")):
-                self.blind = because(Why.TORCH_REPLACED)
+                self.blind = because(
+                    "torch_replaced", "a test file has put something else in the place of torch"
+                )
                 return
             with self.errors.careful:  # what test files have replaced for good is in its place
                 self.environment = self.closer_look()

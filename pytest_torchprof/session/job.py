@@ -115,7 +115,7 @@ class RankLostError(Exception):
     """Another rank does not take part in a test; ``reason`` says which one, and why."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.why.value)
+        super().__init__(reason.code)
         self.reason = reason
 
 
@@ -178,12 +178,19 @@ class Ranks:
                 return said[0]
             if (why := _read(out)) is not None:
                 found = msgspec.convert(why[0], Reason)
-                raise RankLostError(because(Why.OF_CHILD, process=f"rank {rank}", why=found))
+                raise RankLostError(because(*Why.OF_CHILD, process=f"rank {rank}", why=found))
             if over or not self._runs(rank, nodeid):
                 why_not = Why.RANK_ENDED if over else Why.RANK_RUNS_IT_NOT
-                raise RankLostError(because(why_not, rank=rank))
+                raise RankLostError(because(*(why_not), rank=rank))
             if REAL.clock() > until:
-                raise RankLostError(because(Why.RANK_SILENT, rank=rank, limit_s=limit_s))
+                raise RankLostError(
+                    because(
+                        "rank_silent",
+                        "rank {rank} did not come so far within {limit_s:.0f} s",
+                        rank=rank,
+                        limit_s=limit_s,
+                    )
+                )
             REAL.sleep(_POLL_S)
 
     def _runs(self, rank: int, nodeid: str) -> bool:
@@ -392,7 +399,9 @@ class JobSession(TorchprofSession):
         if self.rank > 0:
             assert gatherer.export is not None  # noqa: S101 - the caller has looked
             if gatherer.processes:
-                raise RankLostError(because(Why.RANK_STARTS_PROCESSES))
+                raise RankLostError(
+                    because("rank_starts_processes", "a rank starts processes itself")
+                )
             gatherer.export(ranks.trace_of(nodeid, self.rank))
         ranks.agree(nodeid, "result", None, limit_s)
         if self.rank > 0:
@@ -443,5 +452,5 @@ def settings_of(rank: int, settings: Settings) -> Settings:
 
 def _outcome(report: pytest.TestReport) -> Reason:
     if report.when == "setup":
-        return because(Why.SETUP_FAILED if report.failed else Why.SKIPPED)
-    return because(Why.FAILED if report.failed else Why.SKIPPED)
+        return because(*(Why.SETUP_FAILED if report.failed else Why.SKIPPED))
+    return because(*(Why.FAILED if report.failed else Why.SKIPPED))

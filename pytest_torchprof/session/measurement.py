@@ -62,9 +62,16 @@ if TYPE_CHECKING:
 
 # ---- The traces of a test's profiled runs: which one counts, and their files.
 
-_STARTS_THREADS = because(Why.STARTS_THREADS)
-_UNTOLD = because(Why.NOTHING_TOLD)
-_NO_THREADS = because(Why.THREADS_NOT_PROFILED)
+_STARTS_THREADS = because(
+    "starts_threads",
+    ("the test starts threads, and only another run can count what they do: give it a warm-up run"),
+)
+_UNTOLD = because(
+    "nothing_told", "the run that tells tensors and modules apart failed, or did something else"
+)
+_NO_THREADS = because(
+    "threads_not_profiled", "the test starts threads, and this torch cannot profile them"
+)
 #: The profiled runs after which another one may be wanted: one compiles, the next one records.
 _MOST_UNSETTLED = 2
 
@@ -279,7 +286,7 @@ class Captures:
             plain = doubted - around
             self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
         if doubted & calling:
-            self.no_lines(because(Why.TOO_MANY_LINES, most=MOST_MARKS))
+            self.no_lines(because(*Why.TOO_MANY_LINES, most=MOST_MARKS))
         else:
             self.located = Located(brought.trace, lines, modules)
         if brought.children:
@@ -382,7 +389,10 @@ Brought = Timed | Captured | NoModules
 
 #: Runs that count for what is not a time, the first of them that has a value.
 _KINDS = ("profile", "threads", "numbers")
-_NO_ROUND = because(Why.RECORDED_IN_NO_ROUND)
+_NO_ROUND = because(
+    "recorded_in_no_round",
+    ("recorded in no timed run, and other runs are slower (rounds=1 asks for one)"),
+)
 
 _Key = tuple["str | None", str]
 
@@ -466,12 +476,22 @@ class RunRecordings:
                     sample,
                     best if metric.compare == "time" else None,
                 )
-            no_round = because(Why.RECORDED_BESIDE_CALLABLE) if self._are_calls else _NO_ROUND
+            no_round = (
+                because(
+                    "recorded_beside_callable",
+                    (
+                        "recorded outside the callable that is measured, and so in no timed call "
+                        'of it; record it within, or with compare="exact"'
+                    ),
+                )
+                if self._are_calls
+                else _NO_ROUND
+            )
             return Recorded(metric, MissingValue(self._gap(key) or no_round))
         for run in self._that_count:
             if numbers := run.numbers(key):
                 return Recorded(metric, numbers[-1])
-        return Recorded(metric, MissingValue(self._gap(key) or because(Why.WAS_NOT_MEASURED)))
+        return Recorded(metric, MissingValue(self._gap(key) or because(*Why.WAS_NOT_MEASURED)))
 
     @property
     def _rounds(self) -> Sequence[_OfRun]:
@@ -485,7 +505,9 @@ class RunRecordings:
 
     def _gap(self, key: _Key) -> Reason | None:
         if key in self._outside:
-            return because(Why.RECORDED_OUTSIDE_CALL)
+            return because(
+                "recorded_outside_call", "recorded in a fixture, outside the test's call phase"
+            )
         given = (value for run in self._runs for value in run.values.get(key, ()))
         reasons = [value for value in given if isinstance(value, Reason)]
         return reasons[-1] if reasons else None
@@ -510,7 +532,7 @@ _SHARED_LAPS_HOLD_NS = 100_000_000
 #: More laps of a region are not stored one by one.
 MOST_LAPS = 1_000
 
-NO_ROUNDS = because(Why.NO_ROUNDS)
+NO_ROUNDS = because("no_rounds", "no timed rounds (--torchprof-rounds=0)")
 
 
 class RecentLaps:
@@ -658,7 +680,7 @@ def _region_times(name: str, rounds: Sequence[Sequence[LapTime | Reason]]) -> Re
     times = [[lap for lap in laps if not isinstance(lap, Reason)] for laps in rounds]
     gap = next((lap for laps in rounds for lap in laps if isinstance(lap, Reason)), None)
     if len({len(laps) for laps in rounds}) > 1:
-        gap = because(Why.LAPS_DIFFER, name=name)
+        gap = because(*Why.LAPS_DIFFER, name=name)
     if gap is not None:
         return RegionTimes(wall_ms=Quantity.of(gap), cpu_ms=Quantity.of(gap))
     return RegionTimes(
@@ -729,7 +751,9 @@ class OfProcesses(OfDevice):
         """Take the traces of the other ranks of the job; ``rank`` is the own one."""
         self._rank, self._values = rank, None
         self._captures.join(others)
-        self._captures.no_lines(because(Why.RANKS_NOT_LOCATED))
+        self._captures.no_lines(
+            because("ranks_not_located", "they are not located in a job of several ranks")
+        )
 
     @property
     def _region_gaps(self) -> Mapping[str, Reason]:
@@ -739,7 +763,7 @@ class OfProcesses(OfDevice):
             return gaps
 
         if have_operators(self.processes):
-            why = because(Why.NOT_BY_PROCESS)
+            why = because(*Why.NOT_BY_PROCESS)
             gaps |= {name: why for name in named_regions(self._captures.trace) if name not in gaps}
         return gaps
 
@@ -842,7 +866,7 @@ class Asked:
         """Why callables were not compared, if they were not."""
         if not self.pairs_s or self.has_compared:
             return self._unanswered
-        return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
+        return because(*(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE))
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:
         """Note a failed inline expectation: metric → expected text."""
@@ -1170,8 +1194,12 @@ class Gatherer(OfProcesses):
         """The final result of the runs."""
         if self.reason is None and self.trace is None:
             raised = self.asked.raised
-            block = because(Why.BLOCK_RAISED, error=raised) if raised else None
-            self.refuse(block or because(Why.NOTHING_CAPTURED))
+            block = (
+                because("block_raised", "the measured block raised {error}", error=raised)
+                if raised
+                else None
+            )
+            self.refuse(block or because("nothing_captured", "nothing was captured"))
         if self.reason is None:
             return self.measured()
         environment = self._machine.key

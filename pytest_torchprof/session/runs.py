@@ -29,7 +29,7 @@ from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.errors import CaptureError, error_line
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.render.unknown import HOW_TO_LEAVE_OUT, in_words
+from pytest_torchprof.render.notes import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.isolation import (
     alarm_stopped,
@@ -62,7 +62,10 @@ if TYPE_CHECKING:
 WATCHED_CALL_NS = 100_000_000
 
 #: Why the trace of all threads has no memory events.
-_NO_MEMORY = because(Why.MEMORY_OF_THREADS)
+_NO_MEMORY = because(
+    "memory_of_threads",
+    ("torch records no memory while it profiles all threads, and this test works in several"),
+)
 
 
 class Run:
@@ -122,7 +125,7 @@ class Run:
         """Whether the test captures a CUDA graph, which the end of our session would break."""
         if self._capture is None or not captures_graph():
             return False
-        self.gatherer.refuse(because(Why.GRAPH_CAPTURE))
+        self.gatherer.refuse(because(*Why.GRAPH_CAPTURE))
         return True
 
     @property
@@ -282,8 +285,16 @@ class Overdue(BaseException):
     """A run did not finish within its limit; raised wherever the run is, like an interrupt."""
 
     def __init__(self, run: str, limit_s: float) -> None:
-        self.reason = because(Why.RERUN_OVERDUE, run=run, limit_s=limit_s)
-        super().__init__(in_words(self.reason))
+        self.reason = because(
+            "rerun_overdue",
+            (
+                "cannot be run twice: its {run} did not finish within {limit_s:.2g} s; "
+                "@pytest.mark.torchprof(enabled=False) leaves the test out"
+            ),
+            run=run,
+            limit_s=limit_s,
+        )
+        super().__init__(self.reason.text)
 
 
 class Deadline:
@@ -367,8 +378,16 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
     if isinstance(error, Overdue):
         return error.reason
     if kind == "profile" and threads is not None and isinstance(error, AssertionError):
-        return because(Why.FAILS_WHEN_PROFILED, threads=threads, error=what)
-    return because(Why.RERUN_RAISED, error=what)
+        return because(
+            "fails_when_profiled",
+            (
+                "fails in the profiled run, which has {threads: intra-op thread} "
+                "(--torchprof-threads=keep leaves yours): {error}"
+            ),
+            threads=threads,
+            error=what,
+        )
+    return because("rerun_raised", "cannot be run twice: {error}", error=what)
 
 
 def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
@@ -382,9 +401,9 @@ def functional_failure(item: pytest.Item) -> Reason | None:
     """Why a test failed although its call raised nothing: unittest, subtests."""
     if collected := getattr(item, "_excinfo", None):
         if isinstance(collected[0].value, pytest.xfail.Exception):
-            return because(Why.XFAILED)
+            return because(*Why.XFAILED)
         skipped = isinstance(collected[0].value, pytest.skip.Exception)
-        return because(Why.SKIPPED if skipped else Why.FAILED)
+        return because(*(Why.SKIPPED if skipped else Why.FAILED))
     return None
 
 
@@ -719,21 +738,41 @@ class Runner:
     def _after_first(self, item: pytest.Item, gatherer: Gatherer, pid: int) -> BaseException | None:
         """Do all further runs, unless something prevents them; see `_rerun_all`."""
         if REAL.getpid() != pid:
-            gatherer.refuse(because(Why.HAS_FORKED), timed=False)
+            gatherer.refuse(
+                because("has_forked", "the test has forked, and this is the child"), timed=False
+            )
         if item.config.getoption("trace", default=False):
-            gatherer.refuse(because(Why.TRACE_OPTION))
+            gatherer.refuse(because("trace_option", "--trace stops in every run of a test"))
         failed = self._failure(item)
         if failed is None and is_strict_xfail(item):
-            failed = because(Why.STRICT_XFAIL_PASSED)
+            failed = because(
+                "strict_xfail_passed", "passed against a strict xfail, which is a failure"
+            )
         if failed is not None:
             gatherer.refuse(failed, timed=False)
         if "benchmark" in getattr(item, "fixturenames", ()):
-            gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
+            gatherer.refuse(
+                because("benchmark_fixture", "pytest-benchmark repeats it as often as time allows")
+            )
         if uses_setprofile(item, self._session_hook):
-            gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
+            gatherer.refuse(
+                because(
+                    "own_profile_hook",
+                    "the test uses sys.setprofile itself, which times and stacks disturb",
+                )
+            )
         parts = gatherer.asked.own_region or gatherer.asked.names_regions
         if not parts and may_measure_part(item):
-            gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
+            gatherer.refuse(
+                because(
+                    "region_not_reached",
+                    (
+                        "the test measures a part through the torchprof fixture, but never reached "
+                        "it"
+                    ),
+                ),
+                timed=False,
+            )
         rest: list[RunKind] = gatherer.plan.kinds[1:]
         if gatherer.wants_another:  # it compiled in what was meant to be the only run
             rest = ["profile", *rest]
@@ -792,7 +831,7 @@ class Runner:
     def entered_debugger(self) -> None:
         """Do not rerun a test that is being debugged."""
         if self._gatherer is not None:
-            self._gatherer.refuse(because(Why.DEBUGGER), timed=False)
+            self._gatherer.refuse(because("debugger", "a debugger was entered"), timed=False)
 
     # ---------------------------------------------------------------- reruns
 
@@ -960,11 +999,11 @@ class Runner:
             self._deadline.note_failure()
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
-        return AssertionError(f"the rerun {in_words(failed)}") if failed is not None else None
+        return AssertionError(f"the rerun {failed.text}") if failed is not None else None
 
     def _failure(self, item: pytest.Item) -> Reason | None:
         if self.subtest_failed:
-            return because(Why.SUBTESTS_FAILED)
+            return because(*Why.SUBTESTS_FAILED)
         return functional_failure(item)
 
 

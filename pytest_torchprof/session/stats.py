@@ -26,9 +26,7 @@ class Unchecked:
     @property
     def reason(self) -> str:
         """Why there is no number, in words."""
-        from pytest_torchprof.render.unknown import in_words
-
-        return in_words(self.why)
+        return self.why.text
 
     def __repr__(self) -> str:
         return f"<not measured: {self.reason}>"

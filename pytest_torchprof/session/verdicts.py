@@ -131,7 +131,7 @@ def _file_stem(nodeid: str) -> str:
 # ---- The verdict on one test: its comparison with the baseline, a record, and a failure message.
 
 #: The profiled run was the test's only run.
-_ONLY_RUN = because(Why.ONLY_RUN)
+_ONLY_RUN = because(*Why.ONLY_RUN)
 
 
 class Judgement(Frozen, frozen=True):
@@ -203,7 +203,7 @@ class Judge:
 
     def left_out(self, plan: Plan) -> str | None:
         """The failure message of a test excluded from profiling that has limits, if it fails."""
-        missing = Unmeasured(because(Why.LEFT_OUT), "", plan.budgets)
+        missing = Unmeasured(because(*Why.LEFT_OUT), "", plan.budgets)
         return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
 
     def forget(self) -> None:
@@ -250,7 +250,11 @@ class Judge:
         there, baseline = found
         changes = advice(verdict.profile, baseline, self._terms)
         why = because(
-            Why.OTHER_ENVIRONMENT,
+            "other_environment",
+            (
+                "no baseline of {here} yet, only of {accepted}, so what differs is advice "
+                "(pytest --accept accepts): {changes:, }"
+            ),
             here=measured.environment,
             accepted=there,
             changes=changes or ("nothing",),
@@ -496,7 +500,11 @@ class ItemVerdicts:
         """Compare what was measured, store the verdict, and return the failure message, if any."""
         verdict, message = ItemVerdict(), None
         if self._is_shared(item):
-            gatherer.refuse(because(Why.SAME_NAME))
+            gatherer.refuse(
+                because(
+                    "same_name", "another test has the same name, so one baseline cannot serve both"
+                )
+            )
         try:
             judged = self._judge.judge(
                 self._subject(item),
@@ -561,7 +569,7 @@ class ItemVerdicts:
             # Something else failed it: a strict xfail that passed, or another plugin's checks.
             item.stash[_VERDICT] = verdict = ItemVerdict(failed=verdict.failed)
         if verdict.record is None:
-            left_out = because(Why.LEFT_OUT) if plan.left_out else blind
+            left_out = because(*Why.LEFT_OUT) if plan.left_out else blind
             reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
                 item.nodeid,
@@ -596,9 +604,9 @@ class ItemVerdicts:
 def _why_not(report: pytest.TestReport) -> Reason:
     """Why a test has no numbers, according to its report."""
     if hasattr(report, "wasxfail") and report.skipped:
-        return because(Why.XFAILED)
+        return because(*Why.XFAILED)
     if report.when == "setup":
-        return because(Why.SETUP_FAILED if report.failed else Why.SKIPPED)
+        return because(*(Why.SETUP_FAILED if report.failed else Why.SKIPPED))
     if report.failed:
-        return because(Why.FAILED)
-    return because(Why.SKIPPED if report.skipped else Why.WAS_NOT_MEASURED)
+        return because(*Why.FAILED)
+    return because(*(Why.SKIPPED if report.skipped else Why.WAS_NOT_MEASURED))

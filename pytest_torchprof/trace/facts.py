@@ -39,8 +39,8 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     high: float | None = None
     minimum: float | None = None
     rounds: tuple[float, ...] = ()
-    why: str | None = None
-    data: list[Any] | None = None
+    code: str | None = None
+    text: str | None = None
 
     @classmethod
     def of(cls, measured: Sample | Reason) -> Quantity:
@@ -64,7 +64,7 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def reason(self) -> Reason | None:
         """Why there is no sample; None if no reason is stored."""
-        parts = {"why": self.why, "data": self.data}
+        parts = {"code": self.code, "text": self.text}
         return reason_of({name: part for name, part in parts.items() if part is not None})
 
 
@@ -274,14 +274,18 @@ def reason_of(noted: object) -> Reason | None:
     Early versions stored text, and later ones may store reasons that this one does not know.
     """
     if isinstance(noted, str):
-        return because(Why.SOMEBODY_SAID, text=noted) if noted else None
+        return because(*Why.SOMEBODY_SAID, text=noted) if noted else None
     if not isinstance(noted, dict):
         return None
     try:
         return convert(noted, Reason)
     except _UNFIT:
         name = noted.get("why")
-        return because(Why.UNKNOWN, name=name) if isinstance(name, str) else None
+        return (
+            because("unknown", "for a reason that this version does not know ({name})", name=name)
+            if isinstance(name, str)
+            else None
+        )
 
 
 # -------------------------------------------------------------------- other versions, and junk

@@ -63,7 +63,16 @@ def other_cpu(measured: Measured, baseline: Baseline | None) -> Reason | None:
     accepted = baseline.cpu_capability if baseline is not None else None
     if accepted is None or measured.cpu_capability in accepted.split(CPU_SEPARATOR):
         return None
-    return because(Why.OTHER_CPU, accepted=accepted, here=measured.cpu_capability)
+    return because(
+        "other_cpu",
+        (
+            "the baseline is of a CPU with other instructions ({accepted}, here "
+            "{here}), which decide how convolutions and 16-bit products run, so "
+            "operators and CPU memory only advise: accept here too"
+        ),
+        accepted=accepted,
+        here=measured.cpu_capability,
+    )
 
 
 def other_chip(measured: Measured, baseline: Baseline | None) -> Reason | None:
@@ -71,7 +80,12 @@ def other_chip(measured: Measured, baseline: Baseline | None) -> Reason | None:
     accepted, here = baseline.chip if baseline is not None else None, measured.trace.facts.chip
     if accepted is None or here is None or accepted == here:
         return None
-    return because(Why.OTHER_CHIP, accepted=accepted, here=here)
+    return because(
+        "other_chip",
+        ("bound_ms only advises: the baseline's is of {accepted}, and this one of {here}"),
+        accepted=accepted,
+        here=here,
+    )
 
 
 def varies_by_cpu(metric: Metric) -> bool:
@@ -256,14 +270,38 @@ def accepted_findings(baseline: Baseline, found: Mapping[str, int]) -> dict[str,
 
 def outside(known: Range, unit: str) -> Reason:
     """Why a value beyond its accepted range differs."""
-    return because(Why.OUTSIDE_RANGE, low=known.low, high=known.high, unit=unit)
+    return because(
+        "outside_range",
+        "accepted from {low:{unit}} to {high:{unit}}, as it varies",
+        low=known.low,
+        high=known.high,
+        unit=unit,
+    )
 
 
 # ---- Limits that hold only because nothing ran count as not checked.
 
-NOTHING = because(Why.NOTHING_RAN)
-NOTHING_ON_DEVICE = because(Why.NOTHING_ON_DEVICE)
-NO_PRODUCT = because(Why.NO_PRODUCT)
+NOTHING = because(
+    "nothing_ran",
+    (
+        "no operator ran in the profiled run; if an earlier run keeps the result, "
+        "use warmup=0, rounds=0"
+    ),
+)
+NOTHING_ON_DEVICE = because(
+    "nothing_on_device",
+    (
+        "nothing ran on the device in the profiled run; if an earlier run keeps "
+        "the result, use warmup=0, rounds=0"
+    ),
+)
+NO_PRODUCT = because(
+    "no_product",
+    (
+        "no product ran in the profiled run; if an earlier run keeps the result, "
+        "use warmup=0, rounds=0"
+    ),
+)
 #: A limit of 0 on one of these asks that nothing runs; on others, that what runs does no harm.
 _AMOUNTS = frozenset({"ops", "flops", "kernels"})
 
@@ -321,8 +359,8 @@ _ORDER_SHARE = 0.1
 
 _NO_LIMITS = Budget("")
 #: Nothing of its name ran, or nothing was recorded there.
-_NOT_RUN = DID_NOT_RUN - {Why.SCOPE_UNKNOWN}
-_NOT_RUN |= {Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR}
+_NOT_RUN = DID_NOT_RUN - {Why.SCOPE_UNKNOWN.code}
+_NOT_RUN |= {one.code for one in (Why.NOT_RECORDED_IN, Why.NO_SUCH_METRIC, Why.NO_SUCH_METRIC_NEAR)}
 
 
 class Policy(Frozen, frozen=True):
@@ -397,8 +435,8 @@ def compare(
     for budget in budgets:
         if not budget.scoped:
             continue
-        value = profile.scoped.get(budget.label, MissingValue(because(Why.WAS_NOT_MEASURED)))
-        if budget.source and isinstance(value, MissingValue) and value.reason.why in _NOT_RUN:
+        value = profile.scoped.get(budget.label, MissingValue(because(*Why.WAS_NOT_MEASURED)))
+        if budget.source and isinstance(value, MissingValue) and value.reason.code in _NOT_RUN:
             continue  # a limit of the project is for the tests in which that part runs
         verdicts.append(_scoped(row_of(budget.metric, profile.own), budget, value, baseline))
     verdicts = with_own([*verdicts, *refused], profile.own)
@@ -423,7 +461,7 @@ def slower_with_less(verdicts: Sequence[Verdict], policy: Policy) -> Reason | No
     wall, why = times.get("wall_ms"), policy.time_note
     if wall is None or wall.baseline is None or isinstance(wall.value, MissingValue):
         return None
-    if wall.multiples is None and why is not None and why.why is Why.OTHER_MACHINE:
+    if wall.multiples is None and why is not None and why.code == Why.OTHER_MACHINE.code:
         return None
     for one in times.values() if why is not None else [wall]:
         before, now = one.multiples or (one.baseline, one.value)
@@ -431,7 +469,12 @@ def slower_with_less(verdicts: Sequence[Verdict], policy: Policy) -> Reason | No
             return None
     if wall.value - wall.baseline < _CLOCK_MS:
         return None
-    return because(Why.SLOWER_WITH_LESS, before=wall.baseline, now=wall.value)
+    return because(
+        "slower_with_less",
+        "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}",
+        before=wall.baseline,
+        now=wall.value,
+    )
 
 
 def _reordered(verdicts: list[Verdict], profile: Profile, baseline: Baseline) -> list[Verdict]:
@@ -453,7 +496,7 @@ def _reordered(verdicts: list[Verdict], profile: Profile, baseline: Baseline) ->
             return verdicts
         if not alike(v.baseline, v.value, _ORDER_SHARE):
             return verdicts
-    why = because(Why.ORDER_CHANGED)
+    why = because(*Why.ORDER_CHANGED)
     return [replace(v, status="advisory", reason=why) if v in changed else v for v in verdicts]
 
 
@@ -471,13 +514,24 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
     if (
         not varies and now > before and zeroed[1] - zeroed[0] < now - before
     ):  # else they start from zero
-        return because(Why.GRADIENTS_ADD_UP, before=before, now=now)
+        return because(
+            "gradients_add_up",
+            ("gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"),
+            before=before,
+            now=now,
+        )
     steps, zeros = (
         [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
         for what in ("step", "zero_grad")
     )
     if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
-        return because(Why.FEWER_ZERO_GRADS, before=zeros[0], now=zeros[1], steps=steps[1])
+        return because(
+            "fewer_zero_grads",
+            "Optimizer.zero_grad was called {before} → {now} times in {steps} steps",
+            before=zeros[0],
+            now=zeros[1],
+            steps=steps[1],
+        )
     return None
 
 
@@ -523,11 +577,11 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
         return replace(verdict, baseline=accepted)
     if more:
         rules = tuple(
-            because(Why.CHANGED, name=rule, before=before, now=now)
+            because(*Why.CHANGED, name=rule, before=before, now=now)
             for rule, (before, now) in more.items()
         )
         # The total does not show it.
-        reason = None if total > accepted else because(Why.MORE_MATCHES, rules=rules)
+        reason = None if total > accepted else because("more_matches", "{rules:, }", rules=rules)
         return replace(verdict, value=total, status="regressed", baseline=accepted, reason=reason)
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
@@ -535,7 +589,7 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 def _scoped(metric: Metric, budget: Budget, value: Value, baseline: Baseline | None) -> Verdict:
     if isinstance(value, MissingValue):
         verdict = _unmeasured(metric, value, None, budget)
-        if value.reason.why in DID_NOT_RUN:
+        if value.reason.code in DID_NOT_RUN:
             # What did not run has reached nothing, and exceeded nothing, if it ever ran.
             if budget.least is not None:
                 verdict = replace(verdict, status="over_budget")
@@ -687,7 +741,15 @@ def _of_time(
     elif why is not None:
         status = "ok" if status == "ok" else "advisory"
     elif multiples and before and profile.normalised and before.n * FEW < profile.normalised.n:
-        why = because(Why.FEW_ROUNDS, before=before.n, now=profile.normalised.n)
+        why = because(
+            "few_rounds",
+            (
+                "the baseline is of {before: round}, and this of {now}: --accept "
+                "--torchprof-time=gate takes it anew"
+            ),
+            before=before.n,
+            now=profile.normalised.n,
+        )
     return replace(verdict, status=status, tolerance=share, reason=why, multiples=multiples)
 
 
@@ -698,15 +760,37 @@ FEW = 10
 def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> Reason | None:
     """Why a time is not comparable as a multiple of the reference kernel's; None if it is."""
     if now is None or metric not in now.values:
-        return because(Why.NO_REFERENCE)
+        return because("no_reference", "the reference kernel did not run")
     if before is None or metric not in before.values:
-        return because(Why.NO_REFERENCE_BEFORE)
+        return because(
+            "no_reference_before",
+            (
+                "the baseline has no time relative to the reference kernel: --accept "
+                "--torchprof-time=gate takes it anew"
+            ),
+        )
     if now.conditions != before.conditions:
-        return because(Why.OTHER_CONDITIONS, before=before.conditions, now=now.conditions)
+        return because(
+            "other_conditions",
+            (
+                "the baseline's times are of {before}, not {now}: --accept "
+                "--torchprof-time=gate takes it anew"
+            ),
+            before=before.conditions,
+            now=now.conditions,
+        )
     faults = abs(now.page_faults - before.page_faults)
     fastest_ms = min(one.values[metric] * one.reference_ms for one in (now, before))
     if faults > _FEW_FAULTS and faults * _PAGE_FAULT_MS > _FAULTS_SHARE * fastest_ms:
-        return because(Why.OTHER_PAGE_FAULTS, before=before.page_faults, now=now.page_faults)
+        return because(
+            "other_page_faults",
+            (
+                "{before:,} → {now:,} page faults a round: whether memory is reused is the "
+                "luck of a process, so time only advises"
+            ),
+            before=before.page_faults,
+            now=now.page_faults,
+        )
     return None
 
 

@@ -32,7 +32,7 @@ def found_in(
 ) -> tuple[dict[str, int], dict[str, Reason]]:
     """(matches of each checked rule that is not allowed; why others were not checked)."""
     unchecked = {
-        rule: because(Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
+        rule: because(*Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
     }
     # The engine skips rules that nothing here could trigger; on a device, something might.
     asked = [rule for rule in rules if rule.code not in unchecked]
@@ -62,15 +62,24 @@ def findings_within(
     """The findings that a budget on some rules counts; unknown if 0 and a rule was not checked."""
     count = sum(found.get(rule, 0) for rule in budget.rules)
     gaps = {rule: unchecked[rule] for rule in budget.rules if rule in unchecked}
-    gaps |= {rule: because(Why.RULE_IGNORED) for rule in budget.rules if rule in ignored}
+    gaps |= {
+        rule: because("rule_ignored", "switched off by --torchprof-ignore")
+        for rule in budget.rules
+        if rule in ignored
+    }
     gaps = {rule: why for rule, why in gaps.items() if rule not in allowed}
     if count or not gaps:
         return count
     each = tuple(
-        because(Why.OF_RULES, rules=tuple(rule for rule in gaps if gaps[rule] == why), why=why)
+        because(
+            "of_rules",
+            "{rules:, }: {why}",
+            rules=tuple(rule for rule in gaps if gaps[rule] == why),
+            why=why,
+        )
         for why in dict.fromkeys(gaps.values())
     )
-    return MissingValue(because(Why.SEVERAL, gaps=each))
+    return MissingValue(because(*Why.SEVERAL, gaps=each))
 
 
 def placed(
@@ -226,7 +235,11 @@ def without_allowed(
     allowed = _allowed(measured)
     if not (allowed.known or allowed.unsure):
         return values, found, unchecked
-    why = because(Why.PLACES_UNKNOWN, why=measured.lines_gap or because(Why.ONLY_RUN))
+    why = because(
+        "places_unknown",
+        "what a marker allows at its line or module is not known: {why}",
+        why=measured.lines_gap or because(*Why.ONLY_RUN),
+    )
     values, metrics = dict(values), {rule.code: _metric_of(rule) for rule in measured.rules}
     for rule, count in allowed.known.items():
         if (metric := metrics[rule]) in values:

@@ -65,10 +65,15 @@ def not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
         if isinstance(value := values.get(name), MissingValue):
             by_reason.setdefault(value.reason, []).append(name)
     gaps = [
-        because(Why.COMPARED_UNMEASURED, metrics=tuple(names), why=why)
+        because(
+            "compared_unmeasured",
+            "{metrics:, } in the test's own comparisons not checked: {why}",
+            metrics=tuple(names),
+            why=why,
+        )
         for why, names in by_reason.items()
     ]
-    return because(Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
+    return because(*Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
 
 
 def swapped_operators(profile: Profile, baseline: Baseline) -> Reason | None:
@@ -77,10 +82,15 @@ def swapped_operators(profile: Profile, baseline: Baseline) -> Reason | None:
     if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
         return None
     shown = tuple(
-        because(Why.CHANGED, name=d.name, before=d.before, now=d.now)
+        because(*Why.CHANGED, name=d.name, before=d.before, now=d.now)
         for d in changed[:_MOST_SWAPPED]
     )
-    return because(Why.OPERATORS_SWAPPED, operators=shown, left=len(changed) - len(shown))
+    return because(
+        "operators_swapped",
+        "as many operators as accepted, but others: {operators:, }{left:?, …}",
+        operators=shown,
+        left=len(changed) - len(shown),
+    )
 
 
 # ---- Why a test fails, as values; `render.failure` turns them into text.
@@ -138,7 +148,7 @@ def failures(
             Cause("metric_unchecked", v.label, v.reason)
             for v in unmeasured
             if not v.limited and v.baseline is not None and _is_owed(v, policy)
-            if not (accept and v.reason is not None and v.reason.why is Why.NOT_RECORDED)
+            if not (accept and v.reason is not None and v.reason.code == Why.NOT_RECORDED.code)
         ]
         causes += [
             Cause("metric_new", v.label)
@@ -321,7 +331,12 @@ def advice(profile: Profile, accepted: Baseline, terms: Terms) -> tuple[Reason, 
     policy = Policy("off", tolerances=terms.tolerances)
     return tuple(
         because(
-            Why.CHANGED_BY, name=v.label, before=v.baseline, now=v.value, unit=metric_of(v).unit
+            "changed_by",
+            "{name} {before:{unit}} → {now:{unit}}",
+            name=v.label,
+            before=v.baseline,
+            now=v.value,
+            unit=metric_of(v).unit,
         )
         for v in compare(profile, accepted, (), policy)
         if v.status in ("regressed", "improved") and v.baseline is not None
@@ -376,7 +391,18 @@ def judged(
         found.slower
         or other
         or swapped
-        or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
+        or (
+            because(
+                "dataloader_workers",
+                (
+                    "operators in a DataLoader's workers are not counted, nor what receives "
+                    "their batches: the workers are separate processes, and how far ahead they "
+                    "are is chance"
+                ),
+            )
+            if uses_workers(measured.trace)
+            else None
+        )
         or not_compared(measured.unmeasured, profile)
         or measured.pairs_gap,
         profile,
@@ -417,11 +443,17 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
     note = None
     chip = other_chip(measured, baseline)
     if terms.contended:
-        note = because(Why.WORKERS_CONTEND)
+        note = because(
+            "workers_contend", "xdist's workers contend for the CPU, so time only advises"
+        )
     elif measured.busy:
-        note = because(Why.MACHINE_BUSY, signs=measured.busy)
+        note = because(
+            "machine_busy",
+            "the machine was busy, so time only advises: {signs:, }",
+            signs=measured.busy,
+        )
     elif baseline is not None and baseline.times.get("machine") != measured.host:
-        note = because(Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
+        note = because(*Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
     cpu = other_cpu(measured, baseline)
     return Policy(terms.time, terms.strict, note, cpu, chip, terms.tolerances)
 
@@ -435,14 +467,20 @@ def _mismatched(
     budget of the test's own.
     """
     verdicts = [
-        replace(v, status="regressed", reason=because(Why.INLINE_EXPECTS, expected=expected))
+        replace(
+            v,
+            status="regressed",
+            reason=because(
+                "inline_expects", "the inline expectation is {expected}", expected=expected
+            ),
+        )
         if (expected := mismatch.get(v.label)) and v.status != "over_budget"
         else v
         for v in verdicts
     ]
     worst = status_of(verdicts, has_baseline=True)
     status: TestStatus = "regressed" if mismatch and worst != "over_budget" else "over_budget"
-    reason = because(Why.INLINE_MISMATCH if mismatch else Why.COMPARISON_FAILED)
+    reason = because(*(Why.INLINE_MISMATCH if mismatch else Why.COMPARISON_FAILED))
     return Judged(status, verdicts, reason=reason, profile=profile)
 
 
@@ -561,7 +599,7 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     for v in verdicts:
         if v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time":
             return True
-        if v.reason is not None and v.reason.why is Why.NOT_RECORDED:
+        if v.reason is not None and v.reason.code == Why.NOT_RECORDED.code:
             return True
         if v.metric in GATED_TIMES and (
             v.status in ("regressed", "improved")
@@ -575,5 +613,5 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
 def _is_told(verdict: Verdict, policy: Policy) -> bool:
     """Whether its reason is the test's, too: why it only advises."""
     why = verdict.reason
-    told = why is not None and (why in policy.notes or why.why is Why.ORDER_CHANGED)
+    told = why is not None and (why in policy.notes or why.code == Why.ORDER_CHANGED.code)
     return told and verdict.status == "advisory"

@@ -148,7 +148,7 @@ def _of_rounds(name: str, *, whole: bool = False) -> Callable[[Events], Value]:
         noted: Quantity | None = getattr(trace.facts, name)
         if noted is not None and noted.median is not None:
             return round(noted.median) if whole else noted.median
-        return _unknown((noted and noted.reason) or because(Why.ONLY_LIVE))
+        return _unknown((noted and noted.reason) or because(*Why.ONLY_LIVE))
 
     return extract
 
@@ -163,7 +163,8 @@ def _compiled(what: str) -> Callable[[Events], Value]:
         found: compile_counts.Compiled = trace.once(getattr(compile_counts, what))
         if found.rows is None or found.gap is not None:
             return _unknown(
-                found.gap or because(Why.ONLY_LIVE), None if found.rows is None else len(found.rows)
+                found.gap or because(*Why.ONLY_LIVE),
+                None if found.rows is None else len(found.rows),
             )
         return len(found.rows)
 
@@ -214,7 +215,7 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
         sizes = trace.bytes[chosen]
         from pytest_torchprof.core.unknown import Why, because
 
-        return _unknown(because(Why.NO_COPY_SIZES)) if (sizes < 0).any() else int(sizes.sum())
+        return _unknown(because(*Why.NO_COPY_SIZES)) if (sizes < 0).any() else int(sizes.sum())
 
     return extract
 
@@ -232,7 +233,7 @@ def _flops(trace: Events) -> Value:
     if not len(trace) and trace.region is None:
         from pytest_torchprof.core.unknown import Why, because
 
-        return _unknown(because(Why.NO_OPERATORS))  # not even a lower bound
+        return _unknown(because(*Why.NO_OPERATORS))  # not even a lower bound
     if (gap := uncounted_flops(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
     from pytest_torchprof.work.counting import total_flops
@@ -264,7 +265,7 @@ def _estimated(what: str) -> Callable[[Events], Value]:
 def _no_durations() -> MissingValue:
     from pytest_torchprof.core.unknown import Why, because
 
-    return _unknown(because(Why.NO_DURATIONS))
+    return _unknown(because(*Why.NO_DURATIONS))
 
 
 def _self_cpu_ms(trace: Events) -> Value:
@@ -306,7 +307,7 @@ def _communication(what: str) -> Callable[[Events], Value]:
         if trace.region is None and not trace.has(*HOST_KINDS, *DEVICE_KINDS):
             from pytest_torchprof.core.unknown import Why, because
 
-            return _unknown(because(Why.NO_OPERATORS))
+            return _unknown(because(*Why.NO_OPERATORS))
         return 0.0 if what.endswith("_ms") else 0
 
     return extract
@@ -324,10 +325,22 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
 def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.memory import highest_total
-        from pytest_torchprof.core.unknown import Why, because
+        from pytest_torchprof.core.unknown import because
 
         found = highest_total(trace, what)
-        return _unknown(because(Why.NO_MEMORY_TOTALS)) if found is None else found
+        return (
+            _unknown(
+                because(
+                    "no_memory_totals",
+                    (
+                        "no totals of device memory in this capture: torch records them with each "
+                        "allocation and free, and old versions not at all"
+                    ),
+                )
+            )
+            if found is None
+            else found
+        )
 
     return extract
 
@@ -340,7 +353,7 @@ def _host_peak(trace: Events) -> Value:
     if uses_workers(trace):
         from pytest_torchprof.core.unknown import Why, because
 
-        return _unknown(because(Why.WORKERS_PREFETCH))
+        return _unknown(because(*Why.WORKERS_PREFETCH))
     return peak
 
 
@@ -351,9 +364,17 @@ def _of_seen_frees(what: str) -> Callable[[Events], Value]:
         from pytest_torchprof.analysis.missing import frees_unseen
 
         if trace.whole.once(frees_unseen):
-            from pytest_torchprof.core.unknown import Why, because
+            from pytest_torchprof.core.unknown import because
 
-            return _unknown(because(Why.FREED_BY_GLOO))
+            return _unknown(
+                because(
+                    "freed_by_gloo",
+                    (
+                        "gloo's threads free tensors, too, which torch's profiler does not always "
+                        "see"
+                    ),
+                )
+            )
         return _memory(what, on_device=False)(trace)
 
     return extract

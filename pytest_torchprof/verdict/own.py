@@ -120,7 +120,7 @@ def _magnitude(value: float) -> int:
 
 
 def _not_found(_: Events) -> MissingValue:
-    return _missing(because(Why.NOT_RECORDED))
+    return _missing(because(*Why.NOT_RECORDED))
 
 
 def _row(
@@ -150,14 +150,25 @@ def _guarded(name: str, function: Callable[[Events], object]) -> Callable[[Event
         try:
             value = function(trace)
             if value is None:
-                return _missing(because(Why.METRIC_IS_NONE, name=name))
+                return _missing(
+                    because(
+                        "metric_is_none",
+                        "the function of the metric {name} found no value",
+                        name=name,
+                    )
+                )
             return number_of(value, name)
         except SettingsError as error:
-            return _missing(because(Why.ERROR, message=str(error)))
+            return _missing(because(*Why.ERROR, message=str(error)))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            why = because(Why.METRIC_RAISED, name=name, error=error_line(error))
+            why = because(
+                "metric_raised",
+                "the function of the metric {name} raised {error}",
+                name=name,
+                error=error_line(error),
+            )
             return _missing(why)
 
     return extract
@@ -175,7 +186,9 @@ def _missing(reason: Reason) -> MissingValue:
 _WORDS = {"op": "operator", "kernel": "kernel", "module": "module", "region": "region"}
 _MOST_SHOWN = 3
 #: Why a part of a test has no number: nothing of its name ran.
-DID_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR, Why.SCOPE_UNKNOWN})
+DID_NOT_RUN = frozenset(
+    one.code for one in (Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR, Why.SCOPE_UNKNOWN)
+)
 
 
 def did_not_run(trace: Events, how: str, what: str) -> Reason:
@@ -185,8 +198,8 @@ def did_not_run(trace: Events, how: str, what: str) -> Reason:
     """
     near = _near(what, frozenset(_ran(trace, how)))
     if near:
-        return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)
-    return because(Why.SCOPE_DID_NOT_RUN, scope=_WORDS[how], name=what)
+        return because(*Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)
+    return because(*Why.SCOPE_DID_NOT_RUN, scope=_WORDS[how], name=what)
 
 
 def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reason | None:
@@ -201,7 +214,7 @@ def is_unknown(trace: Events, how: str, what: str, could_run: CouldRun) -> Reaso
     if not known or _has(what, ran) or _has(what, names):
         return None
     near = _near(what, frozenset((*_near(what, ran), *_near(what, names)))) or ("none",)
-    return because(Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
+    return because(*Why.SCOPE_UNKNOWN, scope=_WORDS[how], name=what, near=near)
 
 
 @lru_cache(maxsize=64)
@@ -257,7 +270,12 @@ def in_units(
         unit = own[budget.metric].unit if budget.metric in own else budget.unit
         within = _converted(budget, unit)
         if within is None:
-            why = because(Why.LIMIT_IN_OTHER_UNIT, limit=budget.unit, unit=unit)
+            why = because(
+                "limit_in_other_unit",
+                "the limit is in {limit}, and the metric in {unit}",
+                limit=budget.unit,
+                unit=unit,
+            )
             refused.append(_not_checked(budget, why))
             continue
         key = within.label, unit, within.on
@@ -290,7 +308,7 @@ def without_value(
             yield replace(_not_checked(budget, nowhere(name, profile)), baseline=accepted.get(name))
     for name, value in accepted.items():
         if name not in profile.metrics and name not in limits:
-            missing = MissingValue(because(Why.NOT_RECORDED))
+            missing = MissingValue(because(*Why.NOT_RECORDED))
             yield Verdict(name, missing, "not_measured", value, reason=missing.reason)
 
 
@@ -321,7 +339,12 @@ def nowhere(name: str, profile: Profile) -> Reason:
     """Why the whole test has no value of a metric: it has another name, or is one of regions."""
     regions = tuple(sorted(r for r, one in profile.regions.items() if name in one.metrics))
     if regions:
-        return because(Why.ONLY_IN_REGIONS, name=name, regions=regions)
+        return because(
+            "only_in_regions",
+            "{name} is recorded in regions only (region={regions: or })",
+            name=name,
+            regions=regions,
+        )
     return no_such_metric(name, [*profile.own, *METRICS])
 
 
@@ -331,8 +354,8 @@ def no_such_metric(name: str, known: Collection[str]) -> Reason:
 
     near = tuple(sorted(difflib.get_close_matches(name, known, _MOST_SHOWN)))
     if near:
-        return because(Why.NO_SUCH_METRIC_NEAR, name=name, near=near)
-    return because(Why.NO_SUCH_METRIC, name=name)
+        return because(*Why.NO_SUCH_METRIC_NEAR, name=name, near=near)
+    return because(*Why.NO_SUCH_METRIC, name=name)
 
 
 def value_within(budget: Budget, regions: Mapping[str, Profile]) -> Value | None:
@@ -361,14 +384,14 @@ def not_in_region(budget: Budget, regions: Mapping[str, Profile], own: Collectio
     if budget.metric not in own:
         return no_such_metric(budget.metric, [*own, *METRICS])
     if named:
-        return because(Why.NOT_RECORDED_IN, name=budget.metric, region=budget.region or "")
+        return because(*Why.NOT_RECORDED_IN, name=budget.metric, region=budget.region or "")
     wanted = budget.region or ""
     import difflib
 
     near = tuple(sorted(difflib.get_close_matches(wanted, regions, _MOST_SHOWN)))
     if near:
-        return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope="region", name=wanted, near=near)
-    return because(Why.SCOPE_DID_NOT_RUN, scope="region", name=wanted)
+        return because(*Why.SCOPE_DID_NOT_RUN_NEAR, scope="region", name=wanted, near=near)
+    return because(*Why.SCOPE_DID_NOT_RUN, scope="region", name=wanted)
 
 
 def _not_checked(budget: Budget, why: Reason) -> Verdict:

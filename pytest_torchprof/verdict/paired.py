@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.values import Sample
 
 # ---- Decide whether B is slower than A, from as few neighboring turns as possible.
@@ -191,7 +191,12 @@ class Comparison:
                 1 - 2.0 ** (1 - n),
                 n,
                 p_value,
-                because(Why.FEW_PAIRS, pairs=n, needed=needed),
+                because(
+                    "few_pairs",
+                    "{pairs} of the {needed} pairs of turns that it takes at least to be sure",
+                    pairs=n,
+                    needed=needed,
+                ),
             )
         reach = _t_quantile(1 - error, n - 1) * _standard_error(ratios)
         low, high = centre - reach, centre + reach

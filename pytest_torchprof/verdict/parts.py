@@ -315,7 +315,7 @@ def _unknown(trace: Events, *, sized: bool) -> dict[str, Reason]:
     found = {field: measure(METRICS[name], trace.whole) for field, name in _NEEDS_OF.items()}
     unknown = {f: value.reason for f, value in found.items() if isinstance(value, MissingValue)}
     if not sized:
-        unknown.setdefault("copied_bytes", because(Why.NO_COPY_SIZES))
+        unknown.setdefault("copied_bytes", because(*Why.NO_COPY_SIZES))
     return unknown
 
 

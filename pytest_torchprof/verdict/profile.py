@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 # ---- What a test's named regions measured: each has a profile like the whole test's.
 
-_NOT_TIMED = because(Why.REGION_NOT_TIMED)
-_OF_TEST = because(Why.ONLY_OF_TEST)
-_NOT_OF_LAPS = because(Why.NOT_RECORDED_BY_LAP)
+_NOT_TIMED = because("region_not_timed", "measured for whole tests only")
+_OF_TEST = because(*Why.ONLY_OF_TEST)
+_NOT_OF_LAPS = because("not_recorded_by_lap", "what a test records in a region is of all its laps")
 #: The order of a lap's times in `RegionTimes.laps`.
 _LAP_FIELDS = ("wall_ms", "cpu_ms")
 
@@ -81,19 +81,25 @@ def region_time(trace: Events, metric: Metric, name: str, lap: int | None = None
         return MissingValue(_NOT_TIMED)
     whole: Quantity | None = getattr(trace.facts, metric.name)
     if whole is None or whole.median is None:
-        return MissingValue((whole and whole.reason) or because(Why.ONLY_LIVE))
+        return MissingValue((whole and whole.reason) or because(*Why.ONLY_LIVE))
     times = (trace.facts.regions or {}).get(name)
     noted: Quantity | None = getattr(times, metric.name, None)
     if noted is not None and noted.reason is not None:
         return MissingValue(noted.reason)
     if times is None or noted is None or times.count != named_regions(trace).get(name):
-        return MissingValue(because(Why.LAPS_DIFFER, name=name))
+        return MissingValue(because(*Why.LAPS_DIFFER, name=name))
     if noted.median is None:
-        return MissingValue(because(Why.ONLY_LIVE))
+        return MissingValue(because(*Why.ONLY_LIVE))
     if lap is None:
         return noted.median
     if lap >= len(times.laps):
-        return MissingValue(because(Why.LAPS_NOT_TIMED, name=name))
+        return MissingValue(
+            because(
+                "laps_not_timed",
+                "of region {name}, the first 1,000 laps are timed one by one",
+                name=name,
+            )
+        )
     return times.laps[lap][_LAP_FIELDS.index(metric.name)]
 
 
@@ -102,7 +108,13 @@ def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
     what = budget.region or ""
     names = [name for name in named_regions(trace) if is_of_name(what, name)]
     if not names and trace.within(region=what).selection.any():
-        return MissingValue(because(Why.LABEL_NOT_TIMED, name=what))
+        return MissingValue(
+            because(
+                "label_not_timed",
+                ("{name} is a record_function label, and only regions named by the test are timed"),
+                name=what,
+            )
+        )
     if not names:
         return MissingValue(did_not_run(trace, "region", what))
     total = 0.0
@@ -114,7 +126,13 @@ def time_within(trace: Events, metric: Metric, budget: Budget) -> Value:
     laps = np.concatenate([laps_of(trace, region_mark(name)) for name in names])
     laps = laps[np.argsort(trace.ts[laps], kind="stable")]
     if (trace.ts[laps[1:]] < (trace.ts[laps] + trace.dur[laps])[:-1]).any():
-        return MissingValue(because(Why.TIMES_OVERLAP, names=tuple(sorted(names))))
+        return MissingValue(
+            because(
+                "times_overlap",
+                "regions {names:, } overlap, so their times do not add up; name one of them",
+                names=tuple(sorted(names)),
+            )
+        )
     return total
 
 
@@ -139,7 +157,7 @@ class RegionValues(Mapping[str, "Value"]):
         self._name, self._lap = name, lap
         laps = named_regions(checked.trace).get(name, 0)
         if gap is None and not laps:
-            gap = because(Why.SCOPE_DID_NOT_RUN, scope="region", name=name)
+            gap = because(*Why.SCOPE_DID_NOT_RUN, scope="region", name=name)
         self._gap, self._laps = gap, laps
         self._recorded = recorded or {}
         self._rows = {**METRICS, **{one.name: one for one in own}}
@@ -335,13 +353,32 @@ def _with_modules(measured: Measured) -> Events | MissingValue:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may continue in another thread, which the run that marks modules misses.
     if measured.trace.facts.no_memory is not None:
-        return MissingValue(because(Why.MODULES_OF_ONE_THREAD))
+        return MissingValue(
+            because(
+                "modules_of_one_thread",
+                "the test works in several threads, and which modules run is known of one",
+            )
+        )
     if measured.modules is not None:
         profiled, marked = (_operators(trace) for trace in (measured.trace, measured.modules))
         if profiled == marked:
             return measured.modules
-        return MissingValue(because(Why.MODULES_RUN_DIFFERS, marked=marked, profiled=profiled))
-    return MissingValue(measured.modules_gap or because(Why.NO_MODULES_RUN))
+        return MissingValue(
+            because(
+                "modules_run_differs",
+                (
+                    "the run in which modules are marked had {marked:,} operators, the "
+                    "profiled one {profiled:,}; if an earlier run keeps a result, make it anew "
+                    "in each"
+                ),
+                marked=marked,
+                profiled=profiled,
+            )
+        )
+    return MissingValue(
+        measured.modules_gap
+        or because("no_modules_run", "the test failed before the run in which modules are marked")
+    )
 
 
 def _operators(trace: Events) -> int:
@@ -373,7 +410,18 @@ def value_within_part(
         return time_within(source, metric, budget)
     view = source.within(**{how: what})
     if unseen:
-        return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
+        return _at_least(
+            metric,
+            view,
+            because(
+                "module_ran_unseen",
+                (
+                    "module {name} may have run inside a scripted or compiled one, whose parts "
+                    "are not told apart"
+                ),
+                name=what,
+            ),
+        )
     # A limit on something that did not run holds by mistake, unless it is 0, of a known name.
     counted = metric.own is None and (budget.limit == 0 or budget.least is not None)
     if not view.selection.any() and not counted:
@@ -438,7 +486,7 @@ def profile_of(measured: Measured) -> Profile:
             )
             continue
         if budget.rank is not None:  # of a test that starts no processes
-            scoped[budget.label] = MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
+            scoped[budget.label] = MissingValue(because(*Why.NO_SUCH_RANK_HERE, rank=budget.rank))
             continue
         scoped[budget.label] = value_of_part(measured, budget, metric)
     return Profile(
@@ -641,7 +689,7 @@ def _limited(
     if budget.rank is not None:
         at = next((n for n, one in enumerate(others) if one.label == budget.rank), None)
         if at is None:
-            return MissingValue(because(Why.NO_SUCH_RANK_HERE, rank=budget.rank))
+            return MissingValue(because(*Why.NO_SUCH_RANK_HERE, rank=budget.rank))
         if budget.part is None:
             return values[at][1].get(metric.name, _UNTOLD)
         return _in_process(measured, others[at], budget, metric)
@@ -653,7 +701,7 @@ def _limited(
     return total(metric, ran) if ran else value
 
 
-_UNTOLD = MissingValue(because(Why.NOT_BY_PROCESS))
+_UNTOLD = MissingValue(because(*Why.NOT_BY_PROCESS))
 
 
 def _in_process(measured: Measured, one: Process, budget: Budget, metric: Metric) -> Value:
@@ -664,7 +712,7 @@ def _in_process(measured: Measured, one: Process, budget: Budget, metric: Metric
 
 
 def _did_not_run(value: Value) -> bool:
-    return isinstance(value, MissingValue) and value.reason.why in DID_NOT_RUN
+    return isinstance(value, MissingValue) and value.reason.code in DID_NOT_RUN
 
 
 def combined(
@@ -702,7 +750,7 @@ def total(metric: Metric, values: Iterable[tuple[str, Value]]) -> Value:
             known.append(value.at_hand)
         if gap is None or label == MAIN:
             why = value.reason
-            named = because(Why.OF_CHILD, process=named_rank(label), why=why)
+            named = because(*Why.OF_CHILD, process=named_rank(label), why=why)
             gap = why if label == MAIN else named
     whole = (max(known) if metric.largest else sum(known)) if known else None
     if gap is None:

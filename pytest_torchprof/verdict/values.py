@@ -46,13 +46,13 @@ def lacking(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:
     """Why the capture does not hold what metrics of these needs are made of; None if it does."""
     reason = _lacking(trace, needs)
     if reason and trace.cut:
-        reason = because(Why.FILE_BREAKS_OFF, why=reason)
+        reason = because(*Why.FILE_BREAKS_OFF, why=reason)
     return MissingValue(reason) if reason else None
 
 
 def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     if trace.is_live and trace.region is None:
-        return because(Why.NO_REGION)
+        return because(*Why.NO_REGION)
     of_device = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
     for need, gap in {**of_device, "calls": gaps.waits_gap}.items():
         if need in needs and (reason := trace.once(gap)):
@@ -61,11 +61,13 @@ def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
         # Our captures record operators: where there are none, none ran.
         kinds = (Kind.OP,) if "operators" in needs else HOST_KINDS
         if trace.region is None and not trace.has(*kinds):
-            return because(Why.NO_OPERATORS)
+            return because(*Why.NO_OPERATORS)
     if "shapes" in needs and not has_shapes(trace):
-        return because(Why.NO_SHAPES)
+        return because(*Why.NO_SHAPES)
     if "memory" in needs and not _has_memory(trace):
-        return trace.facts.no_memory or because(Why.NO_MEMORY)
+        return trace.facts.no_memory or because(
+            "no_memory", "recorded without memory events (profile_memory=True records them)"
+        )
     return None
 
 
@@ -95,7 +97,7 @@ def at_least(metric: Metric, value: Value | None, reason: Reason) -> MissingValu
     """The count of a part as a lower bound; a count of 0 is none, and what is no count neither."""
     if not isinstance(value, int) or not value:
         return MissingValue(reason)
-    why = because(Why.AT_LEAST, value=value, unit=metric.unit, why=reason)
+    why = because(*Why.AT_LEAST, value=value, unit=metric.unit, why=reason)
     return MissingValue(why, value, at_least=True)
 
 
@@ -116,10 +118,10 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
 
 def _until_the_end(metric: Metric, value: Value) -> MissingValue:
     """The value of a file that breaks off among its events, of which any may be missing."""
-    ends = because(Why.FILE_ENDS)
+    ends = because("file_ends", "the file breaks off among its events")
     if not isinstance(value, MissingValue):
         return at_least(metric, value if metric.adds_up else None, ends)
-    why = because(Why.SEVERAL, gaps=(value.reason, ends))
+    why = because(*Why.SEVERAL, gaps=(value.reason, ends))
     return MissingValue(why, value.at_hand, at_least=value.at_least and metric.adds_up)
 
 
@@ -184,7 +186,7 @@ def _of_test(metric: Metric, whole: Events) -> Value:
     value = value_of(metric, whole)
     if isinstance(value, MissingValue):
         return value
-    return MissingValue(because(Why.ONLY_OF_TEST))
+    return MissingValue(because(*Why.ONLY_OF_TEST))
 
 
 # ---- Metrics of a device's work, estimated from operators that ran anywhere.
@@ -197,7 +199,7 @@ def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
     total = reads_of(trace).total
     if total and not has_operands(trace):
-        return MissingValue(because(Why.NO_SHAPES))  # which of them are counters is not known
+        return MissingValue(because(*Why.NO_SHAPES))  # which of them are counters is not known
     parts = [
         part
         for part in unknown_parts(trace)
@@ -209,7 +211,7 @@ def host_reads(trace: Events) -> Value:
 def launches(trace: Events) -> Value:
     """Kernels that start at least; a lower bound of that, if some operators are unknown."""
     if not has_operands(trace):
-        return MissingValue(because(Why.NO_SHAPES))
+        return MissingValue(because(*Why.NO_SHAPES))
     return _whole_or_part(estimated_launches(trace), unknown_parts(trace))
 
 
@@ -225,13 +227,18 @@ def bound_ms(trace: Events, chip: Device | Reason | None = None) -> Value:
     if isinstance(chip, Reason):
         return MissingValue(chip)
     if not has_operands(trace):
-        return MissingValue(because(Why.NO_SHAPES))
+        return MissingValue(because(*Why.NO_SHAPES))
     parts = unknown_parts(trace)
     if parts:
         return MissingValue(reason_of(parts, 0, "ms"))
     least = bound(trace, chip)
     if least.unrated:
-        why = because(Why.NO_PEAK, chip=chip.name, dtypes=", ".join(least.unrated))
+        why = because(
+            "no_peak",
+            "no peak of {chip} is known for {dtypes}",
+            chip=chip.name,
+            dtypes=", ".join(least.unrated),
+        )
         return MissingValue(why)
     return least.total_ms
 
@@ -240,9 +247,13 @@ def chip_of(trace: Events) -> Device | Reason:
     """The chip for which this trace's work is estimated, or why there is none."""
     name = trace.facts.chip
     if name is None:
-        return because(Why.NO_CHIP)
+        return because("no_chip", "no chip to estimate for (--torchprof-device=CHIP names one)")
     found = next((chip for chip in DEVICES if chip.name == name), None)
-    return because(Why.UNKNOWN_CHIP, name=name) if found is None else found
+    return (
+        because("unknown_chip", "no chip {name} is known (docs/devices.md lists them)", name=name)
+        if found is None
+        else found
+    )
 
 
 def estimated_cuda_bytes(trace: Events) -> Value:
@@ -258,9 +269,15 @@ def estimated_cuda_bytes(trace: Events) -> Value:
     if trace.memory.on_device.any():
         return usage(trace, on_device=True).peak_bytes
     if uses_workers(trace):
-        return MissingValue(because(Why.WORKERS_PREFETCH))
+        return MissingValue(because(*Why.WORKERS_PREFETCH))
     if names := kept_for_backward(trace):
-        return MissingValue(because(Why.KEPT_BY_PARTS, names=names))
+        return MissingValue(
+            because(
+                "kept_by_parts",
+                ("the CPU runs {names:, } by parts, and keeps tensors that a device does not make"),
+                names=names,
+            )
+        )
     return estimated_peak(trace)
 
 
@@ -310,7 +327,7 @@ def comm_bytes(trace: Events) -> Value:
         return known
     event = comm_calls(trace).event[unsized[0]]
     reason = because(
-        Why.NO_COMM_SIZES,
+        *Why.NO_COMM_SIZES,
         unsized=len(unsized),
         calls=len(size),
         name=trace.names[trace.name[event]],

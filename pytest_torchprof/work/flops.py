@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Why
+from pytest_torchprof.core.unknown import Sentence, Why
 from pytest_torchprof.work.kernels import is_main
 from pytest_torchprof.work.operands import (
     TRUTH,
@@ -379,7 +379,7 @@ def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) 
     return count if 0 <= count <= _LARGEST else None
 
 
-def missing_input(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Why:
+def missing_input(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Sentence:
     """For a call with a formula but no number: what is missing.
 
     >>> missing_input("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)

@@ -7,14 +7,23 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.ab.controller import PairedRun, Profiled
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 
 
 @pytest.mark.parametrize(
     ("chips", "differing", "why"),
     [
         (("T4", "T4"), ["bound_ms", "launches"], None),
-        (("T4", "L4"), ["launches"], because(Why.CHIPS_DIFFER, a="T4", b="L4")),
+        (
+            ("T4", "L4"),
+            ["launches"],
+            because(
+                "chips_differ",
+                "bound_ms not compared: A's is of {a}, and B's of {b}",
+                a="T4",
+                b="L4",
+            ),
+        ),
         (("T4", None), ["bound_ms", "launches"], None),
     ],
 )

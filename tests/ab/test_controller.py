@@ -10,8 +10,7 @@ import pytest
 from pytest_torchprof.ab.controller import Options, Worker, run
 from pytest_torchprof.ab.sides import Request, sides
 from pytest_torchprof.core.errors import AbError, AbStoppedError
-from pytest_torchprof.core.unknown import Why, because
-from pytest_torchprof.render.unknown import in_words
+from pytest_torchprof.core.unknown import because
 
 if TYPE_CHECKING:
     from pytest_torchprof.verdict.paired import PairedRow
@@ -330,7 +329,7 @@ def test_what_cannot_be_compared_is_a_row_that_says_where_and_why(
 ) -> None:
     row = rows[name]
     assert row.reason is not None
-    assert (row.verdict, in_words(row.reason)[: len(reason)]) == (verdict, reason)
+    assert (row.verdict, row.reason.text[: len(reason)]) == (verdict, reason)
     assert broken in (row.broken, None)
     assert row.decision is None
 
@@ -338,7 +337,9 @@ def test_what_cannot_be_compared_is_a_row_that_says_where_and_why(
 @pytest.mark.thorough
 def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> None:
     shown = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
-    assert shown.pop("test_not_profiled") == because(Why.LEFT_OUT_BY_MARKER)
+    assert shown.pop("test_not_profiled") == because(
+        "left_out_by_marker", "its marker has enabled=False"
+    )
     assert set(shown) <= {"test_two_regions"}
     assert not rows["test_not_profiled"].differences
 
@@ -424,7 +425,7 @@ def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) 
     rows = compare(tmp_path / "a", tmp_path / "b")
     assert [row.verdict for row in rows] == ["failed", "failed"]
     assert rows[0].reason is not None
-    assert "No module named 'no_such_thing'" in in_words(rows[0].reason)
+    assert "No module named 'no_such_thing'" in rows[0].reason.text
 
 
 @pytest.mark.thorough

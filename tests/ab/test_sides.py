@@ -19,7 +19,7 @@ from pytest_torchprof import __version__
 from pytest_torchprof.ab.sides import Request, Side, sides, unbuilt
 from pytest_torchprof.ab.worker import matches, select
 from pytest_torchprof.core.errors import AbError
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 
 WHO = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -363,7 +363,15 @@ def test_a_module_built_elsewhere_is_reported(
         (tmp_path / "b" / "src" / "pkg" / name).touch()
     told = unbuilt(text, tmp_path / "a", [tmp_path / "b"])
     tree = str(tmp_path / "b")
-    built = expected and because(Why.BUILT_ELSEWHERE, module=expected, tree=tree)
+    built = expected and because(
+        "built_elsewhere",
+        (
+            "{module} is compiled, but built only in {tree}: build it in both trees "
+            "and pass them with --a and --b"
+        ),
+        module=expected,
+        tree=tree,
+    )
     assert built == told
 
 

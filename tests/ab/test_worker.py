@@ -10,7 +10,6 @@ import pytest
 from pytest_torchprof.ab.controller import complaint, differences
 from pytest_torchprof.ab.worker import NEUTRAL, neutralize, outcome_of, refuse
 from pytest_torchprof.core.errors import AbError
-from pytest_torchprof.render.unknown import in_words
 
 
 def test_options_that_choose_stop_or_write_are_neutral_and_others_stay() -> None:
@@ -90,7 +89,7 @@ def test_the_outcome_of_a_test(
     reports: list[pytest.TestReport], outcome: str, reason_text: str | None
 ) -> None:
     found = outcome_of(reports)
-    reason = found.reason and in_words(found.reason)
+    reason = found.reason and found.reason.text
     assert (found.outcome, reason) == (outcome, reason_text)
 
 

@@ -22,7 +22,6 @@ from pytest_torchprof.analysis.estimates import (
     fusions,
 )
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.values import bound_ms
 from pytest_torchprof.work.devices import make_row
@@ -44,7 +43,7 @@ def test_a_chip_without_a_peak_of_a_dtype_is_no_faster_in_it(
     value = bound_ms(trace, CHIP)
     if lacks:
         assert isinstance(value, MissingValue)
-        assert "no peak of Slow is known for fp64" == in_words(value.reason)
+        assert "no peak of Slow is known for fp64" == value.reason.text
     else:
         assert value == bound(trace, CHIP).total_ms
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from support.reasons import value_in_words
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
@@ -19,7 +18,7 @@ AWAITED = Facts(accelerator="GPU", device_type="cuda", awaited=True)
 def said(builder: TraceBuilder, name: str) -> object:
     """The value of a metric, or why there is none, in words."""
     found = value_in_words(measure(METRICS[name], parse_trace(builder.to_bytes())))
-    return in_words(found.reason) if isinstance(found, MissingValue) else found
+    return found.reason.text if isinstance(found, MissingValue) else found
 
 
 def ran(facts: Facts, *, launches: int = 0, ends: bool) -> TraceBuilder:
@@ -34,8 +33,8 @@ def ran(facts: Facts, *, launches: int = 0, ends: bool) -> TraceBuilder:
     return b
 
 
-def words(why: Why) -> str:
-    return in_words(because(why))
+def words(why: Sentence) -> str:
+    return because(*why).text
 
 
 def test_a_capture_with_no_record_of_the_device_at_all_counts_nothing() -> None:
@@ -52,7 +51,7 @@ def test_a_capture_whose_own_wait_was_recorded_has_a_true_zero() -> None:
 def test_kernels_without_the_end_of_the_records_are_a_lower_bound() -> None:
     cut = ran(AWAITED, launches=2, ends=False)
     for name in ("kernels", "self_cuda_ms", "syncs"):
-        assert words(Why.DEVICE_RECORDS_END) in str(said(cut, name)), name
+        assert "records of the device end before the test does" in str(said(cut, name)), name
     assert 2 == said(ran(AWAITED, launches=2, ends=True), "kernels")
 
 
@@ -61,9 +60,13 @@ def test_a_capture_that_did_not_wait_is_as_before() -> None:
 
 
 def test_memory_of_an_allocator_that_is_not_seen_is_unknown() -> None:
-    unseen: Reason = because(Why.ALLOCATOR_UNSEEN, name="cudaMallocAsync")
+    unseen: Reason = because(
+        "allocator_unseen",
+        "torch's profiler does not see the allocator {name}",
+        name="cudaMallocAsync",
+    )
     facts = AWAITED | Facts(no_device_memory=unseen)
     names = ("peak_cuda_bytes", "allocated_cuda_bytes", "leaked_cuda_bytes")
     for name in names:
-        assert in_words(unseen) == said(ran(facts, launches=1, ends=True), name), name
+        assert unseen.text == said(ran(facts, launches=1, ends=True), name), name
         assert 0 == said(ran(AWAITED, launches=1, ends=True), name), name

@@ -6,7 +6,7 @@ import json
 
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import MissingValue, Value
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
@@ -69,7 +69,17 @@ def test_without_any_event_the_level_is_unknown() -> None:
     b.metadata("profile_memory", 1)
     with b.annotation(REGION), b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch("gemm")
-    assert [MissingValue(because(Why.NO_MEMORY_TOTALS))] * 2 == highest(b)
+    assert [
+        MissingValue(
+            because(
+                "no_memory_totals",
+                (
+                    "no totals of device memory in this capture: torch records them with each "
+                    "allocation and free, and old versions not at all"
+                ),
+            )
+        )
+    ] * 2 == highest(b)
 
 
 def test_the_highest_total_is_the_start_and_the_peak_above_it() -> None:

@@ -11,7 +11,6 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import Budget, MissingValue, Sample
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
@@ -78,7 +77,7 @@ def step() -> TraceBuilder:
 
 def reason(trace: Events, name: str) -> str | None:
     value = measure(METRICS[name], trace)
-    return in_words(value.reason) if isinstance(value, MissingValue) else None
+    return value.reason.text if isinstance(value, MissingValue) else None
 
 
 # ------------------------------------------------------------------------------- other devices
@@ -97,7 +96,7 @@ def test_a_device_of_an_unread_category_is_named_and_nothing_of_it_is_0() -> Non
             "events of MTIA devices are not supported (category mtia_ccp_events in this trace)"
         }
         found = check(trace, RULES.values())
-        assert in_words(found.unchecked["host-sync"]) == message.pop()
+        assert found.unchecked["host-sync"].text == message.pop()
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "gcu_memcpy", "async_npu"])
@@ -125,14 +124,14 @@ def test_events_without_a_category_are_named() -> None:
     trace = recorded(b, categories(kernel="", gpu_memcpy="", cuda_runtime=""))
     assert (
         reason(trace, "kernels")
-        == f"{in_words(because(Why.NO_DEVICE))}: events without a category in this trace"
+        == f"{because(*Why.NO_DEVICE).text}: events without a category in this trace"
     )
 
 
 @pytest.mark.parametrize(
     ("accelerator", "message"),
     [
-        (None, f"{in_words(because(Why.NO_DEVICE))}: category q9"),
+        (None, f"{because(*Why.NO_DEVICE).text}: category q9"),
         ("Q9", "events of this device are not supported: category q9"),
     ],
 )
@@ -151,7 +150,7 @@ def test_events_of_the_profiler_itself_are_not_an_unknown_device() -> None:
     b.op("aten::mm", [[2, 2], [2, 2]])
     trace = recorded(b)
     assert trace.unread == ()
-    assert {reason(trace, name) for name in OF_DEVICE} == {in_words(because(Why.NO_DEVICE))}
+    assert {reason(trace, name) for name in OF_DEVICE} == {because(*Why.NO_DEVICE).text}
 
 
 def test_an_unknown_category_beside_a_known_device_takes_nothing_away() -> None:
@@ -186,18 +185,36 @@ ON_XPU = (
 
 def test_waits_on_xpu_are_unknown_and_the_rest_is_counted() -> None:
     trace = recorded(step(), *ON_XPU)
-    assert reason(trace, "syncs") == in_words(because(Why.NO_WAITS_ON_XPU))
+    assert (
+        reason(trace, "syncs")
+        == because(
+            "no_waits_on_xpu",
+            ("on XPU, torch's profiler records what the host submits, but not when it waits"),
+        ).text
+    )
     assert (measure(METRICS["kernels"], trace), measure(METRICS["d2h_copies"], trace)) == (2, 1)
     found = check(trace, [RULES["host-sync"], RULES["launch-bound"]])
     assert found.counts == {"host-sync": 1}  # the copy that item() made
-    assert found.gaps == dict.fromkeys(["host-sync", "launch-bound"], because(Why.NO_WAITS_ON_XPU))
+    assert found.gaps == dict.fromkeys(
+        ["host-sync", "launch-bound"],
+        because(
+            "no_waits_on_xpu",
+            ("on XPU, torch's profiler records what the host submits, but not when it waits"),
+        ),
+    )
 
 
 def test_a_live_test_on_xpu_that_calls_nothing_has_no_number_of_waits_either() -> None:
     b = TraceBuilder("Intel(R) Data Center GPU Max 1550")
     b.metadata(FACTS_KEY, {"accelerator": "Max 1550", "device_type": "xpu"})
     b.annotation(REGION)
-    assert reason(recorded(b), "syncs") == in_words(because(Why.NO_WAITS_ON_XPU))
+    assert (
+        reason(recorded(b), "syncs")
+        == because(
+            "no_waits_on_xpu",
+            ("on XPU, torch's profiler records what the host submits, but not when it waits"),
+        ).text
+    )
 
 
 @pytest.mark.parametrize("device_type", ["npu", "privateuseone", "hpu"])
@@ -214,8 +231,14 @@ def test_which_calls_wait_is_not_known_of_other_devices(device_type: str) -> Non
 
 def test_kernels_without_any_call_leave_the_waits_unknown() -> None:
     trace = recorded(step(), categories(cuda_runtime="overhead"))
-    assert reason(trace, "syncs") == in_words(because(Why.NO_CALLS))
-    assert because(Why.NO_CALLS) == check(trace, [RULES["host-sync"]]).gaps["host-sync"]
+    assert (
+        reason(trace, "syncs")
+        == because("no_calls", "the device's driver calls were not recorded").text
+    )
+    assert (
+        because("no_calls", "the device's driver calls were not recorded")
+        == check(trace, [RULES["host-sync"]]).gaps["host-sync"]
+    )
 
 
 def test_on_cuda_and_rocm_waits_are_counted() -> None:
@@ -265,8 +288,8 @@ def test_in_a_partial_capture_counts_of_the_rest_are_a_lower_bound() -> None:
     for name in FROM_EVENTS:
         value = values[name]
         assert isinstance(value, MissingValue)
-        assert "partial capture: 1 of 2 launches" in in_words(value.reason)
-        assert in_words(value.reason).startswith("at least") == bool(least.get(name))
+        assert "partial capture: 1 of 2 launches" in value.reason.text
+        assert value.reason.text.startswith("at least") == bool(least.get(name))
         assert (value.at_hand, value.at_least) == (least.get(name), bool(least.get(name)))
 
 
@@ -306,7 +329,9 @@ def test_rules_that_need_operators_are_not_checked_for_what_graphs_launch(
     kernels: list[str], blind: set[str]
 ) -> None:
     found = check(replayed(*kernels), RULES.values())
-    why = because(Why.KERNELS_FROM_GRAPHS, count=1)
+    why = because(
+        "kernels_from_graphs", "{count: kernel} ran from graphs, without their operators", count=1
+    )
     assert {code for code, message in found.gaps.items() if message == why} == blind
 
 
@@ -331,7 +356,7 @@ def test_what_a_rule_finds_outside_of_graphs_counts_all_the_same() -> None:
     found = check(recorded(b), [RULES["fp32-matmul"]])
     assert found.counts == {"fp32-matmul": 1}
     assert found.unchecked == {}
-    assert "2 kernels ran from graphs" in in_words(found.partly["fp32-matmul"])
+    assert "2 kernels ran from graphs" in found.partly["fp32-matmul"].text
 
 
 def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None:
@@ -351,14 +376,16 @@ def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None
     )
     assert seen == 1
     assert isinstance(unseen, MissingValue)
-    assert "ran from graphs" in in_words(unseen.reason)
+    assert "ran from graphs" in unseen.reason.text
 
 
 def test_kernels_without_any_operator_are_not_checked() -> None:
     b = TraceBuilder(A100, (8, 0))
     b.launch(SGEMM)
     found = check(recorded(b), [RULES["fp32-matmul"]])
-    assert found.gaps == {"fp32-matmul": because(Why.KERNELS_ALONE)}
+    assert found.gaps == {
+        "fp32-matmul": because("kernels_alone", "kernels were recorded without their operators")
+    }
 
 
 # ----------------------------------------------------------------------------------- launch-bound

@@ -14,7 +14,6 @@ from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import Baseline, Budget, MissingValue, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.report import metrics_of
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.compare import Policy, compare, status_of
@@ -55,9 +54,7 @@ def gaps(*calls: Call | str, device: str | None = GPU) -> dict[str, str]:
     """Names of what is not counted, and what is missing."""
     found = uncounted_flops(parse_trace(built(*calls, device=device).to_bytes()))
     return (
-        {}
-        if found is None
-        else {part.name: in_words(because(part.missing)) for part in found.parts}
+        {} if found is None else {part.name: because(*(part.missing)).text for part in found.parts}
     )
 
 
@@ -210,7 +207,7 @@ def test_a_budget_on_a_lower_bound_is_checked_where_it_is_exceeded_already(
     strict = list(
         map(sentence, failures([verdict], Policy(strict=True), has_baseline=True, accept=False))
     )
-    unchecked = f"strict: the budget {budget.label} could not be checked: {in_words(BOUND.reason)}"
+    unchecked = f"strict: the budget {budget.label} could not be checked: {BOUND.reason.text}"
     assert strict == (["over budget"] if expected == "over_budget" else [unchecked])
 
 

@@ -10,7 +10,6 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis.diff import growth
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
@@ -53,7 +52,7 @@ def reason(trace: Events, name: str) -> str:
     value = measure(METRICS[name], trace)
     assert isinstance(value, MissingValue)
     assert value.at_hand is None
-    return in_words(value.reason)
+    return value.reason.text
 
 
 @pytest.mark.parametrize("dur", GONE)
@@ -90,7 +89,7 @@ def test_cpu_time_is_unknown_if_an_operator_or_a_call_in_it_has_no_duration(name
 def test_without_any_duration_all_times_are_unknown() -> None:
     trace = stored(lasting(None, *stored().names))
     assert {reason(trace, name) for name in ("self_cpu_ms", *DEVICE_TIMES)} == {
-        in_words(because(Why.NO_DURATIONS))
+        because(*Why.NO_DURATIONS).text
     }
 
 

@@ -11,7 +11,6 @@ import pytest
 from pytest_torchprof.capture import load as busy
 from pytest_torchprof.capture.load import PROBES, BusyWatch, Window
 from pytest_torchprof.capture.patches import REAL
-from pytest_torchprof.render.unknown import in_words
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -59,7 +58,7 @@ def after(system: System, seconds: float = 1.0) -> str | None:
 
 def said_by(watch: BusyWatch) -> str | None:
     """In words."""
-    return ", ".join(map(in_words, watch.explain())) or None
+    return ", ".join(one.text for one in watch.explain()) or None
 
 
 def test_a_machine_without_load_counters_does_not_count_as_busy(system: System) -> None:

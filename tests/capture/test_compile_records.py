@@ -14,7 +14,7 @@ import torch
 
 from pytest_torchprof.capture import compiling
 from pytest_torchprof.capture.compiling import CompileCount
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.trace.facts import CompileWork
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
@@ -543,7 +543,7 @@ def test_dropped_records_are_reported(dynamo: Dynamo) -> None:
     for attempt in range(65):
         dynamo.compiled(f"0/{attempt}")
     facts = CompileCount.now().since(before)
-    assert {because(Why.COMPILATIONS_LOST, kept=64)} == {
+    assert {because("compilations_lost", "torch keeps at most {kept} compilations", kept=64)} == {
         facts.recompiles,
         facts.graph_breaks,
     }

@@ -24,7 +24,7 @@ from pytest_torchprof.capture.machine import lean_region, real_torch
 from pytest_torchprof.capture.patches import is_silent
 from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.core.errors import CaptureError
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import MissingValue, Sample, Value
 from pytest_torchprof.trace.facts import VERSION, Facts, Quantity
 from pytest_torchprof.trace.names import REGION, Kind
@@ -120,7 +120,7 @@ def test_the_exported_file_says_the_same(
 ) -> None:
     facts = Facts(
         wall_ms=Quantity.of(Sample.of([2.5, 3.5])),
-        cpu_ms=Quantity.of(because(Why.NO_ROUNDS)),
+        cpu_ms=Quantity.of(because("no_rounds", "no timed rounds (--torchprof-rounds=0)")),
         graph_breaks=0,
     )
     trace, path = captured_file(steps[name], tmp_path, facts)

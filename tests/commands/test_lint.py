@@ -19,7 +19,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
-from pytest_torchprof.render.unknown import NotMeasured
+from pytest_torchprof.render.notes import NotMeasured
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
 from pytest_torchprof.trace.names import selected_operators

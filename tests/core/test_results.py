@@ -11,8 +11,23 @@ import pytest
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import Budget, Finding, MissingValue, Record, Sample, Verdict
 
-WHY = because(Why.OF_RULES, rules=("a", "b"), why=because(Why.FEW_ROUNDS, before=1, now=30))
-LEAST = because(Why.AT_LEAST, value=240, unit="FLOP", why=because(Why.RULE_RAISED, error="\udcff"))
+WHY = because(
+    "of_rules",
+    "{rules:, }: {why}",
+    rules=("a", "b"),
+    why=because(
+        "few_rounds",
+        (
+            "the baseline is of {before: round}, and this of {now}: --accept "
+            "--torchprof-time=gate takes it anew"
+        ),
+        before=1,
+        now=30,
+    ),
+)
+LEAST = because(
+    *Why.AT_LEAST, value=240, unit="FLOP", why=because(*Why.RULE_RAISED, error="\udcff")
+)
 SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0, (2.0, 3.0, 1.0))
 VERDICTS = (
     Verdict("wall_ms", 2.0, "advisory", 1.0, None, 0.25, WHY, SAMPLE, (1.5, 3.0)),

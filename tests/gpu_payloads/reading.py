@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.kernels import kernel_rows
 from pytest_torchprof.core.values import MissingValue
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.names import SYNC_CALL, Kind
@@ -54,7 +53,7 @@ def _of_operator(trace: Events, what: str, operator: str) -> float | None:
 def shown(value: object) -> Shown:
     """A value for JSON; one that is missing by its reason."""
     if isinstance(value, MissingValue):
-        return f"unknown: {in_words(value.reason)}"
+        return f"unknown: {value.reason.text}"
     return value if isinstance(value, int | float) else None
 
 
@@ -63,8 +62,8 @@ def rules_of(trace: Events) -> dict[str, Any]:
     checked = check(trace, RULES.values())
     return {
         "counts": checked.counts,
-        "unchecked": {code: in_words(reason) for code, reason in checked.unchecked.items()},
-        "partly": {code: in_words(reason) for code, reason in checked.partly.items()},
+        "unchecked": {code: reason.text for code, reason in checked.unchecked.items()},
+        "partly": {code: reason.text for code, reason in checked.partly.items()},
         "errors": dict(checked.errors),
         "costs_ms": {
             f"{one.rule} {number}": one.cost_ms for number, one in enumerate(checked.findings())

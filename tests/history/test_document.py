@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.histories import run
 
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import MissingValue, OwnMetric, Record, RegionRecord, Verdict
 from pytest_torchprof.history.runs import (
     DAMAGED,
@@ -23,7 +23,9 @@ from pytest_torchprof.history.runs import (
     run_tests,
 )
 
-UNKNOWN = MissingValue(because(Why.SAME_NAME))
+UNKNOWN = MissingValue(
+    because("same_name", "another test has the same name, so one baseline cannot serve both")
+)
 
 
 def test_known_numbers_are_kept_and_unknown_ones_are_left_out() -> None:

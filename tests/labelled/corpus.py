@@ -20,7 +20,6 @@ from support.live import captured, placing
 from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
@@ -64,7 +63,7 @@ class Answer:
     def unchecked(self) -> str | None:
         """Why the example's own rule said nothing to it."""
         why = self.checked.unchecked.get(self.case.rule)
-        return None if why is None else in_words(why)
+        return None if why is None else why.text
 
     @property
     def problems(self) -> list[str]:

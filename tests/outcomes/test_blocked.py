@@ -11,7 +11,7 @@ from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.capture import limits
-from pytest_torchprof.render.unknown import HOW_TO_LEAVE_OUT
+from pytest_torchprof.render.notes import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session import runs
 from pytest_torchprof.session.plan import RunKind
 

@@ -186,7 +186,7 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
     def lines(of: str) -> list[str]:
         verdicts = [Verdict("ops", 5, "regressed", 4, reason=words(of))]
         finding = Finding(of, 2, of, of, of)
-        unchecked = {of: words(of), "r": because(Why.RULE_RAISED, error=of)}
+        unchecked = {of: words(of), "r": because(*Why.RULE_RAISED, error=of)}
         metrics = {v.label: v for v in verdicts}
         record = Record(f"{of}.py::{of}", "ok", words(of), metrics, (finding,), unchecked)
         every = [record, replace(record, nodeid="b", status="not_profiled")]

@@ -125,7 +125,7 @@ def test_a_trace_without_host_events_leaves_all_rules_unchecked(tmp_path: Path) 
     assert {"one", "two"} == check(
         empty, [always("one", None), always("two", "x")]
     ).unchecked.keys()
-    assert nothing_seen(empty) == because(Why.NO_OPERATORS)
+    assert nothing_seen(empty) == because(*Why.NO_OPERATORS)
 
 
 def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
     lost.metadata("torchprof", {"wall_ms": 1.0})
     lost.op("aten::add")
     why = nothing_seen(read_trace(lost.save(tmp_path / "y.json")))
-    assert why == because(Why.NO_REGION)
+    assert why == because(*Why.NO_REGION)
 
 
 def test_places_are_computed_once_for_all_rules(trace: Events) -> None:

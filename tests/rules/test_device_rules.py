@@ -8,7 +8,6 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import parse_trace, read_trace
@@ -94,7 +93,7 @@ def said_of_an_unknown_device(name: str, kernel: str, style: str) -> dict[str, s
         b.launch(kernel)
     found = check(parse_trace(b.to_bytes(style)), RULES.values())
     return {
-        code: in_words(found.partly[code]) if code in found.partly else ""
+        code: found.partly[code].text if code in found.partly else ""
         for code in ("math-attention", "fp32-matmul")
     }
 

@@ -12,7 +12,6 @@ from labelled import corpus
 from labelled.corpus import Answer
 from support.recorded import record
 
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
@@ -84,7 +83,7 @@ def unlike_live(case: Case, block: Any, *, stacks: bool) -> list[str]:
 def unlike_without_memory(case: Case, block: Any) -> list[str]:
     """Without memory events a rule says the same, or that it is not checked, or of what part."""
     other = stored(case, block, stacks=False)
-    told = {code for code, why in other.checked.partly.items() if "memory" in in_words(why)}
+    told = {code for code, why in other.checked.partly.items() if "memory" in why.text}
     return [
         message
         for message in differing(case, other)

@@ -10,7 +10,6 @@ from labelled.attention_cuda import Heads
 from labelled.kineto import BRAIN
 from labelled.layouts import BACK_2025, HOPPER, IGEMM, SMALL, TO_2025, TRANSPOSE, stage
 
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.names import operators_named
@@ -60,7 +59,7 @@ def test_convolutions_in_graphs_are_not_checked_if_their_transposes_matter() -> 
     graph = Heads()
     graph.op("aten::empty")
     graph.graph_launch([TO_2025, HOPPER, BACK_2025], 30)
-    assert [in_words(why) for why in checked(graph).gaps.values()] == [
+    assert [why.text for why in checked(graph).gaps.values()] == [
         "2 kernels ran from graphs, without their operators"
     ]
     graph.over("add", [32, 64, 56, 56], BRAIN, us=20_000)

@@ -72,12 +72,12 @@ def python(idle_ms: float, *, live: bool = False) -> TraceBuilder:
     return b
 
 
-@pytest.mark.parametrize(("idle_ms", "why"), [(20, Why.NO_STACKS), (1, None)])
+@pytest.mark.parametrize(("idle_ms", "why"), [(20, "no_stacks"), (1, None)])
 def test_without_functions_collections_are_unseen_where_python_runs_long(
-    idle_ms: float, why: Why | None
+    idle_ms: float, why: str | None
 ) -> None:
     reason = gap(recorded(python(idle_ms)), "gc-pause")
-    assert (reason and reason.why) == why
+    assert (reason and reason.code) == why
 
 
 def test_a_live_test_says_nothing_of_collections() -> None:
@@ -145,10 +145,10 @@ def first_use(ms: float) -> Events:
     return recorded(b)
 
 
-@pytest.mark.parametrize(("ms", "why"), [(30, Why.NO_STEPS), (0.01, None)])
-def test_without_steps_memory_is_not_checked_if_it_matters(ms: float, why: Why | None) -> None:
+@pytest.mark.parametrize(("ms", "why"), [(30, "no_steps"), (0.01, None)])
+def test_without_steps_memory_is_not_checked_if_it_matters(ms: float, why: str | None) -> None:
     reason = gap(first_use(ms), "allocator-retry")
-    assert (reason and reason.why) == why
+    assert (reason and reason.code) == why
 
 
 # ----------------------------------------------------------------------------------------- loaders
@@ -170,7 +170,7 @@ def test_a_device_that_is_not_recorded_leaves_a_loader_unchecked() -> None:
         b.op("aten::linear", [[4, 4], [4, 4]])
     reason = gap(recorded(b), "starved-loader")
     assert reason is not None
-    assert reason.why == Why.NO_DEVICE_RECORDS
+    assert reason.code == Why.NO_DEVICE_RECORDS.code
 
 
 @pytest.mark.parametrize(("load", "matches"), [(None, 1), (1.5, 1), (12.0, 0)])

@@ -14,7 +14,6 @@ from support.sessions import accept, calls, read_baseline, run
 from pytest_torchprof.baseline.store import render
 from pytest_torchprof.capture.compiling import switched_off
 from pytest_torchprof.core.unknown import Why, because
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.read import read_trace
@@ -157,7 +156,7 @@ def test_nothing_is_known_of_compilations_where_the_compiler_is_switched_off(
     pytester.makepyfile(test_it=OFF.format(setup=setup))
     if variable:
         monkeypatch.setenv(variable, "1")
-    reason = in_words(because(Why.DYNAMO_OFF, how=how))
+    reason = because(*Why.DYNAMO_OFF, how=how).text
     ran = run(pytester, "--torchprof")
     for name in OF_FIRST_RUN:
         row = ran.metric(name, "test_it")

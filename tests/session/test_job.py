@@ -41,11 +41,11 @@ def test_a_rank_that_leaves_is_said(tmp_path: Path) -> None:
     """With its own reason, and only what it has not said before."""
     first, second = pair(tmp_path)
     second.tell("t", "run0", "b")
-    second.leave("t", because(Why.SKIPPED))
+    second.leave("t", because(*Why.SKIPPED))
     assert "b" == first.hear("t", "run0", 1, 5)
     with pytest.raises(RankLostError) as raised:
         first.hear("t", "run1", 1, 5)
-    expected = because(Why.OF_CHILD, process="rank 1", why=because(Why.SKIPPED))
+    expected = because(*Why.OF_CHILD, process="rank 1", why=because(*Why.SKIPPED))
     assert expected == raised.value.reason
 
 
@@ -55,7 +55,7 @@ def test_a_rank_that_runs_other_tests_is_said(tmp_path: Path) -> None:
     second.will_run(["u"])
     with pytest.raises(RankLostError) as raised:
         first.hear("t", "run0", 1, 60)
-    assert because(Why.RANK_RUNS_IT_NOT, rank=1) == raised.value.reason
+    assert because(*Why.RANK_RUNS_IT_NOT, rank=1) == raised.value.reason
 
 
 def test_a_silent_rank_is_waited_for_until_the_limit(tmp_path: Path) -> None:
@@ -63,7 +63,15 @@ def test_a_silent_rank_is_waited_for_until_the_limit(tmp_path: Path) -> None:
     first, _ = pair(tmp_path)
     with pytest.raises(RankLostError) as raised:
         first.hear("t", "run0", 1, 0.01)
-    assert because(Why.RANK_SILENT, rank=1, limit_s=0.01) == raised.value.reason
+    assert (
+        because(
+            "rank_silent",
+            "rank {rank} did not come so far within {limit_s:.0f} s",
+            rank=1,
+            limit_s=0.01,
+        )
+        == raised.value.reason
+    )
 
 
 def test_a_rank_that_ended_is_said(tmp_path: Path) -> None:
@@ -74,7 +82,7 @@ def test_a_rank_that_ended_is_said(tmp_path: Path) -> None:
     second.end()
     with pytest.raises(RankLostError) as raised:
         first.hear("t", "run0", 1, 60)
-    assert because(Why.RANK_ENDED, rank=1) == raised.value.reason
+    assert because(*Why.RANK_ENDED, rank=1) == raised.value.reason
     first.end()
     assert not folder.exists()
 

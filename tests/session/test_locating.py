@@ -827,7 +827,10 @@ def test_a_debugger_is_left_alone(tmp_path: Path) -> None:
     finally:
         sys.settrace(before)
     assert debugger.trace_dispatch == now
-    assert (because(Why.TRACED_BY_DEBUGGER), False) == (tracer.gap, tracer.usable)
+    assert (because("traced_by_debugger", "a debugger traces the test"), False) == (
+        tracer.gap,
+        tracer.usable,
+    )
 
 
 def test_a_test_that_traces_itself_gets_what_it_asks_for(pytester: pytest.Pytester) -> None:
@@ -865,7 +868,7 @@ def test_too_many_lines_are_located_up_to_there(
         pass
     before = len(tracer._open), sys.gettrace()
     tracer.stop()
-    assert ((0, None), because(Why.TOO_MANY_LINES, most=50), True) == (
+    assert ((0, None), because(*Why.TOO_MANY_LINES, most=50), True) == (
         before,
         tracer.gap,
         tracer.usable,

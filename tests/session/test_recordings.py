@@ -28,7 +28,7 @@ def value_of(runs: str, compare: str, *, better: str = "lower", long: bool = Fal
         run = SimpleNamespace(kind=_KINDS[letter.lower()], first=letter.isupper())
         recordings.note(cast("Run", run), None, metric, number)
     found = recordings.taken()[None]["n"].value
-    return found.reason.why.value if isinstance(found, MissingValue) else found
+    return found.reason.code if isinstance(found, MissingValue) else found
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,16 @@ def test_the_best_round_is_the_best_of_their_medians(better: str, best: float) -
 
 
 def test_what_is_not_known_has_the_reason() -> None:
-    why = because(Why.NO_DEVICE)
+    why = because(*Why.NO_DEVICE)
     metric, recordings = OwnMetric("n", recorded=True), RunRecordings()
     run = cast("Run", SimpleNamespace(kind="profile", first=False))
     recordings.note(run, None, metric, why)
     recordings.note(None, "part", metric, 3)
     taken = recordings.taken()
     assert MissingValue(why) == taken[None]["n"].value
-    assert MissingValue(because(Why.RECORDED_OUTSIDE_CALL)) == taken["part"]["n"].value
+    assert (
+        MissingValue(
+            because("recorded_outside_call", "recorded in a fixture, outside the test's call phase")
+        )
+        == taken["part"]["n"].value
+    )

@@ -20,12 +20,12 @@ from pytest_torchprof.session.reports import (
 )
 from pytest_torchprof.session.verdicts import Offer
 
-GAP = because(Why.NO_SHAPES)
+GAP = because(*Why.NO_SHAPES)
 BUDGET = Budget("kernels", 2, op="aten::mm")
 RECORD = Record(
     "a.py::test_a",
     "over_budget",
-    because(Why.CHANGED, name="ops", before=1, now=2),
+    because(*Why.CHANGED, name="ops", before=1, now=2),
     {
         "ops": Verdict("ops", 2, "regressed", 1),
         BUDGET.label: Verdict("kernels", MissingValue(GAP), "not_measured", None, 2, scope=BUDGET),

@@ -19,19 +19,21 @@ from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.sessions import sees_threads
 from pytest_torchprof.capture.threads import PROCESS_TASKS, Threads
 from pytest_torchprof.core.unknown import Why, because
-from pytest_torchprof.render.unknown import in_words
 
-FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, THREAD_LEFT = (
-    in_words(because(why))
-    for why in (
-        Why.FORKED_WORK,
-        Why.FINALIZERS,
-        Why.DATALOADER_WORKERS,
-        Why.POOL_WORK,
-        Why.THREADS_WORK,
-        Why.THREAD_LEFT,
-    )
+FORKED = "a process that the test forked did work too, which is not recorded"
+FINALIZED = (
+    "finalizers (__del__) of garbage collected after the measured run called operators, "
+    "and when that happens is not reproducible"
 )
+WORKERS = (
+    "operators in a DataLoader's workers are not counted, nor what receives their batches: the "
+    "workers are separate processes, and how far ahead they are is chance"
+)
+FIRST_OF_POOL = (
+    "other threads did work too, which only another run can count: give the test a warm-up run"
+)
+OTHER_THREADS = "other threads did work too, and this torch cannot profile them"
+THREAD_LEFT = because(*Why.THREAD_LEFT).text
 STARTED = "another process did work for the test, and torch in it is not recorded: {}"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
 

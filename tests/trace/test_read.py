@@ -562,7 +562,7 @@ def test_an_empty_list_is_an_empty_trace() -> None:
         values = measure_all(trace)
         assert all(isinstance(value, MissingValue) for value in values.values())
         for name in ("ops", "flops", "self_cpu_ms"):
-            assert values[name].reason == because(Why.NO_OPERATORS), name  # type: ignore[union-attr]
+            assert values[name].reason == because(*Why.NO_OPERATORS), name  # type: ignore[union-attr]
         assert op_rows(trace) == {}
 
 

@@ -24,7 +24,6 @@ from pytest_torchprof.core.values import (
     Verdict,
 )
 from pytest_torchprof.render.failure import sentence
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
     TIME_TOLERANCE,
@@ -172,7 +171,7 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
     baseline, profile = Baseline(times={"wall_ms": 2.0, **stored}), Profile({"wall_ms": 3.0})
     (found,) = compare(replace(profile, normalised=now), baseline, [], GATE)
     assert found.status == status
-    message = None if found.reason is None else in_words(found.reason)
+    message = None if found.reason is None else found.reason.text
     assert message is None if reason is None else str(message).startswith(reason)
     compared = status != "advisory" and before and now
     expected = (before.values["wall_ms"], now.values["wall_ms"]) if compared else None  # type: ignore[union-attr]
@@ -292,7 +291,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
         Budget("kernels", 3, op="aten::bmm"),
     ]
     found = compare(profile, Baseline(metrics={"flops": 240}), budgets, Policy())
-    assert [(v.label, v.status, v.limit, v.reason and in_words(v.reason)) for v in found] == [
+    assert [(v.label, v.status, v.limit, v.reason and v.reason.text) for v in found] == [
         ("flops", "ok", None, None),
         ("ops", "new", 3, None),
         ("kernels", "not_measured", None, "no device"),
@@ -309,7 +308,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     assert [v.status for v in exactly] == ["ok"]
 
 
-BOUND = because(Why.AT_LEAST, value=5, unit="1", why=words("other processes"))
+BOUND = because(*Why.AT_LEAST, value=5, unit="1", why=words("other processes"))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +347,16 @@ def test_a_minimum(
     assert ([below] if status == "over_budget" else []) == kinds
 
 
-OTHER_CPU = because(Why.OTHER_CPU, accepted="AVX512", here="AVX2")
+OTHER_CPU = because(
+    "other_cpu",
+    (
+        "the baseline is of a CPU with other instructions ({accepted}, here "
+        "{here}), which decide how convolutions and 16-bit products run, so "
+        "operators and CPU memory only advise: accept here too"
+    ),
+    accepted="AVX512",
+    here="AVX2",
+)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +391,12 @@ def test_on_a_cpu_with_other_instructions_what_it_decides_only_advises(
 
 @pytest.mark.parametrize(("metric", "status"), [("bound_ms", "advisory"), ("ops", "regressed")])
 def test_a_bound_of_another_chip_only_advises(metric: str, status: str) -> None:
-    why = because(Why.OTHER_CHIP, accepted="H100 SXM", here="T4")
+    why = because(
+        "other_chip",
+        ("bound_ms only advises: the baseline's is of {accepted}, and this one of {here}"),
+        accepted="H100 SXM",
+        here="T4",
+    )
     policy = Policy(strict=True, chip_note=why)
     (found,) = compare(Profile({metric: 11}), baseline_of(metric, 10), [], policy)
     assert (status, why if status == "advisory" else None) == (found.status, found.reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import Baseline, Budget
 from pytest_torchprof.places.place import Roots
 from pytest_torchprof.rules.check import check
@@ -16,7 +16,9 @@ from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.judgement import Cause, Judged, Terms, compared, judged, not_profiled
 from pytest_torchprof.verdict.profile import Measured, Unmeasured
 
-WHY = because(Why.OWN_PROFILER)
+WHY = because(
+    "own_profiler", ("the test runs torch.profiler itself, and profiler sessions cannot be nested")
+)
 LIMIT = Budget("ops", 1)
 
 
@@ -53,7 +55,10 @@ def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
     found = of_two_operators(Terms(), Baseline({"ops": 2}), mismatch={"ops": "3"})
     assert ("regressed", (), None) == (found.status, found.causes, found.accepts)
     (ops,) = (v for v in found.verdicts if v.metric == "ops")
-    assert ("regressed", because(Why.INLINE_EXPECTS, expected="3")) == (ops.status, ops.reason)
+    assert (
+        "regressed",
+        because("inline_expects", "the inline expectation is {expected}", expected="3"),
+    ) == (ops.status, ops.reason)
 
 
 def test_missing_numbers_that_a_test_compares_fail_it_when_strict() -> None:

@@ -20,7 +20,6 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import MissingValue, Normalised, Sample, Value
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
@@ -89,7 +88,7 @@ def whole(b: TraceBuilder) -> Events:
 
 
 def reasons(values: dict[str, Value]) -> dict[str, str]:
-    return {k: in_words(v.reason) for k, v in values.items() if isinstance(v, MissingValue)}
+    return {k: v.reason.text for k, v in values.items() if isinstance(v, MissingValue)}
 
 
 def test_the_table_holds_every_metric_once() -> None:
@@ -306,7 +305,7 @@ def test_facts_without_the_region_are_a_failed_capture() -> None:
     with b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch("k")
     values = measure_all(whole(b))
-    assert set(reasons(values).values()) == {in_words(because(Why.NO_REGION))}
+    assert set(reasons(values).values()) == {because(*Why.NO_REGION).text}
     assert len(reasons(values)) == len(METRICS) - len(ESTIMATES)
 
 
@@ -320,7 +319,7 @@ def test_facts_are_values_or_reasons() -> None:
     assert {k: values[k] for k in facts} == {
         "wall_ms": 1.5,
         "cpu_ms": MissingValue(words("no rounds")),
-        "instructions": MissingValue(because(Why.ONLY_LIVE)),
+        "instructions": MissingValue(because(*Why.ONLY_LIVE)),
         "graph_breaks": 0,
     }
 
@@ -333,7 +332,7 @@ def test_compilations_with_unreadable_rows_do_not_count_as_0(rows: object) -> No
     with b.annotation(REGION):
         pass
     values = measure_all(whole(b))
-    unknown = MissingValue(because(Why.ONLY_LIVE))
+    unknown = MissingValue(because(*Why.ONLY_LIVE))
     assert (unknown, unknown) == (values["graph_breaks"], values["recompiles"])
 
 
@@ -374,7 +373,7 @@ def test_without_a_device_there_are_no_device_metrics() -> None:
     with b.annotation(REGION), b.op("aten::mm", [[4, 5], [5, 6]]):
         b.memory(64, device="cpu")
     values = measure_all(whole(b))
-    assert {k for k, v in reasons(values).items() if v == in_words(because(Why.NO_DEVICE))} == {
+    assert {k for k, v in reasons(values).items() if v == because(*Why.NO_DEVICE).text} == {
         *DEVICE,
         "cudagraphs",
     }

@@ -6,7 +6,6 @@ import pytest
 from support.sessions import accept, run
 
 from pytest_torchprof.core.values import Baseline, Budget, Profile
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.verdict.compare import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE, Policy, compare
 from pytest_torchprof.verdict.judgement import failures
 from pytest_torchprof.verdict.metrics import METRICS
@@ -79,9 +78,7 @@ def test_a_limit_on_a_run_without_operators_is_not_checked(
     rows = {name: test["metrics"][label] for name, test in ran.tests.items()}
     unchecked = {name for name, row in rows.items() if row["status"] == "not_measured"}
     assert (IDLE, 0) == (unchecked, ran.ret)
-    assert {(0, in_words(NOTHING))} == {
-        (rows[name]["value"], rows[name]["reason"]) for name in IDLE
-    }
+    assert {(0, NOTHING.text)} == {(rows[name]["value"], rows[name]["reason"]) for name in IDLE}
     assert "5 budgets not checked" in ran.out
 
 
@@ -95,7 +92,7 @@ def test_strict_fails_a_limit_on_nothing_even_where_the_baseline_had_something(
     pytester.makepyfile(test_it=KEPT.format(marker=marker))
     ran = run(pytester, "--torchprof", "--torchprof-strict", "-k", "test_cached")
     assert {"failed": 1} == {k: n for k, n in ran.outcomes.items() if k == "failed"}
-    assert f"strict: the budget flops could not be checked: {in_words(NOTHING)}" in ran.out
+    assert f"strict: the budget flops could not be checked: {NOTHING.text}" in ran.out
 
 
 @pytest.mark.thorough
@@ -187,7 +184,7 @@ BESIDE = """
 def test_a_kept_product_beside_other_work_is_not_checked(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=BESIDE.format(marker="@pytest.mark.max_flops(1)"))
     row = run(pytester, "--torchprof").metric("flops", "test_it")
-    assert (0, "not_measured", in_words(NO_PRODUCT)) == (row["value"], row["status"], row["reason"])
+    assert (0, "not_measured", NO_PRODUCT.text) == (row["value"], row["status"], row["reason"])
 
 
 @pytest.mark.thorough

@@ -58,10 +58,10 @@ def test_of_several_regions_the_one_that_decides_counts(
 def test_a_metric_that_was_accepted_and_is_no_longer_recorded_is_not_measured() -> None:
     (found,) = compare(Profile({}), Baseline(own={"n": 3}), (), Policy())
     assert isinstance(found.value, MissingValue)
-    assert ("not_measured", 3, Why.NOT_RECORDED) == (
+    assert ("not_measured", 3, Why.NOT_RECORDED.code) == (
         found.status,
         found.baseline,
-        found.value.reason.why,
+        found.value.reason.code,
     )
 
 
@@ -101,7 +101,7 @@ def test_a_time_advises(better: str, now: float, status: str) -> None:
 
 def test_a_lower_bound_of_a_users_metric_is_no_regression() -> None:
     own = {"n": OwnMetric("n", "1", "higher", "exact")}
-    partial = MissingValue(because(Why.WAS_NOT_MEASURED), 12, at_least=True)
+    partial = MissingValue(because(*Why.WAS_NOT_MEASURED), 12, at_least=True)
     (found,) = compare(Profile({"n": partial}, own=own), Baseline(own={"n": 10}), (), Policy())
     assert "not_measured" == found.status
 
@@ -118,7 +118,7 @@ def test_a_users_function_counts_nothing_in_a_partial_capture() -> None:
 
         def once(self, question: object, *more: object) -> object:
             name = getattr(question, "__name__", "")
-            return because(Why.WAS_NOT_MEASURED) if name == "partial_gap" else None
+            return because(*Why.WAS_NOT_MEASURED) if name == "partial_gap" else None
 
     trace = Partial()
     trace.whole = trace

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.verdict.paired import LOOKS, Comparison, Decision, orders
 
 Pair = tuple[list[int], list[int]]
@@ -99,7 +99,15 @@ def test_more_tests_make_each_answer_stricter() -> None:
 def test_a_few_pairs_are_unclear_and_the_reason_says_how_many_it_takes(count: int) -> None:
     found = decided([([500_000_000], [600_000_000])] * count)
     assert ("unclear", count) == (found.verdict, found.pairs)
-    assert because(Why.FEW_PAIRS, pairs=count, needed=8) == found.reason
+    assert (
+        because(
+            "few_pairs",
+            "{pairs} of the {needed} pairs of turns that it takes at least to be sure",
+            pairs=count,
+            needed=8,
+        )
+        == found.reason
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Sides:
     def take(self, wanted: PairRequest) -> tuple[dict[Side, Turn], Reason | None]:
         self.asked.append(wanted)
         if self.once_only and (wanted.calls > 1 or not wanted.fresh):
-            return {}, because(Why.FAILED)
+            return {}, because(*Why.FAILED)
         turns = {}
         for side in wanted.order:
             taken = array("q", [self.call_ns[side]] * wanted.calls)
@@ -101,10 +101,10 @@ def test_a_side_that_cannot_be_repeated_is_measured_a_call_at_a_time() -> None:
 
 def test_a_side_that_fails_at_once_is_not_measured() -> None:
     def take(_: PairRequest) -> tuple[dict[Side, Turn], Reason]:
-        return {}, because(Why.FAILED)
+        return {}, because(*Why.FAILED)
 
     paired = PairedTurns(Comparison(), Pace(MS), random.Random(0), lambda: 0)
-    assert because(Why.FAILED) == paired.measure(take)
+    assert because(*Why.FAILED) == paired.measure(take)
     assert paired.wall_ms("A") is paired.cpu_ms("B") is None
 
 

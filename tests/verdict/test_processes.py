@@ -13,7 +13,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.profile import MAIN, added, combined, for_each_rank, total
 
 FLOPS, PEAK = METRICS["flops"], METRICS["peak_cpu_bytes"]
-LOST = because(Why.CHILD_WAS_KILLED, process="process 1")
+LOST = because(*Why.CHILD_WAS_KILLED, process="process 1")
 counts = st.lists(st.integers(0, 10**12), min_size=1, max_size=5)
 
 
@@ -38,7 +38,7 @@ def test_one_unknown_makes_the_sum_a_lower_bound(values: list[int]) -> None:
 def test_an_unknown_peak_has_no_bound() -> None:
     """What the other process had at its peak may be more, or not."""
     found = total(PEAK, [("0", 5), ("1", MissingValue(LOST))])
-    assert found == MissingValue(because(Why.OF_CHILD, process="rank 1", why=LOST))
+    assert found == MissingValue(because(*Why.OF_CHILD, process="rank 1", why=LOST))
 
 
 def test_times_and_compilations_are_those_of_the_tests_own_process() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.unknown import Why, because
+from pytest_torchprof.core.unknown import because
 from pytest_torchprof.core.values import MissingValue, Sample, Value
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Quantity
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from support.command_line import Say
 
-ENDS = in_words(because(Why.FILE_ENDS))
+ENDS = because("file_ends", "the file breaks off among its events").text
 #: What each further event can only raise.
 COUNTS = ["flops", "ops", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels", "h2d_copies",
           "h2d_bytes", "d2h_copies", "d2h_bytes", "syncs", "moved_bytes"]  # fmt: skip
@@ -63,8 +62,8 @@ def test_counts_of_a_truncated_file_are_lower_bounds() -> None:
     for name in COUNTS:
         value = missing(part[name])
         assert (whole[name], True) == (value.at_hand, value.at_least), name
-        assert in_words(value.reason).startswith("at least "), name
-        assert in_words(value.reason).endswith(ENDS), name
+        assert value.reason.text.startswith("at least "), name
+        assert value.reason.text.endswith(ENDS), name
 
 
 def test_times_peaks_and_findings_of_a_truncated_file_are_not_measured() -> None:
@@ -75,7 +74,7 @@ def test_times_peaks_and_findings_of_a_truncated_file_are_not_measured() -> None
     for name in others:
         value = missing(part[name])
         assert (None, False) == (value.at_hand, value.at_least), name
-        assert ENDS in in_words(value.reason), name
+        assert ENDS in value.reason.text, name
 
 
 def test_a_count_of_0_in_a_truncated_file_is_no_lower_bound() -> None:
@@ -84,7 +83,7 @@ def test_a_count_of_0_in_a_truncated_file_is_no_lower_bound() -> None:
     b.op("aten::view", [[4]])
     part = values_of(cut_at(b, "end"))
     flops = missing(part["flops"])
-    assert (None, False, ENDS) == (flops.at_hand, flops.at_least, in_words(flops.reason))
+    assert (None, False, ENDS) == (flops.at_hand, flops.at_least, flops.reason.text)
 
 
 def test_a_lower_bound_of_a_truncated_file_has_both_reasons() -> None:
@@ -92,7 +91,7 @@ def test_a_lower_bound_of_a_truncated_file_has_both_reasons() -> None:
     b.kernel_without_runtime("my_kernel")
     flops = missing(values_of(cut_at(b, "end"))["flops"])
     assert (1024, True) == (flops.at_hand, flops.at_least)
-    text = in_words(flops.reason)
+    text = flops.reason.text
     assert text.startswith("at least 1.02 kFLOP: my_kernel (1 call")
     assert text.endswith(f"; {ENDS}")
 
@@ -103,7 +102,7 @@ def test_launches_whose_kernels_a_truncated_file_lacks_are_no_failed_capture() -
         pass
     kernels = missing(values_of(cut_at(b, "end"))["kernels"])
     assert kernels.at_hand is None
-    assert in_words(kernels.reason).endswith("or the file breaks off before it")
+    assert kernels.reason.text.endswith("or the file breaks off before it")
 
 
 def test_timed_rounds_of_a_truncated_live_trace_are_known() -> None:

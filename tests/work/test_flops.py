@@ -26,7 +26,6 @@ from pytest_torchprof.analysis.operators import op_rows
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.core.values import MissingValue, Value
 from pytest_torchprof.render.table import ops_table
-from pytest_torchprof.render.unknown import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.counting import unknown_flops
@@ -456,7 +455,7 @@ def timeless(value: Value) -> Value:
     """Without what part of the time the unknown part took."""
     if not isinstance(value, MissingValue):
         return value
-    return replace(value, reason=words(re.sub(r", \d+ % of the time", "", in_words(value.reason))))
+    return replace(value, reason=words(re.sub(r", \d+ % of the time", "", value.reason.text)))
 
 
 def at_least(count: int, why: str) -> MissingValue:
@@ -738,4 +737,4 @@ def test_a_packed_weight_leaves_flops_unknown(tmp_path: Path) -> None:
     builder.op("quantized::linear_dynamic", [[2, 8], [], []])
     value = measure(METRICS["flops"], parse_trace(builder.to_bytes()))
     assert isinstance(value, MissingValue)
-    assert "has a packed weight" in in_words(value.reason)
+    assert "has a packed weight" in value.reason.text

@@ -16,7 +16,7 @@ import numpy as np
 from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.dataflow import listed
@@ -373,7 +373,13 @@ def guessed(trace: Events, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.is_live or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
         return None
-    return because(Why.TRIFLES_GUESSED)
+    return because(
+        "trifles_guessed",
+        (
+            "recorded without memory events (profile_memory=True records them), so the "
+            "size below which matches are ignored is a guess"
+        ),
+    )
 
 
 def _estimate(trace: Events) -> float:

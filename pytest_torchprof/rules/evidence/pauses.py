@@ -25,9 +25,9 @@ _PAUSE_NS: Final = 1_000_000
 def knows_pauses(trace: Events) -> Reason | None:
     """All work of the device, if there is one: else nothing tells when it is idle."""
     gap = trace.once(device_gap)
-    if gap is None or gap.why != Why.NO_DEVICE:
+    if gap is None or gap.code != Why.NO_DEVICE.code:
         return gap
-    return because(Why.NO_DEVICE_RECORDS) if trace.metadata.get("deviceProperties") else None
+    return because(*Why.NO_DEVICE_RECORDS) if trace.metadata.get("deviceProperties") else None
 
 
 def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:

@@ -41,6 +41,7 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     rounds: tuple[float, ...] = ()
     code: str | None = None
     text: str | None = None
+    why: str | None = None  #: a reason of an early version
 
     @classmethod
     def of(cls, measured: Sample | Reason) -> Quantity:
@@ -64,7 +65,7 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def reason(self) -> Reason | None:
         """Why there is no sample; None if no reason is stored."""
-        parts = {"code": self.code, "text": self.text}
+        parts = {"code": self.code, "text": self.text, "why": self.why}
         return reason_of({name: part for name, part in parts.items() if part is not None})
 
 

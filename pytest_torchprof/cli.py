@@ -267,7 +267,7 @@ COMMANDS = (
     ),
     Command(
         "bound",
-        "commands.bound:run_bound",
+        "commands.ops:run_bound",
         "TRACE|REPORT… [--device CHIP]…",
         "what a chip would at least have to do for each operator, and what fusing would save",
         (

@@ -1,4 +1,4 @@
-"""The machine as torch sees it, and the parts of torch that we use while a test runs."""
+"""The machine as torch sees it, the parts of torch that we use, and all that could run by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,8 @@ from pytest_torchprof.core.unknown import Reason, because
 if TYPE_CHECKING:
     from pytest_torchprof.capture.limits import Undo
 
+
+# ---- The machine as torch sees it, and the parts of torch that we use while a test runs.
 
 # ---- Start torch's profiler without the seconds that its first start in a process takes.
 #
@@ -629,3 +631,53 @@ def _name(device: int | str) -> str | None:
         failed = library.nvmlDeviceGetName(handle, found, _NAME_BYTES)
     library.nvmlShutdown()
     return None if failed else found.value.decode(errors="replace")
+
+
+# ---- The names of all that could run in this process: operators and modules.
+
+
+def could_run() -> Mapping[str, frozenset[str]]:
+    """By kind of scope, the names that torch and the user's code have registered.
+
+    Empty where this torch does not tell its operators.
+    """
+    import torch
+
+    # Operators come with modules, or by `torch.library`.
+    registered = _of_torch(len(sys.modules), len(getattr(torch.library, "_defs", ())))
+    if not registered:
+        return {}
+    steps = {
+        f"Optimizer.{what}#{name}.{what}"
+        for name in _classes(torch.optim.Optimizer)
+        for what in ("step", "zero_grad")
+    }
+    functions = _with_backward(_classes(torch.autograd.Function))
+    return {
+        "op": registered.union(functions, steps),
+        "module": frozenset(_classes(torch.nn.Module)),
+    }
+
+
+@lru_cache(maxsize=1)
+def _of_torch(_modules: int, _defined: int) -> frozenset[str]:
+    """Operators and functions of C++, which take 9 ms to list; the arguments date the answer."""
+    import torch
+
+    list_names: Any = getattr(torch._C, "_dispatch_get_all_op_names", None)
+    if list_names is None:
+        return frozenset()
+    operators = {name.partition(".")[0] for name in list_names()}
+    return frozenset(operators.union(_with_backward(dir(torch._C._functions))))
+
+
+def _with_backward(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        for one in (name, f"{name}Backward"):
+            yield from (one, f"autograd::engine::evaluate_function: {one}")
+
+
+def _classes(base: type[Any]) -> Iterator[str]:
+    for one in type.__subclasses__(base):
+        yield one.__name__
+        yield from _classes(one)

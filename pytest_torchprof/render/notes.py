@@ -18,8 +18,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.analysis.memory import DeviceMemory, LeakRow
-    from pytest_torchprof.analysis.memory import StepMoments as Moments
+    from pytest_torchprof.analysis.memory import DeviceMemory, LeakRow, StepMoments
     from pytest_torchprof.analysis.rank_waits import Mismatch, RankWaits, Signature
     from pytest_torchprof.core.values import Number, Value
     from pytest_torchprof.trace.events import Events
@@ -229,7 +228,7 @@ def unknown_hint(trace: Events, devices: Sequence[DeviceMemory]) -> str:
     return f"unknown: a trace with {more}=True may tell more" if more else ""
 
 
-def leak_lines(leaks: Sequence[LeakRow] | None, moments: Moments) -> Iterator[str]:
+def leak_lines(leaks: Sequence[LeakRow] | None, moments: StepMoments) -> Iterator[str]:
     """What grows from step to step, or that nothing does, or why that is unknown."""
     count = len(moments.ends)
     if leaks is None:
@@ -248,12 +247,12 @@ def leak_lines(leaks: Sequence[LeakRow] | None, moments: Moments) -> Iterator[st
         )
 
 
-def _why_unchecked(moments: Moments) -> str:
+def _why_unchecked(moments: StepMoments) -> str:
     """Why leaks are unknown.
 
-    >>> from pytest_torchprof.analysis.memory import Moments
+    >>> from pytest_torchprof.analysis.memory import StepMoments
     >>> import numpy as np
-    >>> _why_unchecked(Moments("ProfilerStep*", np.zeros(3)))
+    >>> _why_unchecked(StepMoments("ProfilerStep*", np.zeros(3)))
     '3 steps (ProfilerStep*), at least 5 are needed'
     """
     if not moments.name:

@@ -18,9 +18,9 @@ from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
 from pytest_torchprof.capture.lines import MOST_MARKS
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
+from pytest_torchprof.capture.machine import could_run
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.capture.profiler import facts_now
-from pytest_torchprof.capture.registry import could_run
 from pytest_torchprof.capture.sessions import sees_threads
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.files import replacing

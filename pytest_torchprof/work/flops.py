@@ -382,8 +382,8 @@ def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) 
 def missing_input(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Sentence:
     """For a call with a formula but no number: what is missing.
 
-    >>> missing_input("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
-    <Why.NO_CONCRETE_INPUTS: 'no_concrete_inputs'>
+    >>> missing_input("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None).code
+    'no_concrete_inputs'
     """
     if FORMULAS.get(name) is packed_product:
         return Why.PACKED_WEIGHT

@@ -30,7 +30,6 @@ PROCESS_WIDE = {
     "capture/processes.py:_WATCHING": "Python calls hooks of forks by process",
     "capture/profiler.py:Capture.current": "torch has one profiler",
     "capture/patches.py:REAL": "modules of Python that tests patch in place are there once",
-    "capture/patches.py:PATCH_GUARD": "modules that tests patch in place are there once",
     "capture/clock.py:_GLOO_THREADS": "threads belong to the process",
     "capture/threads.py:PROCESS_TASKS": "threads belong to the process",
     "capture/sessions.py:_SILENT": "file descriptors belong to the process",

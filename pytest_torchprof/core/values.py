@@ -13,7 +13,6 @@ from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import numpy as np
 from msgspec import field as struct_field
 from msgspec.structs import replace
 
@@ -58,6 +57,8 @@ class Sample(Frozen, frozen=True):
     @classmethod
     def of(cls, values: Iterable[float]) -> Sample:
         """Summarize one or more values; raises ValueError for none."""
+        import numpy as np  # not of what a plain run of pytest loads
+
         column = np.fromiter(values, np.float64)
         if not len(column):
             raise ValueError("a sample needs at least one value")

@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.moved_bytes import moved_by_operator
 from pytest_torchprof.capture.clock import Callables
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import parse_share
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.core.values import LargeRegionNumber, RegionNumber, in_unit_of
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.failure import operator_block, share_block
 from pytest_torchprof.session.stats import Unchecked
 from pytest_torchprof.session.verdicts import OwnFailure
-from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import MOST_FOR_FEW, MOST_SPENT
-from pytest_torchprof.verdict.profile import operator_counts, view_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.values import Source
     from pytest_torchprof.session.measurement import Gatherer
     from pytest_torchprof.session.runs import Runner
     from pytest_torchprof.verdict.paired import Decision, PairedVerdict, Side
@@ -256,45 +249,3 @@ def _name(function: object) -> str:
     """``Model.forward``; for an object that has no name, that of its type."""
     name = getattr(function, "__qualname__", None)
     return str(name or type(function).__qualname__).rpartition("<locals>.")[2]
-
-
-# ---- What pytest shows when a comparison of two regions fails: both numbers, and what differs.
-
-MOVED = "moved_bytes"
-
-
-def relation_lines(sign: str, left: object, right: object) -> list[str] | None:
-    """The explanation of a failed comparison, if a number of a region is part of it.
-
-    Two regions are compared by operator, if both sides are about one metric; operators are those of
-    the first region on each side. If these differ by less than half of what the comparison lacks,
-    or one side is a plain number, the operators that have most of the metric are shown.
-    """
-    known = RegionNumber | LargeRegionNumber
-    numbers = [number for number in (left, right) if isinstance(number, known)]
-    if not numbers:
-        return None
-    lines = [f"{in_unit_of(right, left)} {sign} {in_unit_of(left, right)}"]
-    now, before = numbers[0].sources[0], numbers[-1].sources[0]
-    column = MOVED if now.metric == MOVED else COLUMN_OF.get(now.metric)
-    if column is None or now.metric != before.metric:
-        return lines
-    unit, operators = METRICS[now.metric].unit, _operators(now)
-    if now.part != before.part:
-        found = deltas(_operators(before), operators, column)
-        changed = sum(abs(delta.now - delta.before) for delta in found)
-        if found and changed >= abs(left - right) / 2:  # type: ignore[operator]
-            title = f"{now.metric} by operator, {before.part} → {now.part}"
-            return [*lines, *operator_block(title, found, unit)]
-    title = f"most {now.metric} by operator, {now.part}"
-    return [*lines, *share_block(title, operators, column, unit)]
-
-
-def _operators(source: Source) -> Mapping[str, Mapping[str, int]]:
-    trace = source.owner.trace
-    if trace is None:
-        return {}
-    part = view_of(trace, source.region, source.lap)
-    if source.metric == MOVED:
-        return {name: {MOVED: amount} for name, amount in moved_by_operator(part).items()}
-    return operator_counts(part)

@@ -28,7 +28,6 @@ from pytest_torchprof.core.unknown import because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session import reports as junit_properties
-from pytest_torchprof.session.comparing import relation_lines
 from pytest_torchprof.session.faults import SessionErrors, message_of
 from pytest_torchprof.session.known import rules_of
 from pytest_torchprof.session.markers import is_ours
@@ -48,6 +47,7 @@ from pytest_torchprof.session.reports import (
     has_attachment,
     has_news,
     header,
+    relation_lines,
     service_of,
     summarize,
     wanted,

@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import field
 from msgspec.structs import replace
 
+from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
+from pytest_torchprof.analysis.moved_bytes import moved_by_operator
 from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import format_pair, plural
-from pytest_torchprof.core.values import Record  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.values import (
+    LargeRegionNumber,
+    Record,
+    RegionNumber,
+    in_unit_of,
+)
 from pytest_torchprof.core.version import __version__
-from pytest_torchprof.history.git import Commit, Git, GitError
-from pytest_torchprof.history.runs import RUN_SCHEMA, Run, encode, run_tests, source_hashes
-from pytest_torchprof.history.stores import new_name, now, store_of
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.ci import (
     COMMENT_BYTES,
@@ -33,9 +37,7 @@ from pytest_torchprof.render.ci import (
     session_annotations,
     workflow_commands,
 )
-from pytest_torchprof.render.failure import inline_changes
-from pytest_torchprof.render.html.page import Sources, write_text
-from pytest_torchprof.render.html.report_page import report_page
+from pytest_torchprof.render.failure import inline_changes, operator_block, share_block
 from pytest_torchprof.render.report import (
     REPORT_SCHEMA,
     StoredReport,
@@ -51,20 +53,21 @@ from pytest_torchprof.render.summary import (
     summary_table,
     unchecked_rules,
 )
-from pytest_torchprof.render.trackers import EXPORTS
 from pytest_torchprof.rules.registry import CODES
 from pytest_torchprof.session.verdicts import (
     Offer,
     name_of,
 )
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.profile import operator_counts, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pytest
 
-    from pytest_torchprof.core.values import Settings
+    from pytest_torchprof.core.values import Settings, Source
+    from pytest_torchprof.history.runs import Run
     from pytest_torchprof.session.hooks import TorchprofSession
 
 
@@ -141,6 +144,7 @@ def _place(edit: inline.Edit) -> tuple[str, int]:
 
 
 def _rewritten(edit: inline.Edit, root: Path) -> str:
+
     changes = inline_changes(edit.old, edit.text).items()
     values = ", ".join(f"{name} {before} → {now}" for name, (before, now) in changes)
     return f"{_site(edit, root)} rewritten{f': {values}' if values else ''}"
@@ -304,6 +308,8 @@ class CiReport:
 
     def write_for_gitlab(self, environ: Mapping[str, str]) -> list[str]:
         """Write the reports that a job of GitLab can name; return why they were not."""
+        from pytest_torchprof.render.trackers import EXPORTS
+
         folder = environ.get("CI_PROJECT_DIR")
         found = self._annotations(folder, failures=True)
         left = sum(one.place is None for one in found)
@@ -415,6 +421,9 @@ def write_page(
     interrupted: bool,
 ) -> list[str]:
     """Write it, with lines of files of the project; return an error message if that fails."""
+    from pytest_torchprof.render.html.page import Sources, write_text
+    from pytest_torchprof.render.html.report_page import report_page
+
     document = session_document(environment, records, interrupted=interrupted)
     sources = Sources(config.rootpath)
     try:
@@ -672,6 +681,9 @@ class RunHistory:
     """The run of this session: a plugin beside it, registered while a history is asked for."""
 
     def __init__(self, session: TorchprofSession) -> None:
+        from pytest_torchprof.history.git import Commit
+        from pytest_torchprof.history.stores import now
+
         self._session, self._config = session, session.config
         self._address = session.settings.history or ""
         self._started = now()
@@ -680,6 +692,8 @@ class RunHistory:
 
     def pytest_sessionstart(self) -> None:
         """Ask git for the commit."""
+        from pytest_torchprof.history.git import Git
+
         session, root = self._session, self._config.rootpath
         ours = [session.settings.baselines]
         ours += [] if "://" in self._address else [self._address]
@@ -694,6 +708,9 @@ class RunHistory:
 
     def _write(self) -> list[str]:
         """Write the document, if a test was planned; return what to say about it."""
+        from pytest_torchprof.history.runs import encode
+        from pytest_torchprof.history.stores import new_name, store_of
+
         if not self._session.results.records:
             return []
         try:
@@ -708,6 +725,8 @@ class RunHistory:
         return [f"history: {name} in {store.shown}"]
 
     def _run(self) -> Run:
+        from pytest_torchprof.history.runs import RUN_SCHEMA, Run, run_tests, source_hashes
+
         at, session = self._commit, self._session
         sources = source_hashes(session.results.lines, Path(self._config.rootpath))
         return Run(
@@ -729,6 +748,8 @@ class RunHistory:
 
 
 def _line(error: Exception) -> str:
+    from pytest_torchprof.history.git import GitError
+
     if isinstance(error, GitError | TorchprofError):
         return str(error)
     return f"the run is not in the history: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -760,3 +781,47 @@ def ci_job(environ: Mapping[str, str]) -> dict[str, str | None] | None:
     if environ.get("JENKINS_URL"):
         return {"service": "jenkins", "url": environ.get("BUILD_URL")}
     return {"service": "other", "url": None} if environ.get("CI") else None
+
+
+# ---- What pytest shows when a comparison of two regions fails: both numbers, and what differs.
+
+
+#: The metric whose parts are told by `analysis.moved_bytes`.
+MOVED = "moved_bytes"
+
+
+def relation_lines(sign: str, left: object, right: object) -> list[str] | None:
+    """The explanation of a failed comparison, if a number of a region is part of it.
+
+    Two regions are compared by operator, if both sides are about one metric; operators are those of
+    the first region on each side. If these differ by less than half of what the comparison lacks,
+    or one side is a plain number, the operators that have most of the metric are shown.
+    """
+    known = RegionNumber | LargeRegionNumber
+    numbers = [number for number in (left, right) if isinstance(number, known)]
+    if not numbers:
+        return None
+    lines = [f"{in_unit_of(right, left)} {sign} {in_unit_of(left, right)}"]
+    now, before = numbers[0].sources[0], numbers[-1].sources[0]
+    column = MOVED if now.metric == MOVED else COLUMN_OF.get(now.metric)
+    if column is None or now.metric != before.metric:
+        return lines
+    unit, operators = METRICS[now.metric].unit, _operators(now)
+    if now.part != before.part:
+        found = deltas(_operators(before), operators, column)
+        changed = sum(abs(delta.now - delta.before) for delta in found)
+        if found and changed >= abs(left - right) / 2:  # type: ignore[operator]
+            title = f"{now.metric} by operator, {before.part} → {now.part}"
+            return [*lines, *operator_block(title, found, unit)]
+    title = f"most {now.metric} by operator, {now.part}"
+    return [*lines, *share_block(title, operators, column, unit)]
+
+
+def _operators(source: Source) -> Mapping[str, Mapping[str, int]]:
+    trace = source.owner.trace
+    if trace is None:
+        return {}
+    part = view_of(trace, source.region, source.lap)
+    if source.metric == MOVED:
+        return {name: {MOVED: amount} for name, amount in moved_by_operator(part).items()}
+    return operator_counts(part)

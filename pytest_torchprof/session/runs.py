@@ -784,7 +784,7 @@ class Runner:
             return None
         self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
         error = self._rerun_all(item, gatherer, rest if complete else gatherer.runs_of(rest))
-        if not complete:  # else the first run has printed them
+        if rest and not complete:  # else the first run has printed them
             print_for(item, "".join(gatherer.asked.tables))
         return error
 

@@ -286,10 +286,8 @@ class JobRunner(Runner):
         super().__init__()
         self._ranks = ranks
 
-    def _rerun_all(
-        self, item: pytest.Item, gatherer: Gatherer, kinds: Iterable[RunKind]
-    ) -> BaseException | None:
-        return super()._rerun_all(item, gatherer, self._agreed(item.nodeid, gatherer, kinds))
+    def _further(self, item: pytest.Item, gatherer: Gatherer) -> Iterable[RunKind]:
+        return self._agreed(item.nodeid, gatherer, super()._further(item, gatherer))
 
     def _agreed(
         self, nodeid: str, gatherer: Gatherer, kinds: Iterable[RunKind]

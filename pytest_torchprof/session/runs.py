@@ -392,7 +392,7 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
 
 def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Hide our frames in a test's traceback; if no other frames are left, pytest shows all."""
-    ours = {str(Path(__file__).parent / name) for name in ("hooks.py", "runs.py")}
+    ours = {str(Path(__file__).parent / name) for name in ("hooks.py", "runs.py", "seeds.py")}
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 
@@ -773,18 +773,11 @@ class Runner:
                 ),
                 timed=False,
             )
-        rest: list[RunKind] = gatherer.plan.kinds[1:]
-        if gatherer.wants_another:  # it compiled in what was meant to be the only run
-            rest = ["profile", *rest]
-        if gatherer.rounds.has_long:
-            rest = [kind for kind in rest if kind != "round"]
-        complete = gatherer.asked.complete
-        rest = gatherer.pairs_runs if complete else rest
         if gatherer.reason is not None:
             return None
         self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
-        error = self._rerun_all(item, gatherer, rest if complete else gatherer.runs_of(rest))
-        if rest and not complete:  # else the first run has printed them
+        error = self._rerun_all(item, gatherer)
+        if gatherer.runs > 1 and not gatherer.asked.complete:  # else the first has printed them
             print_for(item, "".join(gatherer.asked.tables))
         return error
 
@@ -839,7 +832,6 @@ class Runner:
         self,
         item: pytest.Item,
         gatherer: Gatherer,
-        kinds: Iterable[RunKind],
     ) -> BaseException | None:
         """Do all further runs; return the error of the test's own comparison of numbers, if any."""
         self.rerunning = True
@@ -851,7 +843,7 @@ class Runner:
                 return None
             gatherer.settle()
             with self._apart(item, gatherer):
-                for number, kind in enumerate(kinds):
+                for number, kind in enumerate(self._further(item, gatherer)):
                     self.progress.show(number + 2, kind, gatherer.started_ns)
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
                         error = self._try_seeds(item, gatherer, kind)
@@ -899,6 +891,18 @@ class Runner:
                 yield
             finally:
                 world.restore()
+
+    def _further(self, _: pytest.Item, gatherer: Gatherer) -> Iterable[RunKind]:
+        """The runs after the first, each chosen by what is known before it."""
+        if gatherer.asked.complete:
+            return gatherer.pairs_runs
+        rest: list[RunKind] = gatherer.plan.kinds[1:]
+        if gatherer.wants_another:  # it compiled in what was meant to be the only run
+            rest = ["profile", *rest]
+        if gatherer.rounds.has_long:
+            rest = [kind for kind in rest if kind != "round"]
+        # Where the first run is the only one, nothing asks for another.
+        return gatherer.runs_of(rest) if rest and gatherer.reason is None else ()
 
     def _teardown_run(self, item: pytest.Item) -> BaseException | None:
         """End the previous run as if another test of the same scope came next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -37,9 +38,7 @@ class ImportSeeds:
     def __init__(self, number: int | None, *, whole: bool) -> None:
         self._number, self._whole = number, whole
         #: The words of NumPy's generator as nobody else has seeded it.
-        self._words: bytes | None = None
-        if number is not None:
-            self._words = _words_of_numpy()  # before anybody seeds it
+        self._words = set[bytes]() if number is None else _numpy_words()
 
     @classmethod
     def of(cls, config: pytest.Config) -> ImportSeeds:
@@ -58,28 +57,35 @@ class ImportSeeds:
     def block(self, name: str) -> Iterator[None]:
         """While a file or a fixture draws: with a seed made of its name.
 
-        Afterwards the generators go on as if it had not drawn, but for those that it has seeded.
+        Afterwards the generators go on as if it had not drawn, but for those that it has seeded, or
+        has drawn hundreds of numbers from.
         """
         if self._number is None:
             yield
             return
         before, seed = None, seed_for(self._number, name)
         ours = Differing(python=False, numpy=False, torch=False)
+        python: set[bytes] = set()
         with suppress(Exception):  # a file may have replaced anything
             before = RandomState()
-            free = self._whole or self._words in (None, _words_of_numpy())
-            ours = Differing(self._whole, free, self._whole or _seed_of_torch() >= _REMEMBERED)
+            free = self._whole or _numpy_words() & self._words
+            torch = self._whole or _seed_of_torch() >= _REMEMBERED
+            ours = Differing(self._whole, bool(free), torch)
             seed_generators(seed, python=ours.python, numpy=ours.numpy, torch=ours.torch)
-            self._words = _words_of_numpy() if ours.numpy else self._words
+            self._words = _numpy_words() if ours.numpy else self._words
+            python = _python_words()
         try:
             yield
         finally:
             with suppress(Exception):
-                numpy = ours.numpy and self._words == _words_of_numpy()
-                torch = ours.torch and _seed_of_torch() == seed
+                own = Differing(
+                    ours.python and bool(python & _python_words()),
+                    ours.numpy and bool(self._words & _numpy_words()),
+                    ours.torch and _seed_of_torch() == seed,
+                )
                 if before is not None:
-                    before.restore(but=Differing(not ours.python, not numpy, not torch))
-                self._words = _words_of_numpy() if numpy else self._words
+                    before.restore(but=Differing(*(not one for one in own)))
+                self._words = _numpy_words() if own.numpy else self._words
 
 
 def _seed_of_torch() -> int:
@@ -88,12 +94,24 @@ def _seed_of_torch() -> int:
     return int(torch.default_generator.initial_seed()) if torch is not None else 0
 
 
-def _words_of_numpy() -> bytes | None:
-    """The words of NumPy's generator; None for one without."""
+def _numpy_words() -> set[bytes]:
+    """The words of NumPy's generator now, and those that the next draw may make of them."""
     import numpy as np
 
     state: Any = np.random.get_state()  # noqa: NPY002 - the generator that tests use
-    return state[1].tobytes() if isinstance(state, tuple) else None
+    if not isinstance(state, tuple):
+        return set()
+    (copy := np.random.RandomState()).set_state((*state[:2], 624, *state[3:]))
+    copy.bytes(4)
+    return {state[1].tobytes(), copy.get_state()[1].tobytes()}  # type: ignore[index]
+
+
+def _python_words() -> set[bytes]:
+    """The same of Python's generator."""
+    version, words, gauss = random.getstate()
+    (copy := random.Random()).setstate((version, (*words[:-1], 624), gauss))  # noqa: S311
+    copy.random()
+    return {repr(words[:-1]).encode(), repr(copy.getstate()[1][:-1]).encode()}
 
 
 class ImportingHooks:

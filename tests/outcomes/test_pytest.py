@@ -437,7 +437,7 @@ def test_a_rerun_that_fails_leaves_the_outcome(pytester: pytest.Pytester) -> Non
         "test_sets_up_once": f"{again}AssertionError: set up again",
         "test_calls_once": f"{again}AssertionError: called again",
         "test_tears_down_once": f"{again}AssertionError: torn down again",
-        "test_last_teardown_fails": "new",
+        "test_last_teardown_fails": "cannot be run twice: AssertionError: torn down thrice",
         "test_skips_later": f"{again}Skipped: again",
         "test_exits_later": f"{again}SystemExit: 3",
         "test_ends_the_session_later": f"{again}Exit: again",

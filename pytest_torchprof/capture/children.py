@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -315,13 +315,13 @@ class Child:
 
         # A program that this process becomes is known by the folder in its environment, also once
         # its parent has ended.
-        def replaced(path: Any, args: Any) -> None:
-            self._becomes_another()
-            execve(path, args, os.environ | {_OF: str(self.folder)})
-
         def replaced_with(path: Any, args: Any, env: Any) -> None:
             self._becomes_another()
-            execve(path, args, {**env, _OF: str(self.folder)} if isinstance(env, dict) else env)
+            told = {**env, _OF: str(self.folder)} if isinstance(env, Mapping) else env
+            execve(path, args, told)
+
+        def replaced(path: Any, args: Any) -> None:
+            replaced_with(path, args, os.environ)
 
         os._exit = leave  # type: ignore[assignment]
         os.execv, os.execve = replaced, replaced_with  # type: ignore[assignment]

@@ -42,6 +42,13 @@ def daemon():
     os.execv(PYTHON, [PYTHON, "-I", "-c", CODE])
 forked(daemon)
 wait()""",
+    "daemon_with_an_environment": """
+def daemon():
+    if os.fork(): os._exit(0)
+    os.setsid()
+    os.execve(PYTHON, [PYTHON, "-I", "-c", CODE], os.environ)
+forked(daemon)
+wait()""",
     "own_session": """
 subprocess.run(f'setsid {PYTHON} -I -c "{CODE}" &', shell=True)
 wait()""",

@@ -134,7 +134,8 @@ class Stopwatch:
         if not self._first:
             self._undo.enter_context(no_collection())
         lend_threads(self._threads, self._undo)
-        self._counter = _start_instructions()
+        counter = instruction_counter()
+        self._counter = None if counter is None else counter.start()
         self._faults = _page_faults()
         self._cpu = REAL.cpu_clock()
         self._wall = REAL.clock()
@@ -161,7 +162,7 @@ class Stopwatch:
             self.stop()
             assert self._stopped is not None  # noqa: S101 - they were stopped just now
             wall, cpu = self._stopped
-            instructions = _end_instructions(self._counter)
+            instructions = _counted(self._counter)
             faults = _page_faults() - self._faults
         finally:
             self._undo.close()
@@ -176,33 +177,22 @@ def _page_faults() -> int:
 
 
 @cache
-def counts_instructions() -> bool:
-    """Whether torch and the machine have a counter; a failed attempt prints to stderr."""
+def instruction_counter() -> Any:
+    """Torch's counter, None if it does not work here; a failed attempt prints to stderr."""
     import torch
 
-    counter = getattr(torch._C, "_instruction_counter", None)
-    if counter is None:
-        return False
-    with muted(2):
-        try:
-            return bool(counter.end(counter.start()) != _NO_INSTRUCTIONS)
-        except RuntimeError:
-            return False
+    counter: Any = getattr(torch._C, "_instruction_counter", None)
+    with muted(2), suppress(AttributeError, RuntimeError):
+        return counter if counter.end(counter.start()) != _NO_INSTRUCTIONS else None
+    return None
 
 
-def _start_instructions() -> Any:
-    import torch
-
-    return torch._C._instruction_counter.start() if counts_instructions() else None
-
-
-def _end_instructions(counter: Any) -> int | Reason:
-    import torch
-
-    if counter is None:
+def _counted(started: Any) -> int | Reason:
+    """The instructions since the counter was started."""
+    if started is None:
         return NO_COUNTER
     try:
-        count = int(torch._C._instruction_counter.end(counter))
+        count = int(instruction_counter().end(started))
     except RuntimeError:
         return COUNTER_LOST
     return COUNTER_LOST if count == _NO_INSTRUCTIONS else count

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS
 from pytest_torchprof.capture.machine import CACHING_ALLOCATOR, real_torch
-from pytest_torchprof.capture.patches import REAL
+from pytest_torchprof.capture.patches import REAL, real_bytes
 from pytest_torchprof.core.process import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import because
@@ -54,10 +54,11 @@ _LOOK_INTERVAL_S = 0.2
 #: Between two looks at other processes: less than torch takes to load; and for each one's own time.
 _LOOK_NS, _LOOK_SHARE = 50_000_000, 20
 _STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+_HAS_PROC = _STATM.exists()
 
 
 def _resident_bytes() -> int:
-    return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(real_bytes(_STATM).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _peak_bytes() -> int:
@@ -68,7 +69,7 @@ def _peak_bytes() -> int:
 
 def _available_bytes() -> int:
     """Memory that can be had without swapping; 0 if unknown."""
-    for line in _MEMINFO.read_bytes().splitlines():
+    for line in real_bytes(_MEMINFO).splitlines():
         if line.startswith(b"MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -103,7 +104,7 @@ class Growth:
     """
 
     def __init__(self, *, is_long: bool) -> None:
-        self._known = _STATM.exists()
+        self._known = _HAS_PROC
         if not self._known:
             return
         if is_long:
@@ -114,7 +115,7 @@ class Growth:
         self._thread: threading.Thread | None = None
         if is_long:
             self._thread = threading.Thread(target=self._sample, daemon=True)
-            self._thread.start()
+            REAL.start(self._thread)
 
     def _sample(self) -> None:
         with suppress(OSError):  # the test may replace the file system
@@ -186,13 +187,13 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        if not _STATM.exists():
+        if not _HAS_PROC:
             return
         give_back_memory()  # else the capture fills that first, and the process does not grow
         self._start, self._heap = _resident_bytes(), heap_of_process()
         self._bearable_holes = _available_bytes() // _HOLES_SHARE or 2**62
         self._thread = threading.Thread(target=self._watch, args=(self._limit(),), daemon=True)
-        self._thread.start()
+        REAL.start(self._thread)
 
     @property
     def native_ids(self) -> list[int]:
@@ -432,7 +433,7 @@ class Limited:
     def __init__(self, limit_s: float, error: Callable[[], BaseException]) -> None:
         self._error = error
         self._is_over = False
-        here = threading.current_thread() is threading.main_thread()
+        here = REAL.current_thread() == threading.main_thread().ident
         possible = here and hasattr(signal, "setitimer")
         self._timer = SignalTimer(limit_s, _AGAIN_S, self._ring) if possible else None
 

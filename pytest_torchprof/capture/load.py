@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.patches import REAL, no_collection
+from pytest_torchprof.capture.patches import REAL, no_collection, real_bytes
 from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 
 # ---- Detect other load on the machine while a test is timed.
@@ -43,7 +43,7 @@ def load_per_processor() -> float | None:
     if _LOAD is None:
         return None
     try:
-        return _LOAD()[0] / (os.cpu_count() or 1)
+        return _LOAD()[0] / (REAL.cpus() or 1)
     except OSError:
         return None
 
@@ -53,11 +53,11 @@ def processors() -> int | None:
 
     As a DataLoader counts them, but no more than a container's quota.
     """
-    allowed = os.cpu_count()
+    allowed: int | None = REAL.cpus()
     with suppress(OSError):
         allowed = len(_ALLOWED(0)) if _ALLOWED is not None else allowed
     with suppress(OSError, ValueError):  # "max" if there is none
-        quota, period = map(int, QUOTA.read_text("ascii").split())
+        quota, period = map(int, real_bytes(QUOTA).split())
         allowed = min(allowed or quota, -(-quota // period))
     return allowed
 
@@ -162,7 +162,7 @@ class BusyWatch:
         seconds = (REAL.clock() - self._began) / 1e9
         if seconds < LEAST_S:
             return ()
-        cpus = os.cpu_count() or 1
+        cpus = REAL.cpus() or 1
         signs = (
             PROBES[name].explain(Window(now - self._before[name], seconds, cpus))
             for name, now in _readings(self._before).items()

@@ -35,6 +35,8 @@ REAL = SimpleNamespace(
     close=os.close,
     open_fd=os.open,
     open=open,
+    start=threading.Thread.start,
+    cpus=os.cpu_count,
     unlink=os.unlink,
     current_thread=threading.get_ident,
     thread=threading.Thread,
@@ -54,6 +56,12 @@ REAL = SimpleNamespace(
     waitid=getattr(os, "waitid", None),
     rusage=getattr(resource, "getrusage", None),
 )
+
+
+def real_bytes(path: str | os.PathLike[str]) -> bytes:
+    """What is in a file, whatever a test puts in place of `open`."""
+    with REAL.open(path, "rb") as file:
+        return file.read()  # type: ignore[no-any-return]
 
 
 @contextmanager

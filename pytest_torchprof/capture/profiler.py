@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import io
 import itertools
 import os
 import secrets
@@ -16,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from io import BytesIO  # bound before a test may replace it
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace as struct_replace
 
-from pytest_torchprof.capture.clock import collect, counts_instructions
+from pytest_torchprof.capture.clock import collect, instruction_counter
 from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
 from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Undo, Watchdog
@@ -126,8 +126,13 @@ def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator
 
 
 def _folder(*, small: bool) -> str:
-    folder = tempfile.gettempdir()
+    folder = _temporary()
     return _MEMORY if small and folder == _INSTEAD_OF and _has_memory() else folder
+
+
+@cache
+def _temporary() -> str:
+    return tempfile.gettempdir()
 
 
 def _has_memory() -> bool:
@@ -147,7 +152,7 @@ def memory_works() -> bool:
     path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
     try:
         reserve(path)
-        os.unlink(_unfinished(path))  # noqa: PTH108 - as below
+        REAL.unlink(_unfinished(path))
     except OSError:
         return False
     return REAL.statvfs is not None
@@ -156,7 +161,7 @@ def memory_works() -> bool:
 def _clear(path: Path) -> None:
     for name in (path, _unfinished(path)):
         with suppress(OSError):  # never made, or renamed
-            os.unlink(name)  # noqa: PTH108 - quick
+            REAL.unlink(name)
 
 
 def _unfinished(path: Path) -> str:
@@ -166,7 +171,7 @@ def _unfinished(path: Path) -> str:
 
 def reserve(path: Path) -> None:
     """Make the file that torch is about to write, private to its owner and not somebody's link."""
-    handle = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = REAL.open_fd(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     REAL.close(handle)
 
 
@@ -179,7 +184,7 @@ def no_room(path: Path, error: Exception | str) -> StorageError:
 def hold(path: Path) -> IO[bytes]:
     """The file, open; it may be unlinked."""
     if os.name == "nt":  # an open file cannot be unlinked
-        return io.BytesIO(path.read_bytes())
+        return BytesIO(path.read_bytes())
     file: IO[bytes] = REAL.open(path, "rb")
     return file
 
@@ -196,7 +201,7 @@ class Recording(NamedTuple):
 
     def hold(self) -> IO[bytes]:
         """The text, open; it may be unlinked. That of a large one is only in its file."""
-        return io.BytesIO(self.text) if len(self.text) <= SMALL_BYTES else hold(self.path)
+        return BytesIO(self.text) if len(self.text) <= SMALL_BYTES else hold(self.path)
 
     def events(self) -> Events:
         """The trace of the region.
@@ -602,7 +607,7 @@ def prime(*, whole: bool = False) -> None:
     if whole:
         import torch._dynamo
     with suppress(OSError):  # if there is none, a test reports it
-        tempfile.gettempdir()  # caches it in the module, before tests may replace it
+        _temporary()  # caches it, before tests may replace it
     foreign()  # caches a look at the file system
     memory_works()
     heap_of_process()  # finds the C library before a test may replace what does
@@ -624,7 +629,7 @@ def prime(*, whole: bool = False) -> None:
             synchronize()
         profiler.stop()
         expect_threads(threads_now() - before)
-        counts_instructions()
+        instruction_counter()
         run_reference(1)
         if device is not None:
             _DEVICE_RECORDS.append(_has_device_records(profiler))

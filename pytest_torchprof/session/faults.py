@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
+from pytest_torchprof.capture.machine import is_torch
+from pytest_torchprof.core.errors import (
+    NotCapturedError,
+    StorageError,
+    TorchprofError,
+    error_line,
+)
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.render.summary import fault_lines
+
+#: Whose modules raise errors that are no test's, beside the standard library's.
+_ROOMS = frozenset({"pytest_torchprof", "torch", "numpy", "msgspec", "pytest", "_pytest", "pluggy"})
 
 
 def is_fault(error: Exception) -> bool:
     """Whether the plugin or the system caused it, so that the session fails."""
-    return isinstance(error, StorageError) or not isinstance(error, TorchprofError)
+    if isinstance(error, TorchprofError):
+        return isinstance(error, StorageError)
+    return not _is_of_test(error)
+
+
+def _is_of_test(error: Exception) -> bool:
+    """Whether it was raised in code of neither ours nor a library's: what a test has replaced."""
+    replaced = "torch" in sys.modules and not is_torch(sys.modules["torch"])
+    if replaced or "in sys.modules" in str(error):
+        return True
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    module = at.tb_frame.f_globals.get("__name__", "") if at is not None else __name__
+    root = module.partition(".")[0]
+    return module == "unittest.mock" or not (root in _ROOMS or root in sys.stdlib_module_names)
 
 
 def message_of(error: Exception) -> str:
@@ -28,6 +53,12 @@ def reason_for(error: Exception) -> Reason:
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
+    if _is_of_test(error):
+        return because(
+            "replaced_by_test",
+            "the test has replaced what the profiler needs: {error}",
+            error=error_line(error),
+        )
     where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
     message = str(error).partition("\n")[0]
     kind = type(error).__name__

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import io
 import logging
 import signal
 import sys
@@ -12,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.patches import muted
+from pytest_torchprof.capture.patches import REAL, muted
 
 if TYPE_CHECKING:
     import pytest
@@ -224,7 +224,7 @@ def terminal_of(item: pytest.Item) -> Any:
     return getattr(reporter, "_tw", None)
 
 
-def write_to(terminal: Any, sink: io.StringIO, undo: Undo) -> None:
+def write_to(terminal: Any, sink: StringIO, undo: Undo) -> None:
     """Redirect what is written to the terminal: ``--setup-show``, live logs."""
     if terminal is not None:
         undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
@@ -245,13 +245,13 @@ def _no_output(item: pytest.Item, undo: Undo) -> None:
         copy = getattr(getattr(capture, name, None), "targetfd_save", None)
         if isinstance(copy, int):
             fds.append(copy)
-    write_to(terminal_of(item), io.StringIO(), undo)
+    write_to(terminal_of(item), StringIO(), undo)
     undo.enter_context(muted(*fds))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not _on_terminal(stream):
             undo.callback(setattr, sys, name, stream)
-            setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+            setattr(sys, name, TextIOWrapper(BytesIO(), encoding="utf-8"))
 
 
 class _Recorder:
@@ -389,7 +389,7 @@ def timeout_settings(item: pytest.Item) -> Any:
 
 def alarm_stopped(undo: Undo) -> bool:
     """Pause a running alarm, pytest-timeout's or the test's own; return whether there was one."""
-    here = threading.current_thread() is threading.main_thread()
+    here = REAL.current_thread() == threading.main_thread().ident
     if not (here and hasattr(signal, "setitimer")):
         return False
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)

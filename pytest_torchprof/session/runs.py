@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from pytest_torchprof.capture.clock import Stopwatch, collect
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
 from pytest_torchprof.capture.limits import Growth, Limited, Undo
 from pytest_torchprof.capture.lines import LineTracer, ModuleTracer
-from pytest_torchprof.capture.machine import captures_graph
+from pytest_torchprof.capture.machine import captures_graph, is_torch
 from pytest_torchprof.capture.patches import REAL, muted
 from pytest_torchprof.capture.processes import ticks_now
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture, passing_file
@@ -85,6 +85,11 @@ class Run:
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
+        if not is_torch(sys.modules.get("torch")):
+            self.gatherer.refuse(
+                because("torch_replaced", "the test has put something else in the place of torch")
+            )
+            return
         begun = False
         try:
             self._begin()
@@ -643,10 +648,10 @@ class FirstTeardown:
         """Tear down; the error and the output do not reach report and terminal yet."""
         known = self._item._report_sections
         before = len(known)
-        terminal = terminal_of(self._item)
+        terminal, sink = terminal_of(self._item), StringIO()
         try:
             with Undo() as undo:
-                write_to(terminal, sink := io.StringIO(), undo)
+                write_to(terminal, sink, undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
                     undo.enter_context(muted(1, 2))
                 self.error = teardown()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.sessions import accept, run
 
-from pytest_torchprof.capture.clock import counts_instructions
+from pytest_torchprof.capture.clock import instruction_counter
 
 NONE = 2**64 - 1
 TEST = "def test_add(): pass"
@@ -44,11 +44,11 @@ class Counter:
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object], None]]:
     def put(counter: object) -> None:
         monkeypatch.setattr(torch._C, "_instruction_counter", counter, raising=False)
-        counts_instructions.cache_clear()
+        instruction_counter.cache_clear()
 
     yield put
     monkeypatch.undo()
-    counts_instructions.cache_clear()
+    instruction_counter.cache_clear()
 
 
 ROUNDS = ("--torchprof", "--torchprof-warmup=0", "--torchprof-rounds=3", "--torchprof-time=off")

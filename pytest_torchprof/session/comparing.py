@@ -164,7 +164,7 @@ def compare(asked: Wanted, runner: Runner | None, gatherer: Gatherer | None) -> 
     compares = run is not None and run.kind == "pairs"
     asked_of = gatherer.asked if gatherer is not None else None
     if compares and asked_of is not None:
-        asked_of.note_comparison()
+        asked_of.has_compared = asked_of.is_comparing = True
     if runner is None or compares or (run is not None and run.first):
         for side in asked.callables.sides:
             with asked.callables.limited(side):
@@ -175,10 +175,11 @@ def compare(asked: Wanted, runner: Runner | None, gatherer: Gatherer | None) -> 
     if run is None or asked_of is None:
         return AbResult.not_made()
     if not compares:
-        asked_of.note_pairs(2 * MOST_FOR_FEW * MOST_SPENT * asked.min_time_s)
+        asked_of.pairs_s += 2 * MOST_FOR_FEW * MOST_SPENT * asked.min_time_s
         return AbResult.not_made()
     result = _compared(asked)
-    asked_of.note_comparison(done=True, gap=result.gap)
+    asked_of.is_comparing = False
+    asked_of.unanswered = asked_of.unanswered or result.gap
     return result
 
 

@@ -60,7 +60,7 @@ class NamedRegions:
             )
         self.laps[name] += 1
         if self._gatherer is not None:
-            self._gatherer.asked.note_named()
+            self._gatherer.asked.names_regions = True
         mark = run.mark(name) if run is not None else None
         captures = run is not None and run.captures
         if self._gatherer is not None and captures and mark is None:
@@ -69,7 +69,7 @@ class NamedRegions:
             gap = because(
                 "region_elsewhere", "region {name} was entered in another thread", name=name
             )
-            self._gatherer.asked.note_region_gap(name, gap)
+            self._gatherer.asked.region_gaps.setdefault(name, gap)
         self._open[name] = mark, captures
         if mark is not None:
             mark.__enter__()
@@ -85,7 +85,7 @@ class NamedRegions:
             from pytest_torchprof.core.unknown import Why, because
 
             reason = because(*Why.REGION_RAISED, name=name, error=error.__name__)
-            self._gatherer.asked.note_region_gap(name, reason)
+            self._gatherer.asked.region_gaps.setdefault(name, reason)
 
     @property
     def innermost(self) -> str | None:
@@ -314,7 +314,7 @@ class Numbers:
         if self._gatherer is None:
             return ""
         if not self._has_numbers():
-            self._gatherer.asked.note_table()
+            self._gatherer.asked.table_asked = True
             self._note_early(f"{name}: table", compared=False)
             return ""
 
@@ -333,11 +333,12 @@ class Numbers:
         if sort_by not in OPS_COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, OPS_COLUMNS)}")
         self._check_ended("to show")
-        gatherer.asked.note_table()
+        gatherer.asked.table_asked = True
         if gatherer.trace is None:
             return ""
         text = ops_table(part(gatherer.trace), sort_by, limit)
-        gatherer.asked.note_table(text)
+        gatherer.asked.table_asked = True
+        gatherer.asked.tables.append(text)
         return text
 
     def assert_expected_inline(self, expected: str) -> None:
@@ -363,7 +364,7 @@ class Numbers:
             return
 
         def values() -> Mapping[str, Any] | None:
-            gatherer.asked.note_stats()
+            gatherer.asked.stats_asked = True
             if self._has_numbers():
                 return gatherer.region_values(name, lap)
             self._note_early(f"{name}: inline expectation")
@@ -397,7 +398,7 @@ class Numbers:
         if values is None:
             return
         missing = [name for name in names if isinstance(values[name], MissingValue)]
-        gatherer.asked.note_stats(read=True, unchecked=[f"{prefix}{one}" for one in missing])
+        gatherer.asked.read_stats(*(f"{prefix}{one}" for one in missing))
         if holds(expected, values, self._tolerances):
             return
         if self._sources is not None:
@@ -408,7 +409,7 @@ class Numbers:
         if not actual:  # nothing to compare or to write
             return
         if self._sources is not None:
-            gatherer.asked.note_edit(located(caller, actual, expected, self._sources))
+            gatherer.asked.edits.append(located(caller, actual, expected, self._sources))
             return
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
         from pytest_torchprof.session.verdicts import OwnFailure
@@ -417,7 +418,7 @@ class Numbers:
         changes = inline_changes(expected, actual).items()
         # Not empty, even if it expects no metric that there is: that of other comparisons is.
         told = {"": ""} | {f"{prefix}{name}": old for name, (old, _) in changes}
-        gatherer.asked.note_mismatch(told)
+        gatherer.asked.mismatch = told
         raise OwnFailure(escape.block(message))
 
     def metric(self, name: str) -> Any:
@@ -437,9 +438,9 @@ class Numbers:
         else:
             value = self._on_request(name)
         if not isinstance(value, MissingValue):
-            self._gatherer.asked.note_stats(read=True)
+            self._gatherer.asked.read_stats()
             return value
-        self._gatherer.asked.note_stats(read=True, unchecked=[name])
+        self._gatherer.asked.read_stats(name)
         return Unchecked(value.reason)
 
     def _on_request(self, name: str) -> Any:
@@ -463,7 +464,7 @@ class Numbers:
         gatherer, label = self._gatherer, f"{name}: {metric}"
         if gatherer is None:
             return Unchecked(because(*Why.RUN_NOT_PROFILED))
-        gatherer.asked.note_stats()
+        gatherer.asked.stats_asked = True
         if not self._has_numbers():
             self._note_early(label)
             return Unchecked(because(*Why.RUN_NOT_PROFILED))
@@ -476,9 +477,9 @@ class Numbers:
         missing = MissingValue(because(*Why.NOT_RECORDED_IN, name=metric, region=name))
         value = values.get(metric, missing)
         if isinstance(value, MissingValue):
-            gatherer.asked.note_stats(read=True, unchecked=[label])
+            gatherer.asked.read_stats(label)
             return Unchecked(value.reason)
-        gatherer.asked.note_stats(read=True)
+        gatherer.asked.read_stats()
         source = Source(gatherer, name, metric, lap)
         unit = METRICS[metric].unit if own is None else own.unit
         return region_number(value, unit, str(source), source)
@@ -496,14 +497,14 @@ class Numbers:
 
     def _note_early(self, label: str, *, compared: bool = True) -> None:
         if self._run is not None and self._run.captures and self._gatherer is not None:
-            self._gatherer.asked.note_early(label, compared=compared)
+            self._gatherer.asked.early[label] = compared
 
     def _values(self) -> dict[str, Any] | None:
         __tracebackhide__ = True
         gatherer = self._gatherer
         if gatherer is None:
             return None
-        gatherer.asked.note_stats()
+        gatherer.asked.stats_asked = True
         self._check_ended("to compare")
         if (
             self._runner
@@ -586,7 +587,7 @@ class Torchprof(Numbers):
         if self._taken() or run.is_bound:
             return self
         run.cancel()
-        self._gatherer.asked.note_region()
+        self._gatherer.asked.own_region = True
         self._entered = self._is_open = True
         run.begin()
         return self
@@ -681,7 +682,7 @@ class Torchprof(Numbers):
         from pytest_torchprof.session.runs import Run
 
         outer.cancel()
-        gatherer.asked.note_region(complete=True)
+        gatherer.asked.own_region = gatherer.asked.complete = True
         gatherer.recordings.count_calls()
         gatherer.replan(gatherer.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
         for kind in gatherer.runs_of(gatherer.plan.kinds):
@@ -787,7 +788,7 @@ class Torchprof(Numbers):
     def _left_with(self, kind: type[BaseException], run: Run) -> None:
         run.cancel()
         if self._gatherer is not None:
-            self._gatherer.asked.note_raised(kind)
+            self._gatherer.asked.raised = kind.__name__
 
     def _refuse_outside(self) -> None:
         """Refuse a region in a fixture, which no run of the test measures."""

@@ -35,7 +35,6 @@ from pytest_torchprof.session.measurement import Gatherer, RecentLaps
 from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
 from pytest_torchprof.session.reports import (
-    Attachment,
     Attachments,
     BaselineFiles,
     Collected,
@@ -54,7 +53,7 @@ from pytest_torchprof.session.reports import (
 )
 from pytest_torchprof.session.runs import Runner, RunningHooks, hide_own_frames, is_strict_xfail
 from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_name
-from pytest_torchprof.session.verdicts import ItemVerdicts, OwnFailure
+from pytest_torchprof.session.verdicts import Judge, Outcome, OwnFailure
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
         names = self._baselines.of, self.collected.is_shared
-        self.verdicts = ItemVerdicts(config, settings, *names, is_worker=self.is_worker)
+        self.verdicts = Judge(config, settings, *names, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -336,7 +335,6 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             laps=self._laps,
             name=seeded_name(item),
         )
-        self.verdicts.load(item)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -398,21 +396,18 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         report = yield
         gatherer = item.stash.get(GATHERER, None)
         faulty = gatherer if call.when != "setup" else None
-        if has_news(report) or (faulty is not None and faulty.has_faults):
+        if has_news(report) or (faulty is not None and faulty.faults):
             with self.errors.careful:
-                plan, attached = item.stash.get(PLAN, None), Attachment()
+                plan, attached = item.stash.get(PLAN, None), Outcome()
                 if has_news(report) and plan is not None:
-                    verdict, ours = self.verdicts.final(
-                        item, call, report, plan, gatherer, self.blind
-                    )
-                    runs = gatherer.runs if gatherer and call.when == "call" else 0
-                    attached = Attachment(verdict.record, verdict.offer, ours, runs)
-                    if self.settings.junit and verdict.record is not None:
-                        junit_properties.note(item, report, verdict.record)
-                if faulty is not None and faulty.has_faults:
+                    attached = self.verdicts.final(item, call, report, plan, gatherer, self.blind)
+                    if self.settings.junit and attached.record is not None:
+                        junit_properties.note(item, report, attached.record)
+                if faulty is not None and faulty.faults:
                     # Also to the teardown's report: the last rerun ends in that phase.
-                    attached = replace(attached, faults=tuple(dict.fromkeys(faulty.take_faults())))
-                if attached != Attachment():
+                    attached = replace(attached, faults=tuple(dict.fromkeys(faulty.faults)))
+                    faulty.faults.clear()
+                if attached != Outcome():
                     self.attachments.attach(report, attached)
         if call.when == "teardown":
             self.verdicts.release(item, GATHERER)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from pytest_torchprof.analysis.missing import work_elsewhere
 from pytest_torchprof.capture.clock import collect
@@ -74,6 +74,8 @@ _NO_THREADS = because(
 )
 #: The profiled runs after which another one may be wanted: one compiles, the next one records.
 _MOST_UNSETTLED = 2
+#: Kernels launched beyond those that were lost: the next session may lose a few more.
+_MORE = 16
 
 
 class Captures:
@@ -82,15 +84,15 @@ class Captures:
     def __init__(self) -> None:
         #: The trace that counts.
         self.trace: Events | None = None
-        self._file: IO[bytes] | None = None
+        self.file: IO[bytes] | None = None
         #: The traces of processes that the run of the trace that counts has started.
         self.children: tuple[ChildTrace, ...] = ()
         self._processes: tuple[tuple[ChildTrace, ...], tuple[Process, ...]] | None = None
         #: A trace of one thread, from a run in which several threads worked.
-        self._one_thread: Captured | None = None
+        self.one_thread: Captured | None = None
         self._profiled = 0
         #: The last call without the profiler captured CUDA graphs.
-        self._calls_record = False
+        self.calls_record = False
         #: The kind of run that it is of.
         self.kind: RunKind = "profile"
         #: A trace of a run with another seed.
@@ -113,16 +115,6 @@ class Captures:
         #: Lines in which nothing runs, if only a run that does not mark them locates the others.
         self.plain_lines: frozenset[str] | None = None
 
-    @property
-    def has_file(self) -> bool:
-        """Whether there is something to `export`."""
-        return self._file is not None
-
-    @property
-    def wants_threads(self) -> bool:
-        """Whether a run that sees all threads must decide which trace counts."""
-        return self._one_thread is not None
-
     def take(self, brought: Captured) -> Reason | None:
         """Take a trace; return why it cannot be used, if so."""
         if brought.kind == "profile":
@@ -139,16 +131,12 @@ class Captures:
         else:
             _close(brought)
             if brought.kind == "modules":
-                self.no_modules(brought.gap)
+                self.modules_gap = brought.gap
                 self.modules = None if brought.gap else brought.trace
                 self.unseen_modules = brought.unseen
             else:
                 self._locate(brought)
         return None
-
-    def note_call(self, *, recorded: bool) -> None:
-        """Note whether a call without the profiler captured CUDA graphs."""
-        self._calls_record = recorded
 
     def processes(self, plan: Plan) -> tuple[Process, ...]:
         """The processes of the test beside its own, and what the rules find there, found once."""
@@ -161,51 +149,28 @@ class Captures:
             )
         return self._processes[1]
 
-    def join(self, others: tuple[ChildTrace, ...]) -> None:
-        """Take the traces of the other ranks of a job."""
-        self.children = (*self.children, *others)
-
-    def tell_module_calls(self) -> None:
-        """Exchange the trace for one that tells calls of modules, by the run that marked them."""
-        if self.trace is not None and self.located is not None:
-            calls = self.located.module_calls(self.trace)
-            self.trace = replace(self.trace, module_calls=calls)
-
-    def note_untold(self) -> None:
-        """Note that no run told what rules ask for."""
-        if self.trace is not None:
-            self.trace = replace(self.trace, untold=_UNTOLD)
-
-    def no_modules(self, gap: Reason | None) -> None:
-        """Note why modules are not known."""
-        self.modules_gap = gap
-
-    def no_lines(self, gap: Reason | None) -> None:
-        """Note why lines are missing or incomplete."""
-        self.lines_gap = gap
-
     def export(self, target: Path) -> None:
         """Write the trace's file, compressed; a test's patches may be in place.
 
         Raises:
             OSError: it cannot be written.
         """
-        assert self._file is not None  # noqa: S101 - the caller has looked
-        self._file.seek(0)
+        assert self.file is not None  # noqa: S101 - the caller has looked
+        self.file.seek(0)
         with (
             replacing(target) as file,
             gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
         ):
-            shutil.copyfileobj(self._file, packed)
+            shutil.copyfileobj(self.file, packed)
 
     def forget(self) -> None:
         """Release memory and files."""
-        one_thread = self._one_thread
-        files = [self._file, *(_files(one_thread) if one_thread is not None else ())]
+        one_thread = self.one_thread
+        files = [self.file, *(_files(one_thread) if one_thread is not None else ())]
         files += [one.file for one in self.children]
         self.children, self._processes = (), None
         self.located_processes = {}
-        self.trace = self.modules = self._one_thread = self._file = self.located = None
+        self.trace = self.modules = self.one_thread = self.file = self.located = None
         self.reseeded = None
         for file in files:
             if file is not None:
@@ -218,7 +183,7 @@ class Captures:
         self.lost_kernels = max(self.lost_kernels, _lost_kernels(brought.trace))
         again = brought.compiled or (self.lost_kernels > 0 and not brought.first)
         # What is compiled anew with mode="reduce-overhead" is recorded by the run after that.
-        late = brought.recorded and not (brought.first or self._calls_record)
+        late = brought.recorded and not (brought.first or self.calls_record)
         late = late and self._profiled <= _MOST_UNSETTLED
         self.wants_another = late or (again and self._profiled == 1)
         self.forget()  # the trace of a profiled run that compiled
@@ -226,10 +191,10 @@ class Captures:
         # After a late compilation, the threads are the compiler's, and the trace is replaced.
         if threads and not self.wants_another and not brought.first:
             if sees_threads():
-                self._one_thread = brought
+                self.one_thread = brought
                 return None
             if brought.started_threads:
-                self._file = brought.file  # it can still be exported
+                self.file = brought.file  # it can still be exported
                 for one in brought.children:
                     one.file.close()
                 return _NO_THREADS
@@ -242,7 +207,7 @@ class Captures:
 
         If a thread that was left is only seen in one of them, that one.
         """
-        other, self._one_thread = self._one_thread, None
+        other, self.one_thread = self.one_thread, None
         assert other is not None  # noqa: S101 - this run was asked for because of it
         partial = _is_partial(brought.trace), _is_partial(other.trace)
         fewer = _operators(brought.trace) <= _operators(other.trace)
@@ -276,7 +241,7 @@ class Captures:
         """
         if self.located is not None and (brought.gap is not None or brought.marks is None):
             return  # the first of two runs knows more
-        self.no_lines(brought.gap)
+        self.lines_gap = brought.gap
         if brought.marks is None:
             return
         lines, modules = brought.marks
@@ -286,7 +251,7 @@ class Captures:
             plain = doubted - around
             self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
         if doubted & calling:
-            self.no_lines(because(*Why.TOO_MANY_LINES, most=MOST_MARKS))
+            self.lines_gap = because(*Why.TOO_MANY_LINES, most=MOST_MARKS)
         else:
             self.located = Located(brought.trace, lines, modules)
         if brought.children:
@@ -298,14 +263,14 @@ class Captures:
         if _operators(brought.trace) != _operators(self.trace) or _is_partial(self.trace):
             _close(brought)  # the test does something different each time
             return
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()
         for one in self.children:
             one.file.close()
         self._use(brought)
 
     def _use(self, brought: Captured, kind: RunKind | None = None) -> None:
-        self.trace, self._file, self.children = brought.trace, brought.file, brought.children
+        self.trace, self.file, self.children = brought.trace, brought.file, brought.children
         self.kind = kind or brought.kind
 
 
@@ -701,189 +666,58 @@ def _quantity(values: Sequence[float | Reason]) -> Quantity:
     return Quantity.of(Sample.of(known) if known else gaps[0])
 
 
-# ---- What the runs of a test have shown of the device.
-
-#: Launched beyond those that were lost: the next session may lose a few more.
-_MORE = 16
-
-
-class OfDevice:
-    """The part of a `Gatherer` that is about the device."""
-
-    _captures: Captures
-
-    @property
-    def idle_kernels(self) -> int:
-        """How many kernels to launch at the start of a session, so that none of the test's is lost.
-
-        After an idle time, CUPTI misdates the first kernels of a session, as many as sessions have
-        begun, and torch drops them: https://github.com/pytorch/pytorch/issues/192021.
-        """
-        lost = self._captures.lost_kernels
-        return lost + _MORE if lost else 0
-
-
-# ---- A test's other processes: their numbers, and what they are told when a run starts them.
-
-
-class OfProcesses(OfDevice):
-    """The part of a `Gatherer` that is about other processes than the test's own."""
-
-    plan: Plan
-    asked: Asked
-    own_files: tuple[str, ...]
-    _machine: Machine
-    _values: tuple[Checked, dict[str, Value]] | None
-    _rank: str | None = None
-
-    @property
-    def of_processes(self) -> dict[str, Any]:
-        """The fields of a `Measured` about them."""
-        located = self._captures.located_processes
-        return {"processes": self.processes, "rank": self._rank, "located_processes": located}
-
-    @property
-    def processes(self) -> tuple[Process, ...]:
-        """The processes that the profiled run has started, and what the rules find there."""
-        return self._captures.processes(self.plan)
-
-    def join(self, rank: str, others: tuple[ChildTrace, ...]) -> None:
-        """Take the traces of the other ranks of the job; ``rank`` is the own one."""
-        self._rank, self._values = rank, None
-        self._captures.join(others)
-        self._captures.no_lines(
-            because("ranks_not_located", "they are not located in a job of several ranks")
-        )
-
-    @property
-    def _region_gaps(self) -> Mapping[str, Reason]:
-        """Why numbers of named regions are not known: also, because other processes worked."""
-        gaps = dict(self.asked.region_gaps)
-        if self._captures.trace is None or not self.processes:
-            return gaps
-
-        if have_operators(self.processes):
-            why = because(*Why.NOT_BY_PROCESS)
-            gaps |= {name: why for name in named_regions(self._captures.trace) if name not in gaps}
-        return gaps
-
-    def job(self, *, locates: bool = False) -> Job:
-        """What processes that a run starts need to know; made when one is started."""
-        from pytest_torchprof.capture.children import Job
-
-        now = facts_now(self._machine, Facts())
-        own = self.own_files if locates else None
-        return Job(self.plan.threads, now, os.environ.get("RANK"), own)
-
-
 # ---- What a test asks of the ``torchprof`` fixture, over all its runs.
 
 
+@dataclass
 class Asked:
     """Regions, numbers, tables and expectations of one test, noted by the fixture."""
 
-    def __init__(self) -> None:
-        #: The test measures a block or a callable through the fixture.
-        self.own_region = False
-        #: It names regions, which are parts of the whole call phase.
-        self.names_regions = False
-        #: All measurement, rounds included, happened in this run, so nothing is rerun.
-        self.complete = False
-        #: The exception that ended a region, so that the run measured nothing.
-        self.raised: str | None = None
-        #: It has read measured numbers, so its failure may be about them.
-        self.stats_read = False
-        #: It has asked for numbers, whether there were any or not.
-        self.stats_asked = False
-        #: A failed inline expectation: metric → expected text; of other comparisons, nothing.
-        self.mismatch: Mapping[str, str] | None = None
-        #: It asked for a table, and these are the tables that a rerun printed.
-        self.table_asked = False
-        self.tables: list[str] = []
-        #: Metrics that it compares, but that were not measured.
-        self.unchecked: list[str] = []
-        #: What the profiled run asked of named regions before it was known, and whether that is
-        #: compared.
-        self.early: dict[str, bool] = {}
-        #: Why the numbers of a named region are not those of all that ran in it.
-        self.region_gaps: dict[str, Reason] = {}
-        #: Inline expectations to rewrite.
-        self.edits: list[Edit] = []
-        #: Seconds that its comparisons of callables may take; 0 if there are none.
-        self.pairs_s = 0.0
-        #: The run that compares them has begun, it has begun a comparison, and is within one.
-        self.pairs_run = self.has_compared = self.is_comparing = False
-        #: Why one of them has no answer.
-        self._unanswered: Reason | None = None
+    #: The test measures a block or a callable through the fixture.
+    own_region: bool = False
+    #: It names regions, which are parts of the whole call phase.
+    names_regions: bool = False
+    #: All measurement, rounds included, happened in this run, so nothing is rerun.
+    complete: bool = False
+    #: The name of the exception that ended a region, so that the run measured nothing.
+    raised: str | None = None
+    #: It has asked for numbers, and it has read some, so its failure may be about them.
+    stats_asked: bool = False
+    stats_read: bool = False
+    #: A failed inline expectation: metric → expected text; of other comparisons, nothing.
+    mismatch: Mapping[str, str] | None = None
+    #: It asked for a table, and these are the tables that a rerun printed.
+    table_asked: bool = False
+    tables: list[str] = field(default_factory=list)
+    #: Metrics that it compares, but that were not measured.
+    unchecked: list[str] = field(default_factory=list)
+    #: What the profiled run asked of named regions before it was known, and whether that is
+    #: compared.
+    early: dict[str, bool] = field(default_factory=dict)
+    #: Why the numbers of a named region are not those of all that ran in it.
+    region_gaps: dict[str, Reason] = field(default_factory=dict)
+    #: Inline expectations to rewrite.
+    edits: list[Edit] = field(default_factory=list)
+    #: Seconds that its comparisons of callables may take; 0 if there are none.
+    pairs_s: float = 0.0
+    #: The run that compares them has begun, it has begun a comparison, and is within one.
+    pairs_run: bool = False
+    has_compared: bool = False
+    is_comparing: bool = False
+    #: Why one of them has no answer.
+    unanswered: Reason | None = None
 
-    def note_region(self, *, complete: bool = False) -> None:
-        """Note that a region begins; ``complete``: all its rounds happen in this run."""
-        self.own_region = True
-        self.complete |= complete
-
-    def note_raised(self, kind: type[BaseException]) -> None:
-        """Note that an exception of this kind ended a region."""
-        self.raised = kind.__name__
-
-    def note_stats(self, *, read: bool = False, unchecked: Iterable[str] = ()) -> None:
-        """Note that numbers are asked for, or ``read``; those ``unchecked`` were not measured."""
-        self.stats_asked = True
-        self.stats_read |= read
+    def read_stats(self, *unchecked: str) -> None:
+        """Note that numbers are read; those ``unchecked`` were not measured."""
+        self.stats_asked = self.stats_read = True
         self.unchecked += unchecked
-
-    def note_named(self) -> None:
-        """Note that a named region begins."""
-        self.names_regions = True
-
-    def take_early(self) -> bool:
-        """Whether anything was asked early; from now on it can be answered."""
-        asked, self.early = bool(self.early), {}
-        return asked
-
-    def note_early(self, label: str, *, compared: bool) -> None:
-        """Note that the profiled run asks for what only a later run can have."""
-        self.early[label] = compared
-
-    def note_region_gap(self, name: str, gap: Reason) -> None:
-        """Note why the numbers of a named region are not those of all that ran in it."""
-        self.region_gaps.setdefault(name, gap)
-
-    def note_pairs(self, seconds: float) -> None:
-        """Note that the test compares callables, for which it needs this many seconds."""
-        self.pairs_s += seconds
-
-    def note_pairs_run(self) -> None:
-        """Note that the run begins which compares callables."""
-        self.pairs_run = True
-
-    def note_comparison(self, *, done: bool = False, gap: Reason | None = None) -> None:
-        """Note that a comparison begins, or is done; ``gap``: why it has no answer."""
-        self.has_compared, self.is_comparing = True, not done
-        self._unanswered = self._unanswered or gap
 
     @property
     def pairs_gap(self) -> Reason | None:
         """Why callables were not compared, if they were not."""
         if not self.pairs_s or self.has_compared:
-            return self._unanswered
+            return self.unanswered
         return because(*(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE))
-
-    def note_mismatch(self, expected: Mapping[str, str]) -> None:
-        """Note a failed inline expectation: metric → expected text."""
-        self.mismatch = expected
-
-    def note_edit(self, edit: Edit) -> None:
-        """Note an inline expectation to rewrite."""
-        self.edits.append(edit)
-
-    def note_table(self, text: str | None = None) -> None:
-        """Note that a table is asked for; an unprofiled run has no ``text`` for it."""
-        self.table_asked = True
-        self.tables += [text] if text is not None else []
-
-    def forget_tables(self) -> None:
-        """Forget the tables, since the test runs again and makes them again."""
-        self.tables.clear()
 
     def keep_printed(self, printed: str) -> None:
         """Of the tables that a run has made, keep only those that it printed."""
@@ -908,7 +742,7 @@ class Asked:
 # ---- Collect the results of one test's runs, until they become a `Measured`.
 
 
-class Gatherer(OfProcesses):
+class Gatherer:
     """Takes the result of each run of one test, and decides which runs are still needed.
 
     ``folder`` is where the profiler may write, None for the system's temporary folder.
@@ -939,12 +773,12 @@ class Gatherer(OfProcesses):
         #: Why the test is not profiled, and whether `torchprof ab` may time it anyway.
         self.reason: Reason | None = None
         self.timed = True
-        self._faults: list[str] = []
+        self.faults: list[str] = []
         #: What the test itself asks of the fixture.
         self.asked = Asked()
         #: What the test records itself.
         self.recordings = RunRecordings()
-        self._captures = Captures()
+        self.captures = Captures()
         self._unread: Callable[[], Brought] | None = None
         self._checked: Checked | None = None
         self._rank: str | None = None
@@ -976,11 +810,14 @@ class Gatherer(OfProcesses):
         if isinstance(brought, Timed):
             self._take_time(brought)
         elif isinstance(brought, NoModules):
-            self._captures.no_modules(brought.gap)
+            self.captures.modules_gap = brought.gap
         else:
-            refused = self._captures.take(brought)
+            refused = self.captures.take(brought)
             if brought.kind == "lines" and self.checked.wants_module_calls:
-                self._captures.tell_module_calls()
+                captures, trace = self.captures, self.trace
+                if trace is not None and captures.located is not None:
+                    calls = captures.located.module_calls(trace)
+                    captures.trace = replace(trace, module_calls=calls)
             if refused is not None:
                 self.refuse(refused)
 
@@ -1002,7 +839,7 @@ class Gatherer(OfProcesses):
     def _take_time(self, brought: Timed) -> None:
         wall_ns = brought.round.wall_ns
         self.longest_ns = max(self.longest_ns, wall_ns)
-        self._captures.note_call(recorded=brought.recorded)
+        self.captures.calls_record = brought.recorded
         long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
         if brought.kind == "round" or long:
             self.rounds.add(brought.round)
@@ -1014,14 +851,6 @@ class Gatherer(OfProcesses):
     def _compiled_so_far(self) -> Facts:
         return CompileCount.now().since(self._compiled)
 
-    def count_run(self) -> None:
-        """Count another run of the item."""
-        self.runs += 1
-
-    def exclude(self, ns: int) -> None:
-        """Exclude time from the test's time limits."""
-        self.started_ns += ns
-
     # ---------------------------------------------------------------- refusals and faults
 
     def refuse(self, reason: Reason, *, timed: bool = True) -> None:
@@ -1032,38 +861,24 @@ class Gatherer(OfProcesses):
     def broke(self, error: Exception) -> Reason:
         """Record an error that the test did not cause; return it as a reason."""
         if is_fault(error):
-            self._faults.append(message_of(error))
+            self.faults.append(message_of(error))
         return reason_for(error)
 
     def give_up(self, error: Exception) -> None:
         """Refuse because of an error that the test did not cause."""
         self.refuse(self.broke(error))
 
-    def blame(self, *faults: str) -> None:
-        """Record faults found elsewhere."""
-        self._faults += faults
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether there are faults to report."""
-        return bool(self._faults)
-
-    def take_faults(self) -> list[str]:
-        """Return the faults so far, and forget them."""
-        faults, self._faults = self._faults, []
-        return faults
-
     @contextmanager
     def extra(self) -> Iterator[None]:
         """Context for a run of `EXTRA_KINDS`, whose failure does not invalidate the numbers."""
-        compilation, captures = self._compilation, self._captures
+        compilation, captures = self._compilation, self.captures
         try:
             with self.asked.restored():
                 yield
         finally:
             self._compilation = compilation
             if captures.located is None:
-                captures.no_lines(captures.lines_gap or self.reason)
+                captures.lines_gap = captures.lines_gap or self.reason
             self.reason, self.timed = None, True
 
     # ---------------------------------------------------------------- what is known
@@ -1071,35 +886,60 @@ class Gatherer(OfProcesses):
     @property
     def trace(self) -> Events | None:
         """The trace of the profiled run, once there is one."""
-        return self._captures.trace
+        return self.captures.trace
 
     @property
     def fails_by_numbers(self) -> bool:
         """Whether an assertion that fails the test now is about what was measured; noted if so."""
         if self.trace is None or not (self.asked.stats_read or self.asked.has_compared):
             return False
-        self.asked.note_mismatch(self.asked.mismatch or {})
+        self.asked.mismatch = self.asked.mismatch or {}
         return True
-
-    @property
-    def captured_kind(self) -> RunKind:
-        """The kind of run that it is of."""
-        return self._captures.kind
-
-    @property
-    def wants_another(self) -> bool:
-        """Whether the profiled run compiled or lost kernels, so that another one is needed."""
-        return self._captures.wants_another
-
-    @property
-    def plain_lines(self) -> frozenset[str] | None:
-        """Lines that a locating run need not mark; None if none has asked for another."""
-        return self._captures.plain_lines
 
     @property
     def export(self) -> Callable[[Path], None] | None:
         """Writes the trace's file, see `Captures.export`; None if there is none."""
-        return self._captures.export if self._captures.has_file else None
+        return self.captures.export if self.captures.file is not None else None
+
+    @property
+    def idle_kernels(self) -> int:
+        """How many kernels to launch at the start of a session, so that none of the test's is lost.
+
+        After an idle time, CUPTI misdates the first kernels of a session, as many as sessions have
+        begun, and torch drops them: https://github.com/pytorch/pytorch/issues/192021.
+        """
+        lost = self.captures.lost_kernels
+        return lost + _MORE if lost else 0
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The processes that the profiled run has started, and what the rules find there."""
+        return self.captures.processes(self.plan)
+
+    def join(self, rank: str, others: tuple[ChildTrace, ...]) -> None:
+        """Take the traces of the other ranks of the job; ``rank`` is the own one."""
+        self._rank, self._values = rank, None
+        self.captures.children += others
+        self.captures.lines_gap = because(
+            "ranks_not_located", "they are not located in a job of several ranks"
+        )
+
+    def job(self, *, locates: bool = False) -> Job:
+        """What processes that a run starts need to know; made when one is started."""
+        from pytest_torchprof.capture.children import Job
+
+        now = facts_now(self._machine, Facts())
+        own = self.own_files if locates else None
+        return Job(self.plan.threads, now, os.environ.get("RANK"), own)
+
+    @property
+    def _region_gaps(self) -> Mapping[str, Reason]:
+        """Why numbers of named regions are not known: also, because other processes worked."""
+        gaps = dict(self.asked.region_gaps)
+        if self.trace is not None and self.processes and have_operators(self.processes):
+            why = because(*Why.NOT_BY_PROCESS)
+            gaps |= {name: why for name in named_regions(self.trace) if name not in gaps}
+        return gaps
 
     @property
     def checked(self) -> Checked:
@@ -1150,7 +990,10 @@ class Gatherer(OfProcesses):
 
     def measured(self) -> Measured:
         """Everything measured so far, for judging; requires a trace."""
-        plan, machine, captures = self.plan, self._machine, self._captures
+        plan, machine, captures = self.plan, self._machine, self.captures
+        reseeded = None
+        if captures.reseeded is not None:
+            reseeded = check(captures.reseeded, plan.rules, thresholds=plan.thresholds)
         return Measured(
             self.checked,
             machine.key,
@@ -1176,19 +1019,15 @@ class Gatherer(OfProcesses):
             own=plan.metrics,
             allowances=plan.allowances,
             recorded=self.recordings.taken(),
-            reseeded=self._reseeded,
-            recorded_reseeded=self.recordings.reseeded() if captures.reseeded is not None else {},
+            reseeded=reseeded,
+            recorded_reseeded=self.recordings.reseeded() if reseeded is not None else {},
             seed=self.seeds.number if self.seeds.matter and not self.asked.complete else None,
             draws=self.seeds.decide,
             could_run=could_run,
-            **self.of_processes,
+            processes=self.processes,
+            rank=self._rank,
+            located_processes=captures.located_processes,
         )
-
-    @property
-    def _reseeded(self) -> Checked | None:
-        """What the rules find with another seed."""
-        trace, plan = self._captures.reseeded, self.plan
-        return None if trace is None else check(trace, plan.rules, thresholds=plan.thresholds)
 
     def result(self) -> Measured | Unmeasured:
         """The final result of the runs."""
@@ -1209,7 +1048,7 @@ class Gatherer(OfProcesses):
     def forget(self) -> None:
         """Release memory and files, once the test is fully reported."""
         self._checked = self._values = self._unread = None
-        self._captures.forget()
+        self.captures.forget()
         leave_device()
 
     # ---------------------------------------------------------------- which runs are needed
@@ -1232,24 +1071,26 @@ class Gatherer(OfProcesses):
                 # Code may be slower once the profiler has run.
                 yield from self.pairs_runs
             yield kind
-            while kind == "profile" and self.wants_another and self.reason is None:
+            while kind == "profile" and self.captures.wants_another and self.reason is None:
                 yield kind
         yield from self._settling
-        if self._has_trace and not self.asked.complete and self.asked.take_early():
+        early = self._has_trace and not self.asked.complete and bool(self.asked.early)
+        if early:
+            self.asked.early = {}  # from now on it can be answered
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
-            if self.plain_lines is not None and self.reason is None:
+            if self.captures.plain_lines is not None and self.reason is None:
                 yield "lines"
             self._note_if(lambda: self.checked.wants_module_calls)
-        stable = self.plan.checks_stable and self.runs > 0 and not self._captures.children
+        stable = self.plan.checks_stable and self.runs > 0 and not self.captures.children
         if self._has_trace and stable and "profile" in kinds:
             yield "reseeded"
 
     @property
     def _settling(self) -> Iterator[RunKind]:
         """The run that decides which trace counts, if one must."""
-        if self._captures.wants_threads and self.reason is None:
+        if self.captures.one_thread is not None and self.reason is None:
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
@@ -1258,7 +1099,8 @@ class Gatherer(OfProcesses):
     def _note_if(self, still_asked: Callable[[], bool]) -> None:
         """Note that a run has not told what rules ask for, if so."""
         if self._has_trace and self._asks(still_asked):
-            self._captures.note_untold()
+            assert self.trace is not None  # noqa: S101 - just asked
+            self.captures.trace = replace(self.trace, untold=_UNTOLD)
 
     @property
     def pairs_runs(self) -> list[RunKind]:
@@ -1280,7 +1122,7 @@ class Gatherer(OfProcesses):
         try:
             return question()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            self._captures.no_lines(self.broke(error))
+            self.captures.lines_gap = self.broke(error)
             return False
 
     def facts(self) -> Facts:

@@ -56,6 +56,7 @@ from pytest_torchprof.render.summary import (
 from pytest_torchprof.rules.registry import CODES
 from pytest_torchprof.session.verdicts import (
     Offer,
+    Outcome,
     name_of,
 )
 from pytest_torchprof.verdict.metrics import METRICS
@@ -474,42 +475,28 @@ def _values(prefix: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]
 _ATTRIBUTE = "torchprof"
 
 
-class Attachment(Sendable, frozen=True, omit_defaults=True):
-    """What we attach to the report of one phase of a test.
-
-    ``record`` and ``offer`` are the test's so far; ``ours``: the plugin failed it. ``runs`` counts
-    its runs in this phase. ``faults`` are errors that no test caused.
-    """
-
-    record: Record | None = None
-    offer: Offer | None = None
-    ours: bool = False
-    runs: int = 0
-    faults: tuple[str, ...] = ()
-
-
 class Attachments:
     """What is attached to reports, until they are recorded."""
 
     def __init__(self) -> None:
         #: What was attached last, and as what: mostly it is read in the same process.
-        self._last: tuple[Attachment, object] = Attachment(), None
+        self._last: tuple[Outcome, object] = Outcome(), None
 
-    def attach(self, report: pytest.TestReport, attached: Attachment) -> None:
+    def attach(self, report: pytest.TestReport, attached: Outcome) -> None:
         """Attach it, as builtin values: xdist sends those."""
         sent = attached.sent()
         setattr(report, _ATTRIBUTE, sent)
         self._last = attached, sent
 
-    def take(self, report: pytest.TestReport) -> Attachment:
+    def take(self, report: pytest.TestReport) -> Outcome:
         """Detach it, as pytest keeps all reports; an empty one if nothing is attached."""
         sent = report.__dict__.get(_ATTRIBUTE)
         if sent is None:
-            return Attachment()
+            return Outcome()
         delattr(report, _ATTRIBUTE)
         last, as_builtins = self._last
-        self._last = Attachment(), None
-        return last if sent is as_builtins else Attachment.read(sent)
+        self._last = Outcome(), None
+        return last if sent is as_builtins else Outcome.read(sent)
 
 
 def has_attachment(report: pytest.TestReport) -> bool:
@@ -557,7 +544,7 @@ class Results:
         raised = raised_rules(self.records)
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
-    def take(self, report: pytest.TestReport, attached: Attachment) -> None:
+    def take(self, report: pytest.TestReport, attached: Outcome) -> None:
         """Record a report that `has_news`, and what is attached to it."""
         nodeid = report.nodeid
         self.ran.add(nodeid)

@@ -136,7 +136,7 @@ class Run:
     @property
     def _like(self) -> RunKind:
         """The kind of run that this one captures like: with another seed, as the one before it."""
-        return self.gatherer.captured_kind if self.kind == "reseeded" else self.kind
+        return self.gatherer.captures.kind if self.kind == "reseeded" else self.kind
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """A context that marks or times a lap of a named region; None if it would go unseen."""
@@ -150,7 +150,8 @@ class Run:
             return
         if self.kind in ("profile", "modules", "threads", "tensors", "reseeded", "lines"):
             if self.kind == "lines":
-                self._tracer = LineTracer(self.gatherer.own_files, self.gatherer.plain_lines)
+                plain = self.gatherer.captures.plain_lines
+                self._tracer = LineTracer(self.gatherer.own_files, plain)
             elif self.kind == "modules":
                 self._tracer = ModuleTracer()
             self._capture = Capture(
@@ -732,7 +733,7 @@ class Runner:
             result = yield
         finally:
             self.run = None
-            gatherer.count_run()
+            gatherer.runs += 1
         error = None
         try:
             error = self._after_first(item, gatherer, pid)
@@ -882,10 +883,14 @@ class Runner:
         """Isolate what happens within: time limits stop, output is hidden, changes are undone."""
         world = World()
         gatherer.seeds.note_first(item, world.random)
+
+        def exclude() -> None:
+            gatherer.started_ns += REAL.clock() - now
+
         with Undo() as undo:
             alarm = alarm_stopped(undo)
             now = REAL.clock()
-            undo.callback(lambda: gatherer.exclude(REAL.clock() - now))
+            undo.callback(exclude)
             clocks_stopped(item, (now - gatherer.started_ns) / 1e9, undo, alarm=alarm)
             undo.callback(setattr, self, "timers_off", False)
             self.timers_off = True
@@ -904,7 +909,7 @@ class Runner:
         if gatherer.asked.complete:
             return gatherer.pairs_runs
         rest: list[RunKind] = gatherer.plan.kinds[1:]
-        if gatherer.wants_another:  # it compiled in what was meant to be the only run
+        if gatherer.captures.wants_another:  # it compiled in what was meant to be the only run
             rest = ["profile", *rest]
         if gatherer.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
@@ -979,13 +984,13 @@ class Runner:
         self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
     ) -> BaseException | None:
         self.subtest_failed = False
-        gatherer.asked.forget_tables()
+        gatherer.asked.tables.clear()
         printed: list[str] = []
         more_s = 0.0
         if kind == "round":
             gatherer.rounds.before_round(collected=True)  # by the previous teardown
         elif kind == "pairs":
-            gatherer.asked.note_pairs_run()
+            gatherer.asked.pairs_run = True
             more_s = gatherer.asked.pairs_s
         assert self._deadline is not None  # noqa: S101 - set before the first rerun
         try:
@@ -995,7 +1000,7 @@ class Runner:
                 def phases() -> None:
                     item.ihook.pytest_runtest_setup(item=item)
                     self.run = run
-                    gatherer.count_run()
+                    gatherer.runs += 1
                     item.ihook.pytest_runtest_call(item=item)
 
                 self._deadline.run(kind, phases, more_s=more_s)

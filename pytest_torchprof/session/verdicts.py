@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -85,36 +85,6 @@ _STEM_BYTES = 150
 Export = Callable[[Path], None]
 
 
-class Kept(Frozen, frozen=True):
-    """Where a trace is kept; nowhere if it is not wanted, or because of these faults."""
-
-    path: str | None = None
-    faults: tuple[str, ...] = ()
-
-
-class KeptTraces:
-    """Keeps traces in the folder that the settings name."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._folder = settings.traces
-        self._all = settings.traces_of == "all"
-
-    def keep(self, nodeid: str, export: Export | None, *, failed: bool) -> Kept:
-        """Write the trace, if the settings ask for one of such a test."""
-        if export is None or self._folder is None or not (failed or self._all):
-            return Kept()
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            kept = self._folder / f"{_file_stem(nodeid)}.pt.trace.json.gz"
-            export(kept)
-            return Kept(str(kept))
-        except OSError as error:
-            place = f"traces cannot be kept in {self._folder}"
-            return Kept(
-                faults=(f"{place}: {system_message(error)}; name another with --torchprof-traces",)
-            )
-
-
 def _file_stem(nodeid: str) -> str:
     """A file name for a test; with a hash if other tests could have the same name."""
     words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
@@ -134,174 +104,18 @@ def _file_stem(nodeid: str) -> str:
 _ONLY_RUN = because(*Why.ONLY_RUN)
 
 
-class Judgement(Frozen, frozen=True):
-    """A test's record for the report, its offer for ``--accept``, and its failure message, if any.
+class Outcome(Sendable, frozen=True, omit_defaults=True):
+    """The result of one phase of a test, as it is attached to pytest's report.
 
-    ``faults`` are errors that the test did not cause.
+    ``record`` and ``offer`` are the test's so far; ``ours``: the plugin failed it. ``runs`` counts
+    its runs in this phase. ``faults`` are errors that no test caused.
     """
 
-    record: Record
-    offer: Offer | None
-    message: str | None
+    record: Record | None = None
+    offer: Offer | None = None
+    ours: bool = False
+    runs: int = 0
     faults: tuple[str, ...] = ()
-
-
-class Judge:
-    """Judges tests: reads each baseline file once, keeps traces, and makes messages."""
-
-    def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
-        self._settings = settings
-        self.traces = KeptTraces(settings)
-        self._roots = Roots(root)
-        self._compared: Compared | None = None
-        self._terms = Terms(
-            settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
-        )
-        self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
-
-    def judge(
-        self,
-        subject: Subject,
-        result: Measured | Unmeasured,
-        *,
-        edits: Iterable[Edit] = (),
-        export: Export | None = None,
-    ) -> Judgement:
-        """Judge the result of the runs; ``edits`` are inline expectations to rewrite.
-
-        Raises:
-            BaselineError: the baseline file cannot be read.
-        """
-        if isinstance(result, Unmeasured):
-            self._compared = None
-            known = self._accepted(subject, result.environment) is not None
-            verdict = not_profiled(result, self._terms, has_baseline=known)
-            record = replace(_record(subject, verdict, None), has_baseline=known)
-            return Judgement(record, None, short_message(verdict.causes))
-        compared, self._compared = self._compare(subject, result), None
-        measured, findings, faults = _located(result)
-        verdict = judged(measured, compared, findings, self._roots, self._terms)
-        if verdict.status == "new" and not self._settings.accept:
-            verdict = self._against_elsewhere(subject, measured, verdict)
-        failed = bool(verdict.causes) or measured.mismatch is not None
-        kept = self.traces.keep(subject.nodeid, export, failed=failed)
-        message = self._message(subject, measured, compared, verdict) if verdict.causes else None
-        offer = None
-        if verdict.accepts is not None:
-            offer = Offer(
-                str(subject.baseline),
-                subject.name,
-                measured.environment,
-                verdict.accepts,
-                verdict.times_changed,
-                tuple(edits),
-                tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
-                tuple(compared.profile.own.values()),
-            )
-        record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
-        return Judgement(record, offer, message, (*faults, *kept.faults))
-
-    def left_out(self, plan: Plan) -> str | None:
-        """The failure message of a test excluded from profiling that has limits, if it fails."""
-        missing = Unmeasured(because(*Why.LEFT_OUT), "", plan.budgets)
-        return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
-
-    def forget(self) -> None:
-        """Release the test's trace, judged or not."""
-        self._compared = None
-
-    def wants_lines(self, subject: Subject, measured: Measured) -> bool:
-        """Whether lines are worth a run: there is an unaccepted finding or a failure.
-
-        Not while accepting, and not where nothing shows them: findings that do not fail the test
-        have their lines in the JSON report only. But always where a marker allows some by place.
-        """
-        if measured.mismatch is not None:
-            return False
-        if measured.allowances:
-            from pytest_torchprof.verdict.findings import wants_places
-
-            if wants_places(measured):
-                return True
-        if self._settings.accept:
-            return False
-        try:
-            compared = self._compare(subject, measured)
-        except BaselineError:
-            return False
-        return compared.has_places and (self._settings.json is not None or compared.fails)
-
-    def _compare(self, subject: Subject, measured: Measured) -> Compared:
-        """Computed once per trace and what is recorded beside it."""
-        if self._compared is None or not self._compared.holds_for(measured):
-            baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
-            self._compared = compared(measured, baseline, self._terms)
-        return self._compared
-
-    def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
-        return store.entry_of(self.load(subject.baseline), subject.name, environment, cpu)
-
-    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
-        """The verdict, with what differs from a baseline of another torch or chip, as advice."""
-        data = self.load(subject.baseline)
-        found = store.entry_elsewhere(data, subject.name, measured.environment)
-        if found is None or verdict.profile is None:
-            return verdict
-        there, baseline = found
-        changes = advice(verdict.profile, baseline, self._terms)
-        why = because(
-            "other_environment",
-            (
-                "no baseline of {here} yet, only of {accepted}, so what differs is advice "
-                "(pytest --accept accepts): {changes:, }"
-            ),
-            here=measured.environment,
-            accepted=there,
-            changes=changes or ("nothing",),
-        )
-        return replace(verdict, reason=why)
-
-    def _message(
-        self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
-    ) -> str:
-        accept = self._settings.accept
-        where: Where | None = None
-        if measured.located is not None:
-            where = CallSites(measured.trace, measured.located, self._roots, shown_operator)
-            if measured.located_processes:
-                where = joined([where, *self._sites_of_processes(measured)])
-        gap = measured.lines_gap or (None if where else _ONLY_RUN)
-        assert verdict.profile is not None  # noqa: S101 - it was measured
-        return failure_message(
-            verdict.causes,
-            verdict.verdicts,
-            verdict.profile,
-            compared.baseline,
-            None if accept else subject.accept_command(),
-            ab_command=subject.ab_command(),
-            where=where,
-            lines_gap=gap if not accept and compared.has_places else None,
-        )
-
-    def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
-        located = measured.located_processes
-        return [
-            CallSites(one.checked.trace, located[one.label], self._roots, shown_operator)
-            for one in measured.processes
-            if one.label in located
-        ]
-
-    def load(self, path: Path) -> dict[str, Any] | None:
-        """The decoded baseline file, read once; an error is raised again on each call."""
-        if path not in self._baselines:
-            try:
-                self._baselines[path] = store.load(path, merging=self._settings.accept)
-            except BaselineError as error:
-                self._baselines[path] = error
-        found = self._baselines[path]
-        if isinstance(found, BaselineError):
-            raise found
-        return found
 
 
 def _located(
@@ -447,24 +261,14 @@ def _typed(config: pytest.Config, nodeid: str) -> str:
     return "::".join([Path(here).as_posix(), *names])
 
 
-class ItemVerdict(Frozen, frozen=True):
-    """The result for a test: record, offer for ``--accept``, and whether the plugin fails it.
-
-    ``error``: that of the test's own comparison of numbers.
-    """
-
-    record: Record | None = None
-    offer: Offer | None = None
-    failed: bool = False
-    error: BaseException | None = None
+_OUTCOME = pytest.StashKey[Outcome]()
+_SUBJECT = pytest.StashKey["Subject"]()
+#: The error of the test's own comparison of measured numbers.
+_MISMATCH = pytest.StashKey[BaseException]()
 
 
-_VERDICT = pytest.StashKey[ItemVerdict]()
-_SUBJECT = pytest.StashKey[Subject]()
-
-
-class ItemVerdicts:
-    """The verdicts on the tests of a session.
+class Judge:
+    """Judges the tests of a session: reads each baseline file once, and keeps traces.
 
     ``baseline_of`` a test file is its baseline file; ``is_shared``: whether another test has the
     name of this one.
@@ -479,71 +283,70 @@ class ItemVerdicts:
         *,
         is_worker: bool,
     ) -> None:
-        self._config = config
-        self._baseline_of = baseline_of
-        self._is_shared = is_shared
-        self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
+        self._config, self._settings = config, settings
+        self._baseline_of, self._is_shared = baseline_of, is_shared
+        self._roots = Roots(config.rootpath)
+        self._compared: Compared | None = None
+        self._terms = Terms(
+            settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
+        )
+        self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         #: The first test of each baseline that cannot be used, which says why.
         self._told: dict[Path, str] = {}
 
-    def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
-        """Start a test without a verdict; return what decides later whether to locate lines."""
-        item.stash[_VERDICT] = ItemVerdict()
-        return partial(self._judge.wants_lines, self._subject(item))
+    # ---------------------------------------------------------------- one test
 
-    def load(self, item: pytest.Item) -> None:
-        """Read the test's baseline file now; errors in it are reported when the test is judged."""
+    def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
+        """Start a test without a verdict; return what decides later whether to locate lines.
+
+        Errors in its baseline file are reported when the test is judged.
+        """
+        item.stash[_OUTCOME] = Outcome()
         with suppress(BaselineError):
-            self._judge.load(self._subject(item).baseline)
+            self._load(self._subject(item).baseline)
+        return partial(self._wants_lines, self._subject(item))
 
     def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
-        """Compare what was measured, store the verdict, and return the failure message, if any."""
-        verdict, message = ItemVerdict(), None
+        """Compare what was measured, store the outcome, and return the failure message, if any."""
         if self._is_shared(item):
             gatherer.refuse(
                 because(
                     "same_name", "another test has the same name, so one baseline cannot serve both"
                 )
             )
+        subject, outcome, message = self._subject(item), Outcome(), None
         try:
-            judged = self._judge.judge(
-                self._subject(item),
-                gatherer.result(),
-                edits=gatherer.asked.edits,
-                export=gatherer.export,
-            )
-            gatherer.blame(*judged.faults)
-            message = judged.message
-            record = replace(judged.record, message=message)
-            verdict = ItemVerdict(record, judged.offer)
+            outcome = self._judged(subject, gatherer)
+            message = outcome.record.message if outcome.record is not None else None
         except BaselineError as error:
             gatherer.refuse(reason_for(error))
-            subject = self._subject(item)
             first = self._told.setdefault(subject.baseline, subject.nodeid)
             again = f"baseline {subject.baseline} cannot be used: see {first}"
             message = escape.line(f"torchprof: {error if first == subject.nodeid else again}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
-        item.stash[_VERDICT] = replace(verdict, failed=message is not None)
+        item.stash[_OUTCOME] = replace(outcome, ours=message is not None)
         return message
 
     def mark_failed(self, item: pytest.Item, error: BaseException) -> None:
         """Record that the test's own comparison failed it, whatever else was measured."""
-        item.stash[_VERDICT] = replace(item.stash[_VERDICT], failed=True, error=error)
+        item.stash[_OUTCOME] = replace(item.stash[_OUTCOME], ours=True)
+        item.stash[_MISMATCH] = error
 
     def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
         """The failure message of a test excluded from profiling that has limits, if it fails."""
-        message = self._judge.left_out(plan)
-        item.stash[_VERDICT] = ItemVerdict(failed=message is not None)
+        missing = Unmeasured(because(*Why.LEFT_OUT), "", plan.budgets)
+        message = short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
+        item.stash[_OUTCOME] = Outcome(ours=message is not None)
         return message
 
     def forget(self) -> None:
         """Release the test's trace, judged or not."""
-        self._judge.forget()
+        self._compared = None
 
     def release(self, item: pytest.Item, *more: pytest.StashKey[Any]) -> None:
         """Release what belongs to a test that is over: pytest keeps all items."""
-        keys: tuple[pytest.StashKey[Any], ...] = _VERDICT, _SUBJECT, *more
+        keys: tuple[pytest.StashKey[Any], ...] = _OUTCOME, _SUBJECT, _MISMATCH, *more
         for key in keys:
             if key in item.stash:
                 del item.stash[key]
@@ -556,19 +359,20 @@ class ItemVerdicts:
         plan: Plan,
         gatherer: Gatherer | None,
         blind: Reason | None,
-    ) -> tuple[ItemVerdict, bool]:
-        """The result for the test at this report, and whether the plugin failed it.
+    ) -> Outcome:
+        """The outcome of the test at this report.
 
         ``blind``: why no test of the session is profiled, if so.
         """
-        verdict = item.stash.get(_VERDICT, ItemVerdict())
+        found = item.stash.get(_OUTCOME, Outcome())
         raised = call.excinfo.value if call.excinfo is not None else None
-        own = raised is not None and (isinstance(raised, OwnFailure) or raised is verdict.error)
-        ours = own and verdict.failed
+        own = isinstance(raised, OwnFailure) or raised is item.stash.get(_MISMATCH, None)
+        ours = raised is not None and own and found.ours
         if call.when == "call" and report.failed and not ours:
             # Something else failed it: a strict xfail that passed, or another plugin's checks.
-            item.stash[_VERDICT] = verdict = ItemVerdict(failed=verdict.failed)
-        if verdict.record is None:
+            item.stash[_OUTCOME] = found = Outcome(ours=found.ours)
+        record = found.record
+        if record is None:
             left_out = because(*Why.LEFT_OUT) if plan.left_out else blind
             reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
@@ -579,16 +383,8 @@ class ItemVerdicts:
                 # A test that failed in its own comparison of measured numbers has one.
                 trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
             )
-            verdict = replace(verdict, record=record)
-        return verdict, ours
-
-    def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
-        """Keep the trace of a test that was not judged; return its path."""
-        if gatherer is None:
-            return None
-        kept = self._judge.traces.keep(nodeid, gatherer.export, failed=failed)
-        gatherer.blame(*kept.faults)
-        return kept.path
+        runs = gatherer.runs if gatherer is not None and call.when == "call" else 0
+        return Outcome(record, found.offer, ours, runs)
 
     def _subject(self, item: pytest.Item) -> Subject:
         if (known := item.stash.get(_SUBJECT, None)) is not None:
@@ -599,6 +395,156 @@ class ItemVerdicts:
         )
         item.stash[_SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
         return made
+
+    def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
+        """Keep the trace, if the settings ask for one of such a test; return its path."""
+        folder, every = self._settings.traces, self._settings.traces_of == "all"
+        if gatherer is None or folder is None or not (failed or every) or gatherer.export is None:
+            return None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = folder / f"{_file_stem(nodeid)}.pt.trace.json.gz"
+            gatherer.export(kept)
+        except OSError as error:
+            gatherer.faults.append(
+                f"traces cannot be kept in {folder}: {system_message(error)}; "
+                "name another with --torchprof-traces"
+            )
+            return None
+        return str(kept)
+
+    # ---------------------------------------------------------------- its verdict
+
+    def _judged(self, subject: Subject, gatherer: Gatherer) -> Outcome:
+        """Judge the result of the runs.
+
+        Raises:
+            BaselineError: the baseline file cannot be read.
+        """
+        result = gatherer.result()
+        if isinstance(result, Unmeasured):
+            self._compared = None
+            known = self._accepted(subject, result.environment) is not None
+            verdict = not_profiled(result, self._terms, has_baseline=known)
+            record = _record(subject, verdict, None)
+            message = short_message(verdict.causes)
+            return Outcome(replace(record, has_baseline=known, message=message))
+        compared, self._compared = self._compare(subject, result), None
+        measured, findings, faults = _located(result)
+        gatherer.faults += faults
+        verdict = judged(measured, compared, findings, self._roots, self._terms)
+        if verdict.status == "new" and not self._settings.accept:
+            verdict = self._against_elsewhere(subject, measured, verdict)
+        failed = bool(verdict.causes) or measured.mismatch is not None
+        kept = self._keep_trace(subject.nodeid, gatherer, failed=failed)
+        message = self._message(subject, measured, compared, verdict) if verdict.causes else None
+        offer = None
+        if verdict.accepts is not None:
+            offer = Offer(
+                str(subject.baseline),
+                subject.name,
+                measured.environment,
+                verdict.accepts,
+                verdict.times_changed,
+                tuple(gatherer.asked.edits),
+                tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
+                tuple(compared.profile.own.values()),
+            )
+        record = _record(subject, verdict, kept, _lines_lost(measured, findings[None]))
+        return Outcome(replace(record, message=message), offer)
+
+    def _wants_lines(self, subject: Subject, measured: Measured) -> bool:
+        """Whether lines are worth a run: there is an unaccepted finding or a failure.
+
+        Not while accepting, and not where nothing shows them: findings that do not fail the test
+        have their lines in the JSON report only. But always where a marker allows some by place.
+        """
+        if measured.mismatch is not None:
+            return False
+        if measured.allowances:
+            from pytest_torchprof.verdict.findings import wants_places
+
+            if wants_places(measured):
+                return True
+        if self._settings.accept:
+            return False
+        try:
+            compared = self._compare(subject, measured)
+        except BaselineError:
+            return False
+        return compared.has_places and (self._settings.json is not None or compared.fails)
+
+    def _compare(self, subject: Subject, measured: Measured) -> Compared:
+        """Computed once per trace and what is recorded beside it."""
+        if self._compared is None or not self._compared.holds_for(measured):
+            baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
+            self._compared = compared(measured, baseline, self._terms)
+        return self._compared
+
+    def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
+        return store.entry_of(self._load(subject.baseline), subject.name, environment, cpu)
+
+    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
+        """The verdict, with what differs from a baseline of another torch or chip, as advice."""
+        data = self._load(subject.baseline)
+        found = store.entry_elsewhere(data, subject.name, measured.environment)
+        if found is None or verdict.profile is None:
+            return verdict
+        there, baseline = found
+        changes = advice(verdict.profile, baseline, self._terms)
+        why = because(
+            "other_environment",
+            (
+                "no baseline of {here} yet, only of {accepted}, so what differs is advice "
+                "(pytest --accept accepts): {changes:, }"
+            ),
+            here=measured.environment,
+            accepted=there,
+            changes=changes or ("nothing",),
+        )
+        return replace(verdict, reason=why)
+
+    def _message(
+        self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
+    ) -> str:
+        accept = self._settings.accept
+        where: Where | None = None
+        if measured.located is not None:
+            where = CallSites(measured.trace, measured.located, self._roots, shown_operator)
+            if measured.located_processes:
+                where = joined([where, *self._sites_of_processes(measured)])
+        gap = measured.lines_gap or (None if where else _ONLY_RUN)
+        assert verdict.profile is not None  # noqa: S101 - it was measured
+        return failure_message(
+            verdict.causes,
+            verdict.verdicts,
+            verdict.profile,
+            compared.baseline,
+            None if accept else subject.accept_command(),
+            ab_command=subject.ab_command(),
+            where=where,
+            lines_gap=gap if not accept and compared.has_places else None,
+        )
+
+    def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
+        located = measured.located_processes
+        return [
+            CallSites(one.checked.trace, located[one.label], self._roots, shown_operator)
+            for one in measured.processes
+            if one.label in located
+        ]
+
+    def _load(self, path: Path) -> dict[str, Any] | None:
+        """The decoded baseline file, read once; an error is raised again on each call."""
+        if path not in self._baselines:
+            try:
+                self._baselines[path] = store.load(path, merging=self._settings.accept)
+            except BaselineError as error:
+                self._baselines[path] = error
+        found = self._baselines[path]
+        if isinstance(found, BaselineError):
+            raise found
+        return found
 
 
 def _why_not(report: pytest.TestReport) -> Reason:

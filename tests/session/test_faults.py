@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -20,8 +21,12 @@ TESTS = """
 """
 
 
-def broken(*_: Any, **__: Any) -> Any:
+def _broken(*_: Any, **__: Any) -> Any:
     raise KeyError("of ours")
+
+
+#: Whose an error is, the module says in which it is raised.
+broken = FunctionType(_broken.__code__, {"__name__": "pytest_torchprof", "KeyError": KeyError})
 
 
 def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str) -> Ran:
@@ -100,8 +105,10 @@ def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) 
     pytester.makeconftest(
         """
         import pytest_torchprof.session.runs
-        def broken(*_, **__): raise KeyError("of ours")
-        def pytest_collection_finish(): pytest_torchprof.session.runs.Capture.start = broken
+        room = {"__name__": "pytest_torchprof"}
+        exec("def broken(*_, **__): raise KeyError('of ours')", room)
+        def pytest_collection_finish():
+            pytest_torchprof.session.runs.Capture.start = room["broken"]
         """
     )
     ran = run(pytester, "--torchprof", "-n1", needs=["xdist"])
@@ -113,7 +120,7 @@ def test_an_error_while_locating_lines_fails_only_the_session(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
-    monkeypatch.setattr("pytest_torchprof.session.verdicts.Judge.wants_lines", broken)
+    monkeypatch.setattr("pytest_torchprof.session.verdicts.Judge._wants_lines", broken)
     ran = run(pytester, "--torchprof")
     assert (1, {"new"}) == (ran.ret, set(ran.statuses.values()))
     assert " (in 2 tests: test_it.py::test_one, …)" in ran.out

@@ -12,13 +12,12 @@ from pytest_torchprof.baseline.inline import Edit
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import Baseline, Budget, MissingValue, Record, Verdict
 from pytest_torchprof.session.reports import (
-    Attachment,
     Attachments,
     Results,
     WorkerOutput,
     has_attachment,
 )
-from pytest_torchprof.session.verdicts import Offer
+from pytest_torchprof.session.verdicts import Offer, Outcome
 
 GAP = because(*Why.NO_SHAPES)
 BUDGET = Budget("kernels", 2, op="aten::mm")
@@ -45,9 +44,9 @@ def crossed(sent: pytest.TestReport) -> pytest.TestReport:
 
 
 @pytest.mark.parametrize(
-    "attached", [Attachment(), Attachment(RECORD, OFFER, True, 7), Attachment(faults=("a", "b"))]
+    "attached", [Outcome(), Outcome(RECORD, OFFER, True, 7), Outcome(faults=("a", "b"))]
 )
-def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Attachment) -> None:
+def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Outcome) -> None:
     sent, ours = report(), Attachments()
     ours.attach(sent, attached)
     arrived = crossed(sent)
@@ -55,19 +54,19 @@ def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Attachment
     assert attached == Attachments().take(arrived)
     assert not has_attachment(arrived)
     assert attached is ours.take(sent)  # without a way back from builtin values
-    assert Attachment() == ours.take(sent)
+    assert Outcome() == ours.take(sent)
 
 
 def test_reports_of_other_plugins_get_no_attachment() -> None:
     arrived = crossed(report())
     assert not has_attachment(arrived)
-    assert Attachment() == Attachments().take(arrived)
+    assert Outcome() == Attachments().take(arrived)
 
 
 @pytest.mark.parametrize(("ours", "offers"), [(True, [OFFER]), (False, [])])
 def test_a_test_that_fails_of_itself_offers_nothing(ours: bool, offers: list[Offer]) -> None:
     results = Results()
-    results.take(report("failed"), Attachment(RECORD, OFFER, ours, 3))
+    results.take(report("failed"), Outcome(RECORD, OFFER, ours, 3))
     assert (offers, 3) == (results.offers, results.runs)
     assert ["failed"] == [record.outcome for record in results.records]
 

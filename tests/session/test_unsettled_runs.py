@@ -45,9 +45,10 @@ def test_the_profiled_run_is_repeated_until_the_compiled_code_is_replayed(
 ) -> None:
     does, calls_record, expected = CASES[case]
     left = list(enumerate(does, 1))
-    take, note_call = Captures.take, Captures.note_call
+    take = Captures.take
 
     def taking(self: Captures, brought: Captured) -> object:
+        self.calls_record = calls_record
         if brought.kind == "profile":
             number, what = left.pop(0)
             brought = replace(
@@ -58,12 +59,7 @@ def test_the_profiled_run_is_repeated_until_the_compiled_code_is_replayed(
             )
         return take(self, brought)
 
-    def noting(self: Captures, *, recorded: bool) -> None:
-        assert not recorded
-        note_call(self, recorded=calls_record)
-
     monkeypatch.setattr(Captures, "take", taking)
-    monkeypatch.setattr(Captures, "note_call", noting)
     pytester.makepyfile(test_it="def test_it(): pass")
     kernels = run(pytester, "--torchprof").metric("kernels", "test_it")
     assert expected == len(does) - len(left)

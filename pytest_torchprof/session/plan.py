@@ -46,8 +46,6 @@ RunKind = Literal[
 ]
 #: Optional runs: the numbers are complete without them, so a failure in one is ignored.
 EXTRA_KINDS: Final = frozenset({"tensors", "reseeded", "lines"})
-#: Runs that are tried with further seeds if they fail with the first.
-SEEDED_KINDS: Final = frozenset({"warmup", "round", "profile"})
 
 
 class Plan(Frozen, frozen=True):

@@ -45,7 +45,7 @@ from pytest_torchprof.session.isolation import (
     write_to,
 )
 from pytest_torchprof.session.measurement import Captured, NoModules, Timed
-from pytest_torchprof.session.plan import EXTRA_KINDS, SEEDED_KINDS
+from pytest_torchprof.session.plan import EXTRA_KINDS
 from pytest_torchprof.session.seeds import plugins_reseeded
 from pytest_torchprof.trace.facts import Facts
 
@@ -854,7 +854,7 @@ class Runner:
                 for number, kind in enumerate(self._further(item, gatherer)):
                     self.progress.show(number + 2, kind, gatherer.started_ns)
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
-                        error = self._try_seeds(item, gatherer, kind)
+                        error = self._run_again(item, gatherer, kind)
                         in_call = self._failed_in_call
                         if kind == "pairs" and in_call and gatherer.asked.is_comparing:
                             return error  # of a callable, which other runs call too
@@ -948,26 +948,6 @@ class Runner:
         first.keep(lambda: self._teardown_run(item))
         return first.error
 
-    def _try_seeds(
-        self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
-    ) -> BaseException | None:
-        """Run it, with a few seeds until one suits the test; return the first one's error."""
-        seeds, other = gatherer.seeds, kind == "reseeded"
-        failed = error = self._run_again(item, gatherer, kind)
-        while (
-            error is not None
-            and kind in SEEDED_KINDS
-            and self._failed_in_call
-            and not isinstance(error, Overdue)
-            and not gatherer.asked.stats_read
-            and gatherer.reason is None
-            and seeds.next_try()
-        ):
-            error = self._run_again(item, gatherer, kind)
-        if gatherer.plan.checks_stable and (other or kind == "profile"):
-            seeds.note_end(other=other)
-        return failed if error is not None else None
-
     def _run_again(
         self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
     ) -> BaseException | None:
@@ -978,6 +958,8 @@ class Runner:
         self._failed_in_call = error is not None
         late = self._teardown_run(item)
         gatherer.settle()
+        if gatherer.plan.checks_stable and kind in ("reseeded", "profile"):
+            gatherer.seeds.note_end(other=kind == "reseeded")
         return error or late
 
     def _setup_and_call(

@@ -144,11 +144,6 @@ class ImportingHooks:
 
 # ---- The seeds of one test's runs after the first, so that they draw the same in every process.
 
-#: So many seeds are tried before a test that fails with them is given up.
-MOST_TRIES = 4
-#: Comes after them all: the seed with which a test is profiled once more.
-_OTHER = MOST_TRIES
-
 _NOTHING = Differing(python=False, numpy=False, torch=False)
 
 
@@ -167,7 +162,6 @@ class Seeds:
         self._number = number
         self._name = name
         self._start = start
-        self._attempt = 0
         #: The generators that the first run has used, or seeded itself; None if it is the only one.
         self._used: Differing | None = None
         #: The states at the end of the profiled run, and of the one with another seed.
@@ -213,12 +207,12 @@ class Seeds:
         # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
         chosen = (self._used or _NOTHING)._replace(torch=True)
         self._start.restore(but=chosen)
-        number, attempt = self._number or 0, _OTHER if other else self._attempt
-        seed = seed_for(number, self._name, attempt)
+        number = self._number or 0
+        seed = seed_for(number, self._name, other=other)
         seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
         if hasattr(item.config.option, "randomly_seed"):
             # The same for all tests: versions of pytest-randomly keep a state for each seed.
-            item.config.option.randomly_seed = seed_for(number, "", attempt) % 2**31
+            item.config.option.randomly_seed = seed_for(number, "", other=other) % 2**31
         if (theirs := _hypothesis_of(item)) is not None:
             theirs.global_force_seed = seed
 
@@ -226,13 +220,6 @@ class Seeds:
         """After a run with the usual or the ``other`` seed, note the generators' states."""
         if self.matter:
             self._ends[other] = RandomState()
-
-    def next_try(self) -> bool:
-        """Whether another seed is left after a run that failed; the next run has it."""
-        if not self.matter or self._attempt + 1 >= MOST_TRIES:
-            return False
-        self._attempt += 1
-        return True
 
 
 def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:

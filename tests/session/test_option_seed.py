@@ -10,9 +10,6 @@ import pytest
 import torch
 from support.sessions import accept, read_baseline, run
 
-from pytest_torchprof.capture.state import seed_for
-from pytest_torchprof.session.seeds import MOST_TRIES
-
 #: Writes what each run draws to a file.
 DRAWS = """
     import random
@@ -105,45 +102,6 @@ def test_what_is_no_seed_is_a_usage_error(pytester: pytest.Pytester, text: str) 
     message = run(pytester, "--torchprof", f"--torchprof-seed={text}").usage_error()
     expected = f"--torchprof-seed: {text!r} is not a seed, a whole number from 0 on, or 'keep'"
     assert expected in message
-
-
-#: Fails with these seeds, and passes otherwise.
-PICKY = """
-    import pytest
-    import torch
-    from support.sessions import note
-
-    @pytest.fixture(autouse=True)
-    def drawn():
-        return torch.{draw}(1)
-
-    def test_it():
-        note("calls")
-        assert torch.initial_seed() not in {refused}
-"""
-
-
-@pytest.mark.parametrize(
-    ("draw", "refused", "status", "runs"),
-    [
-        ("rand", 1, "new", 1 + 1 + 2),  # the first try of the first run after the first
-        ("rand", MOST_TRIES - 1, "new", 1 + MOST_TRIES + 1),
-        ("rand", MOST_TRIES, "not_profiled", 1 + MOST_TRIES),
-        ("ones", 1, "not_profiled", 1 + 1),  # no seed can matter to it
-    ],
-)
-@pytest.mark.one_in(2)
-def test_a_run_that_fails_is_tried_with_a_few_further_seeds(
-    pytester: pytest.Pytester, draw: str, refused: int, status: str, runs: int
-) -> None:
-    seeds = [seed_for(0, "test_it.py::test_it", attempt) for attempt in range(refused)]
-    pytester.makepyfile(test_it=PICKY.format(draw=draw, refused=seeds))
-    ran = run(pytester, "--torchprof")
-    assert {"passed": 1} == ran.outcomes
-    assert {"test_it": status} == ran.statuses
-    assert runs == len(Path(pytester.path / "calls").read_text("utf-8").splitlines()), ran.out
-    if status == "not_profiled":
-        assert ran.tests["test_it"]["reason"].startswith("cannot be run twice: AssertionError")
 
 
 def test_a_plugin_that_seeds_at_random_gets_our_seed(pytester: pytest.Pytester) -> None:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,52 +57,19 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
         handler.setLevel(level)
         undo.callback(root.setLevel, root.level)
         root.setLevel(min(root.level, level))
-    # Like `addHandler`, without its locks, which are not needed here and take most of the time.
-    attached = [logger.handlers for logger in (root, *_apart_loggers(len(root.manager.loggerDict)))]
-    for handlers in attached:
-        if handler not in handlers:
-            handlers.append(handler)
-    undo.callback(_detach, attached, handler)
-    plugin._runtest_for = _Attached(root.handlers, handler, theirs).phase
-    undo.callback(delattr, plugin, "_runtest_for")
 
-
-@lru_cache(maxsize=1)
-def _apart_loggers(_: int) -> list[logging.Logger]:
-    """Loggers that do not propagate; searched again when the number of loggers changes."""
-    known = logging.getLogger().manager.loggerDict
-    return [one for one in list(known.values()) if not getattr(one, "propagate", True)]  # type: ignore[misc]
-
-
-def _detach(attached: list[list[Any]], handler: Any) -> None:
-    for handlers in attached:
-        if handler in handlers:
-            handlers.remove(handler)
-
-
-class _Attached:
-    """What pytest's logging does around a phase, with a handler that is already attached."""
-
-    def __init__(self, handlers: list[Any], handler: Any, theirs: Any) -> None:
-        self._handlers = handlers
-        self._handler = handler
-        self._theirs = theirs
-
-    def phase(self, item: pytest.Item, when: str) -> _Attached:
-        """Within it, fixtures find the records where they expect them."""
-        handler = self._handler
-        if handler not in self._handlers:  # a test may have removed all of them
-            self._handlers.append(handler)
+    @contextmanager
+    def phase(item: pytest.Item, when: str) -> Iterator[None]:
+        """What pytest does around a phase: fixtures find the records where they expect them."""
+        root.addHandler(handler)  # once; a test may have removed all of them
         handler.reset()
-        item.stash[self._theirs.caplog_records_key][when] = handler.records
-        item.stash[self._theirs.caplog_handler_key] = handler
-        return self
+        item.stash[theirs.caplog_records_key][when] = handler.records
+        item.stash[theirs.caplog_handler_key] = handler
+        yield
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    plugin._runtest_for = phase
+    undo.callback(root.removeHandler, handler)
+    undo.callback(delattr, plugin, "_runtest_for")
 
 
 # ---- Hide extra runs from other plugins that watch tests or give them resources.
@@ -121,18 +88,6 @@ def coverage_paused(undo: Undo) -> None:
     if getattr(current, "_started", False) and hasattr(collector, "pause"):
         collector.pause()
         undo.callback(collector.resume)
-
-
-def snapshots_uncounted(item: pytest.Item, undo: Undo) -> None:
-    """Make syrupy count each snapshot comparison once."""
-    session = getattr(item.config, "_syrupy", None)
-    if session is not None:
-        made: list[Any] = getattr(session, "_assertions", [])
-        undo.callback(_shorten, made, len(made))
-
-
-def _shorten(made: list[Any], known: int) -> None:
-    del made[known:]
 
 
 def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
@@ -163,59 +118,38 @@ def unnoticed(
 ) -> None:
     """Suppress second copies of output, warnings, properties and subtest reports until ``undo``."""
     undo.enter_context(warnings.catch_warnings(record=True))
-    undo.callback(_restore_notes, item, *_notes(item))
+    if hasattr(item, "_excinfo"):  # where unittest puts its failures
+        undo.callback(setattr, item, "_excinfo", None)
+    for noted in _notes(item):
+        undo.callback(_put_back, noted, noted.copy())
     _no_output(item, undo)
     no_logs(item, undo)
     _no_reports(item, on_report, undo)
-    for queue in _complaints(item):
-        if queue:
-            undo.callback(_refill, queue, list(queue))
+    for key in _keys()[2]:  # errors that pytest has not reported yet
+        if (queue := item.config.stash.get(key, None)) is not None:
+            undo.callback(_put_back, queue, queue.copy())
             queue.clear()
-        else:
-            undo.callback(queue.clear)
 
 
-def _notes(item: pytest.Item) -> tuple[Any, ...]:
-    """The current notes of plugins on the item and the session."""
-    suite = _suite_properties(item)
-    words: dict[Any, Any] = getattr(item.keywords, "_markers", {})
-    return (
-        list(item._report_sections),
-        list(item.user_properties),
-        list(item.own_markers),
-        _as_it_is(words),
-        _as_it_is(_failed_subtests(item)),
-        _as_it_is(getattr(getattr(item.config, "_tmp_path_factory", None), "_next_number", {})),
-        (suite, len(suite)),
-    )
+def _notes(item: pytest.Item) -> list[Any]:
+    """What plugins note on the item and the session: lists, and dicts."""
+    config, (subtests, junit, _) = item.config, _keys()
+    report = config.stash.get(junit, None)
+    return [
+        item._report_sections,
+        item.user_properties,
+        item.own_markers,
+        getattr(report, "global_properties", []),
+        getattr(getattr(config, "_syrupy", None), "_assertions", []),
+        getattr(item.keywords, "_markers", {}),
+        config.stash.get(subtests, {}) if subtests is not None else {},
+        getattr(getattr(config, "_tmp_path_factory", None), "_next_number", {}),
+    ]
 
 
-def _as_it_is(values: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    return values, dict(values)
-
-
-def _restore_notes(
-    item: pytest.Item,
-    sections: list[Any],
-    properties: list[Any],
-    markers: list[Any],
-    *rest: tuple[Any, Any],
-) -> None:
-    item._report_sections[:] = sections
-    item.user_properties[:] = properties
-    item.own_markers[:] = markers
-    *dicts, (suite, known) = rest
-    for values, earlier in dicts:
-        values.clear()
-        values.update(earlier)
-    del suite[known:]
-    if getattr(item, "_excinfo", None):
-        vars(item)["_excinfo"] = None
-
-
-def _refill(queue: Any, earlier: list[Any]) -> None:
-    queue.clear()
-    queue.extend(earlier)
+def _put_back(noted: Any, earlier: Any) -> None:
+    noted.clear()
+    (noted.update if isinstance(noted, dict) else noted.extend)(earlier)
 
 
 def terminal_of(item: pytest.Item) -> Any:
@@ -344,26 +278,6 @@ def _keys() -> tuple[Any, Any, tuple[Any, ...]]:
         getattr(unraisableexception, "unraisable_exceptions", None),
     )
     return subtests, xml_key, tuple(key for key in complaints if key)
-
-
-def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
-    """Failed subtests by test, of the whole session."""
-    key = _keys()[0]
-    found: dict[Any, int] = item.config.stash.get(key, {}) if key is not None else {}
-    return found
-
-
-def _complaints(item: pytest.Item) -> list[Any]:
-    """Errors in finalizers and threads that pytest has not reported yet."""
-    queues = [item.config.stash.get(key, None) for key in _keys()[2]]
-    return [queue for queue in queues if queue is not None]
-
-
-def _suite_properties(item: pytest.Item) -> list[Any]:
-    """The properties of the whole JUnit report, if one is written."""
-    report = item.config.stash.get(_keys()[1], None)
-    found: list[Any] = getattr(report, "global_properties", [])
-    return found
 
 
 # ---- Pause other time limits during reruns: alarms, pytest-timeout, faulthandler.

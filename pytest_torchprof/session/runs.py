@@ -38,7 +38,6 @@ from pytest_torchprof.session.isolation import (
     folders_noted,
     print_for,
     recording,
-    snapshots_uncounted,
     terminal_of,
     timeout_of,
     unnoticed,
@@ -98,7 +97,7 @@ class Run:
             self.gatherer.give_up(error)
         finally:
             if not begun:  # also after a timeout or an interrupt
-                self._forget()
+                self.cancel()
 
     def end(self, *last: Callable[[], None]) -> None:
         """Stop, pass the result to the gatherer, then call ``last``."""
@@ -108,17 +107,13 @@ class Run:
             try:
                 self._end()
             finally:
-                self._forget(*last)
+                self.cancel(*last)
                 last = ()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self.gatherer.give_up(error)
         finally:
             if last or self._watch is not None or self._capture is not None:
                 self.cancel(*last)
-
-    def cancel(self, *last: Callable[[], None]) -> None:
-        """Stop without a result: the block raised, or measures a region of its own."""
-        self._forget(*last)
 
     @property
     def captures(self) -> bool:
@@ -240,8 +235,11 @@ class Run:
 
         return Handover(lambda: self.gatherer.job(locates=self.kind == "lines"))
 
-    def _forget(self, *last: Callable[[], None]) -> None:
-        """Close everything that is open, even if closing one fails."""
+    def cancel(self, *last: Callable[[], None]) -> None:
+        """Close everything that is open, even if closing one fails, and call ``last``.
+
+        There is no result: the block raised, or measures a region of its own.
+        """
         watch, self._watch = self._watch, None
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
@@ -331,7 +329,13 @@ class Deadline:
         if kind:
             self._began, self._failed = ticks_now(), True
         try:
-            self._limited(what, function, self.limit_s + more_s)
+            call = self._calls.get(what)
+            if call is None:
+                named = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
+                call = self._calls[what] = named
+            limit_s = self.limit_s + more_s
+            with Limited(limit_s, lambda: Overdue(what, limit_s)):
+                call(function)
             self._failed &= not kind
         except Overdue:
             self._end_processes()  # for which the teardown might wait
@@ -354,13 +358,6 @@ class Deadline:
         from pytest_torchprof.capture.started import end_processes
 
         end_processes(self._began)
-
-    def _limited(self, what: str, function: Callable[[], None], limit_s: float) -> None:
-        call = self._calls.get(what)
-        if call is None:
-            call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
-        with Limited(limit_s, lambda: Overdue(what, limit_s)):
-            call(function)
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:
@@ -403,8 +400,10 @@ def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 
 
-def functional_failure(item: pytest.Item) -> Reason | None:
-    """Why a test failed although its call raised nothing: unittest, subtests."""
+def functional_failure(item: pytest.Item, *, subtests: bool = False) -> Reason | None:
+    """Why a test failed although its call raised nothing: unittest, or failed ``subtests``."""
+    if subtests:
+        return because(*Why.SUBTESTS_FAILED)
     if collected := getattr(item, "_excinfo", None):
         if isinstance(collected[0].value, pytest.xfail.Exception):
             return because(*Why.XFAILED)
@@ -419,19 +418,6 @@ def is_strict_xfail(item: pytest.Item) -> bool:
 
     xfailed = item.stash.get(xfailed_key, None)
     return bool(xfailed and xfailed.strict and not item.config.getoption("runxfail", False))
-
-
-def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
-    """Whether the test uses a profile hook: one is set, or its code names the function."""
-    if sys.getprofile() is not session_hook:
-        return True
-    pending = [getattr(getattr(item, "function", None), "__code__", None)]
-    while pending:
-        code = pending.pop()
-        if "setprofile" in getattr(code, "co_names", ()):
-            return True
-        pending += [const for const in getattr(code, "co_consts", ()) if hasattr(const, "co_names")]
-    return False
 
 
 def may_measure_part(item: pytest.Item) -> bool:
@@ -552,13 +538,13 @@ class ItemState:
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
-        self._stash = dict(_storage(item))
+        self._stash = dict(item.stash._storage)
         globs = _globs(item)
         self._globs = dict(globs) if globs is not None else None
 
     def add_stash(self) -> None:
         """Also keep what plugins have put into the stash since."""
-        self._stash = {**self._stash, **_storage(self._item)}
+        self._stash = {**self._stash, **self._item.stash._storage}
 
     def renew(self) -> None:
         """Undo what a run leaves on the item, as a fresh collection would."""
@@ -575,7 +561,7 @@ class ItemState:
 
     def restore_stash(self) -> None:
         """Restore stash entries that plugins delete in teardown and expect in the next one."""
-        storage = _storage(self._item)
+        storage = self._item.stash._storage
         for key, value in self._stash.items():
             storage.setdefault(key, value)
 
@@ -592,10 +578,6 @@ class Sibling:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._item, name)
-
-
-def _storage(item: pytest.Item) -> dict[Any, Any]:
-    return item.stash._storage
 
 
 def _globs(item: pytest.Item) -> dict[str, Any] | None:
@@ -751,7 +733,7 @@ class Runner:
             )
         if item.config.getoption("trace", default=False):
             gatherer.refuse(because("trace_option", "--trace stops in every run of a test"))
-        failed = self._failure(item)
+        failed = functional_failure(item, subtests=self.subtest_failed)
         if failed is None and is_strict_xfail(item):
             failed = because(
                 "strict_xfail_passed", "passed against a strict xfail, which is a failure"
@@ -762,7 +744,7 @@ class Runner:
             gatherer.refuse(
                 because("benchmark_fixture", "pytest-benchmark repeats it as often as time allows")
             )
-        if uses_setprofile(item, self._session_hook):
+        if sys.getprofile() is not self._session_hook:
             gatherer.refuse(
                 because(
                     "own_profile_hook",
@@ -896,7 +878,6 @@ class Runner:
             self.timers_off = True
             unnoticed(item, self.reported, undo)
             coverage_paused(undo)
-            snapshots_uncounted(item, undo)
             folders_noted(item, self._folders, undo)
             plugins_reseeded(item, undo)
             try:
@@ -996,13 +977,8 @@ class Runner:
         if collected := getattr(item, "_excinfo", None):  # where unittest puts its failures
             self._deadline.note_failure()
             return collected[0].value  # type: ignore[no-any-return]
-        failed = self._failure(item)
+        failed = functional_failure(item, subtests=self.subtest_failed)
         return AssertionError(f"the rerun {failed.text}") if failed is not None else None
-
-    def _failure(self, item: pytest.Item) -> Reason | None:
-        if self.subtest_failed:
-            return because(*Why.SUBTESTS_FAILED)
-        return functional_failure(item)
 
 
 def _stop_watching() -> None:

@@ -619,7 +619,7 @@ def test_logging_works_in_further_runs(pytester: pytest.Pytester) -> None:
             assert any(isinstance(h, LogCaptureHandler) for h in ROOT.handlers)
 
         def test_asks_late_for_records(phase, request):
-            APART.warning("in the test")
+            logging.warning("in the test")
             caplog = request.getfixturevalue("caplog")
             logging.warning("in the test, too")
             assert caplog.messages == ["in the test", "in the test, too"]
@@ -630,7 +630,7 @@ def test_logging_works_in_further_runs(pytester: pytest.Pytester) -> None:
 
         def test_has_level_and_handlers(phase, capsys):
             assert ROOT.level == logging.INFO
-            assert ROOT.hasHandlers() and APART.hasHandlers()
+            assert ROOT.hasHandlers()
             APART.warning("for nobody")
             assert capsys.readouterr() == ("", "")
 

@@ -229,7 +229,7 @@ def test_tests_of_traces_and_hooks_of_python(
     statuses = seen.statuses
     own = "the test uses sys.setprofile itself, which times and stacks disturb"
     stacks = "a sys.setprofile hook is active, and recording stacks would end it"
-    assert statuses.pop("test_by_name") == statuses.pop("test_under_a_hook") == own
+    assert statuses.pop("test_under_a_hook") == own
     assert statuses.pop("test_under_a_hook_with_stacks") in {own, stacks}
     assert {"new"} == set(statuses.values())
 

@@ -36,9 +36,8 @@ from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
 from pytest_torchprof.verdict.judgement import (
-    Compared,
-    Judged,
     Terms,
+    Verdicts,
     advice,
     all_unchecked,
     compared,
@@ -158,16 +157,16 @@ def _lines_lost(measured: Measured, findings: tuple[Finding, ...]) -> Reason | N
 
 
 def _record(
-    subject: Subject, verdict: Judged, trace: str | None, note: Reason | None = None
+    subject: Subject, verdict: Verdicts, trace: str | None, note: Reason | None = None
 ) -> Record:
     profile = verdict.profile
-    regions: dict[str, Profile | None] = {v.region: None for v in verdict.verdicts if v.region}
+    regions: dict[str, Profile | None] = {v.region: None for v in verdict.all if v.region}
     regions |= profile.regions if profile is not None else {}
     return Record(
         subject.nodeid,
         verdict.status,
         verdict.reason or note,
-        {v.label: v for v in verdict.verdicts if v.region is None},
+        {v.label: v for v in verdict.all if v.region is None},
         profile.findings if profile is not None else (),
         profile.unchecked if profile is not None else {},
         trace,
@@ -175,7 +174,7 @@ def _record(
         regions={
             name: RegionRecord(
                 region.laps or 0 if region is not None else 0,
-                {v.metric: v for v in verdict.verdicts if v.region == name},
+                {v.metric: v for v in verdict.all if v.region == name},
                 region.findings if region is not None else (),
             )
             for name, region in regions.items()
@@ -286,7 +285,7 @@ class Judge:
         self._config, self._settings = config, settings
         self._baseline_of, self._is_shared = baseline_of, is_shared
         self._roots = Roots(config.rootpath)
-        self._compared: Compared | None = None
+        self._compared: Verdicts | None = None
         self._terms = Terms(
             settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
         )
@@ -437,7 +436,7 @@ class Judge:
             verdict = self._against_elsewhere(subject, measured, verdict)
         failed = bool(verdict.causes) or measured.mismatch is not None
         kept = self._keep_trace(subject.nodeid, gatherer, failed=failed)
-        message = self._message(subject, measured, compared, verdict) if verdict.causes else None
+        message = self._message(subject, measured, verdict) if verdict.causes else None
         offer = None
         if verdict.accepts is not None:
             offer = Offer(
@@ -447,8 +446,8 @@ class Judge:
                 verdict.accepts,
                 verdict.times_changed,
                 tuple(gatherer.asked.edits),
-                tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
-                tuple(compared.profile.own.values()),
+                tuple(v.metric for v in verdict.all if v.at_least and v.status == "regressed"),
+                tuple(verdict.profile.own.values()) if verdict.profile is not None else (),
             )
         record = _record(subject, verdict, kept, _lines_lost(measured, findings[None]))
         return Outcome(replace(record, message=message), offer)
@@ -474,7 +473,7 @@ class Judge:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
-    def _compare(self, subject: Subject, measured: Measured) -> Compared:
+    def _compare(self, subject: Subject, measured: Measured) -> Verdicts:
         """Computed once per trace and what is recorded beside it."""
         if self._compared is None or not self._compared.holds_for(measured):
             baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
@@ -484,7 +483,9 @@ class Judge:
     def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
         return store.entry_of(self._load(subject.baseline), subject.name, environment, cpu)
 
-    def _against_elsewhere(self, subject: Subject, measured: Measured, verdict: Judged) -> Judged:
+    def _against_elsewhere(
+        self, subject: Subject, measured: Measured, verdict: Verdicts
+    ) -> Verdicts:
         """The verdict, with what differs from a baseline of another torch or chip, as advice."""
         data = self._load(subject.baseline)
         found = store.entry_elsewhere(data, subject.name, measured.environment)
@@ -504,9 +505,7 @@ class Judge:
         )
         return replace(verdict, reason=why)
 
-    def _message(
-        self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
-    ) -> str:
+    def _message(self, subject: Subject, measured: Measured, verdict: Verdicts) -> str:
         accept = self._settings.accept
         where: Where | None = None
         if measured.located is not None:
@@ -517,13 +516,13 @@ class Judge:
         assert verdict.profile is not None  # noqa: S101 - it was measured
         return failure_message(
             verdict.causes,
-            verdict.verdicts,
+            verdict.all,
             verdict.profile,
-            compared.baseline,
+            verdict.baseline,
             None if accept else subject.accept_command(),
             ab_command=subject.ab_command(),
             where=where,
-            lines_gap=gap if not accept and compared.has_places else None,
+            lines_gap=gap if not accept and verdict.has_places else None,
         )
 
     def _sites_of_processes(self, measured: Measured) -> list[CallSites]:

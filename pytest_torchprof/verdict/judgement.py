@@ -189,6 +189,16 @@ _CHANGED = frozenset({"new", "regressed", "improved"})
 _HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings"}
 
 
+_WORKERS_UNCOUNTED = because(
+    "dataloader_workers",
+    (
+        "operators in a DataLoader's workers are not counted, nor what receives "
+        "their batches: the workers are separate processes, and how far ahead they "
+        "are is chance"
+    ),
+)
+
+
 class Terms(Frozen, frozen=True):
     """The session's terms for all tests: strictness, and whether values are being accepted.
 
@@ -202,25 +212,36 @@ class Terms(Frozen, frozen=True):
     tolerances: tuple[Tolerance, ...] = ()
 
 
-class Compared(Frozen, frozen=True):
-    """What was measured so far, its profile, its baseline, and their comparison.
+class Verdicts(Frozen, frozen=True):
+    """The verdicts on a test: those of the whole, then those of its regions.
 
-    ``slower`` says why less work is no improvement, if there is less.
+    First each value is compared, by ``policy``, with the ``baseline``; ``slower`` says why less
+    work is no improvement, if there is less. Once the findings have their places, there is the
+    rest: the status, ``causes`` if it fails, and what ``--accept`` would write; ``times_changed``:
+    its times replace the accepted ones. ``unstable``: what another run with another seed differs
+    in. A test that was not measured has no ``profile``.
     """
 
-    measured: Measured
-    profile: Profile
-    baseline: Baseline | None
-    policy: Policy
-    verdicts: list[Verdict]
+    whole: Sequence[Verdict]
     regions: Mapping[str, Sequence[Verdict]] = {}
+    measured: Measured | None = None
+    profile: Profile | None = None
+    baseline: Baseline | None = None
+    policy: Policy = Policy()
     slower: Reason | None = None
+    status: TestStatus = "not_profiled"
+    causes: Sequence[Cause] = ()
+    reason: Reason | None = None
+    accepts: Baseline | None = None
+    times_changed: bool = False
+    unstable: Unstable | None = None
 
     def holds_for(self, measured: Measured) -> bool:
         """Whether it is the comparison of this, too: a test may record more after its trace."""
         ours = self.measured
         return (
-            ours.trace is measured.trace
+            ours is not None
+            and ours.trace is measured.trace
             and ours.processes is measured.processes
             and ours.recorded == measured.recorded
             and ours.region_gaps == measured.region_gaps
@@ -228,41 +249,24 @@ class Compared(Frozen, frozen=True):
         )
 
     @property
-    def all_verdicts(self) -> list[Verdict]:
+    def all(self) -> list[Verdict]:
         """Those of the whole test, then those of its regions."""
-        return [*self.verdicts, *chain.from_iterable(self.regions.values())]
+        return [*self.whole, *chain.from_iterable(self.regions.values())]
 
     @property
     def has_places(self) -> bool:
         """Whether there is anything to locate: of fewer calls than before, those that are left."""
         failing = ("regressed", "over_budget", *["improved"] * self.policy.strict)
-        bad = [v.metric for v in self.all_verdicts if v.status in failing]
-        explained = any(metric in _HAS_PLACES for metric in bad)
-        return explained or bool(new_findings(self.profile, self.baseline))
+        explained = any(v.metric in _HAS_PLACES for v in self.all if v.status in failing)
+        return explained or (
+            self.profile is not None and bool(new_findings(self.profile, self.baseline))
+        )
 
     @property
     def fails(self) -> bool:
         """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None
-        return bool(failures(self.all_verdicts, self.policy, has_baseline=known, accept=False))
-
-
-class Judged(Frozen, frozen=True):
-    """The verdict on a test, with the causes of its failure, if it fails.
-
-    ``accepts`` is what ``--accept`` would write, None if there is nothing to accept;
-    ``times_changed``: its times replace the accepted ones. ``unstable``: what another run with
-    another seed differs in.
-    """
-
-    status: TestStatus
-    verdicts: Sequence[Verdict]
-    causes: Sequence[Cause] = ()
-    reason: Reason | None = None
-    profile: Profile | None = None
-    accepts: Baseline | None = None
-    times_changed: bool = False
-    unstable: Unstable | None = None
+        return bool(failures(self.all, self.policy, has_baseline=known, accept=False))
 
     @property
     def strict(self) -> bool:
@@ -270,7 +274,7 @@ class Judged(Frozen, frozen=True):
         return bool(self.causes) and all(cause.only_strict for cause in self.causes)
 
 
-def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Compared:
+def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Verdicts:
     """Compare each metric and each budget with the accepted values."""
     policy = _policy(measured, baseline, terms)
     if measured.processes or any(one.each for one in measured.budgets):
@@ -287,7 +291,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     if slower is not None:
         verdicts = _unpraised(verdicts, slower)
         regions = {name: _unpraised(region, slower) for name, region in regions.items()}
-    return Compared(measured, profile, baseline, policy, verdicts, regions, slower)
+    return Verdicts(verdicts, regions, measured, profile, baseline, policy, slower)
 
 
 def _unpraised(verdicts: Sequence[Verdict], slower: Reason) -> list[Verdict]:
@@ -346,15 +350,16 @@ def advice(profile: Profile, accepted: Baseline, terms: Terms) -> tuple[Reason, 
 
 def judged(
     measured: Measured,
-    found: Compared,
+    found: Verdicts,
     findings: Mapping[str | None, Iterable[Finding]],
     roots: Roots,
     terms: Terms,
-) -> Judged:
-    """The test's verdict; ``findings`` are those of the trace (None) and of each region, with
+) -> Verdicts:
+    """The test's verdicts; ``findings`` are those of the trace (None) and of each region, with
     places.
     """
-    baseline, verdicts = found.baseline, found.all_verdicts
+    baseline, verdicts, compared_profile = found.baseline, found.all, found.profile
+    assert compared_profile is not None  # noqa: S101 - it was measured
 
     def shown(name: str | None, own: Profile, accepted: Baseline | None) -> Profile:
         located = placed(
@@ -364,11 +369,11 @@ def judged(
 
     regions = {
         name: shown(name, own, baseline and baseline.regions.get(name))
-        for name, own in found.profile.regions.items()
+        for name, own in compared_profile.regions.items()
     }
-    profile = replace(shown(None, found.profile, baseline), regions=regions)
+    profile = replace(shown(None, compared_profile, baseline), regions=regions)
     if measured.mismatch is not None:
-        return _mismatched(measured.mismatch, verdicts, profile)
+        return _mismatched(measured.mismatch, replace(found, profile=profile))
     known = baseline is not None
     causes = failures(verdicts, found.policy, has_baseline=known, accept=terms.accept)
     if found.policy.strict:
@@ -378,44 +383,38 @@ def judged(
         if measured.pairs_gap is not None:
             causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
-    other = next((v.reason for v in found.all_verdicts if _is_told(v, found.policy)), None)
+    other = next((v.reason for v in verdicts if _is_told(v, found.policy)), None)
     swapped = None
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
         swapped = swapped_operators(profile, baseline)
     quiet = not (terms.contended or measured.busy)
     again = _profile_again(measured)
-    return Judged(
-        status,
-        verdicts,
-        causes,
-        found.slower
-        or other
-        or swapped
-        or (
-            because(
-                "dataloader_workers",
-                (
-                    "operators in a DataLoader's workers are not counted, nor what receives "
-                    "their batches: the workers are separate processes, and how far ahead they "
-                    "are is chance"
-                ),
-            )
-            if uses_workers(measured.trace)
-            else None
-        )
-        or not_compared(measured.unmeasured, profile)
-        or measured.pairs_gap,
-        profile,
-        _accepts(measured, found, again, quiet=quiet, accept=terms.accept),
-        _times_changed(verdicts, quiet=quiet),
-        unstable(found.profile, again, drawn=measured.draws, tolerances=found.policy.tolerances)
-        if again
-        else None,
+    reasons = (
+        found.slower,
+        other,
+        swapped,
+        _WORKERS_UNCOUNTED if uses_workers(measured.trace) else None,
+        not_compared(measured.unmeasured, profile),
+        measured.pairs_gap,
+    )
+    varies = None
+    if again is not None:
+        tolerances = found.policy.tolerances
+        varies = unstable(compared_profile, again, drawn=measured.draws, tolerances=tolerances)
+    return replace(
+        found,
+        profile=profile,
+        status=status,
+        causes=causes,
+        reason=next(filter(None, reasons), None),
+        accepts=_accepts(measured, found, again, quiet=quiet, accept=terms.accept),
+        times_changed=_times_changed(verdicts, quiet=quiet),
+        unstable=varies,
     )
 
 
-def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) -> Judged:
-    """The verdict on a test that was not measured."""
+def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) -> Verdicts:
+    """The verdicts on a test that was not measured."""
     reason = unmeasured.reason
     verdicts = all_unchecked(unmeasured.budgets, reason)
     policy = Policy(terms.time, terms.strict)
@@ -424,7 +423,7 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
         causes.append(Cause("baseline_unchecked", reason=reason))
     if terms.strict and unmeasured.stats_asked:
         causes.append(Cause("comparisons_unchecked", reason=reason))
-    return Judged("not_profiled", verdicts, causes, reason)
+    return Verdicts(verdicts, policy=policy, causes=causes, reason=reason)
 
 
 def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
@@ -458,9 +457,7 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
     return Policy(terms.time, terms.strict, note, cpu, chip, terms.tolerances)
 
 
-def _mismatched(
-    mismatch: Mapping[str, str], verdicts: Sequence[Verdict], profile: Profile
-) -> Judged:
+def _mismatched(mismatch: Mapping[str, str], found: Verdicts) -> Verdicts:
     """The verdict on a test that a comparison of its own has failed already.
 
     A mismatch counts as regressed, unless the metric is over budget; any other comparison is a
@@ -476,12 +473,12 @@ def _mismatched(
         )
         if (expected := mismatch.get(v.label)) and v.status != "over_budget"
         else v
-        for v in verdicts
+        for v in found.all
     ]
     worst = status_of(verdicts, has_baseline=True)
     status: TestStatus = "regressed" if mismatch and worst != "over_budget" else "over_budget"
     reason = because(*(Why.INLINE_MISMATCH if mismatch else Why.COMPARISON_FAILED))
-    return Judged(status, verdicts, reason=reason, profile=profile)
+    return replace(found, whole=verdicts, regions={}, status=status, reason=reason)
 
 
 def _profile_again(measured: Measured) -> Profile | None:
@@ -495,13 +492,14 @@ def _profile_again(measured: Measured) -> Profile | None:
 
 
 def _accepts(
-    measured: Measured, found: Compared, again: Profile | None, *, quiet: bool, accept: bool
+    measured: Measured, found: Verdicts, again: Profile | None, *, quiet: bool, accept: bool
 ) -> Baseline:
     """What ``--accept`` would write; ``again``: the profile of a run with another seed.
 
     ``quiet``: nothing else kept the machine busy, so the times are fit to compare with later.
     """
     profile = found.profile
+    assert profile is not None  # noqa: S101 - it was measured
     times: dict[str, Any] = {
         key: rounded(value) if key in profile.own else round(value, 6)
         for key, value in profile.metrics.items()
@@ -513,7 +511,7 @@ def _accepts(
     # Reads operands, so only where it is written.
     cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
     return replace(
-        _numbers(profile, found.verdicts, found.baseline),
+        _numbers(profile, found.whole, found.baseline),
         findings=offered(measured, profile, found.baseline),
         times=times,
         cpu_capability=cpu,

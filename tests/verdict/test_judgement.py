@@ -13,7 +13,14 @@ from pytest_torchprof.places.place import Roots
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.judgement import Cause, Judged, Terms, compared, judged, not_profiled
+from pytest_torchprof.verdict.judgement import (
+    Cause,
+    Terms,
+    Verdicts,
+    compared,
+    judged,
+    not_profiled,
+)
 from pytest_torchprof.verdict.profile import Measured, Unmeasured
 
 WHY = because(
@@ -22,7 +29,7 @@ WHY = because(
 LIMIT = Budget("ops", 1)
 
 
-def of_two_operators(terms: Terms, baseline: Baseline | None = None, **more: object) -> Judged:
+def of_two_operators(terms: Terms, baseline: Baseline | None = None, **more: object) -> Verdicts:
     b = TraceBuilder()
     with b.annotation(REGION):
         for _ in range(2):
@@ -54,7 +61,7 @@ def test_a_measured_test_fails_by_its_limits_and_its_baseline(
 def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
     found = of_two_operators(Terms(), Baseline({"ops": 2}), mismatch={"ops": "3"})
     assert ("regressed", (), None) == (found.status, found.causes, found.accepts)
-    (ops,) = (v for v in found.verdicts if v.metric == "ops")
+    (ops,) = (v for v in found.all if v.metric == "ops")
     assert (
         "regressed",
         because("inline_expects", "the inline expectation is {expected}", expected="3"),

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Frozen, Known
 from pytest_torchprof.core.values import MissingValue, Number, Record, Verdict
 from pytest_torchprof.verdict.own import metric_of
 
@@ -21,8 +21,6 @@ from pytest_torchprof.verdict.own import metric_of
 # Only numbers that are known are in it. It is written once and never changed.
 
 RUN_SCHEMA = "torchprof-run/1"
-#: With an integer of hundreds of digits no arithmetic goes well.
-Known = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float
 
 
 class OwnKind(Frozen, frozen=True, rename={"klass": "class"}, gc=False):

@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import is_other_file, opened, replacing, system_message
-from pytest_torchprof.core.records import Frozen, require_floats
+from pytest_torchprof.core.records import Frozen, Known
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
@@ -199,24 +199,19 @@ class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
     unit: str
     klass: str
     status: str
-    value: int | float | None
-    baseline: int | float | None = None
-    limit: int | float | None = None
-    least: int | float | None = None
+    value: Known | None
+    baseline: Known | None = None
+    limit: Known | None = None
+    least: Known | None = None
     better: str = "lower"
     reason: str | None = None
-    at_least: int | float | None = None
+    at_least: Known | None = None
     n: int | None = None
-    low: int | float | None = None
-    high: int | float | None = None
-    min: int | float | None = None
-    spread: int | float | None = None
-    rounds: list[int | float] = msgspec.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """See `require_floats`."""
-        own = (self.value, self.baseline, self.limit, self.least, self.at_least, self.n, self.low)
-        require_floats((*own, self.high, self.min, self.spread, *self.rounds))
+    low: Known | None = None
+    high: Known | None = None
+    min: Known | None = None
+    spread: Known | None = None
+    rounds: list[Known] = msgspec.field(default_factory=list)
 
 
 class StoredFinding(Frozen, frozen=True):
@@ -230,15 +225,11 @@ class StoredFinding(Frozen, frozen=True):
     fix: str
     cost_ms: float | None = None
     path: str | None = None
-    bytes: int | float | None = None
+    bytes: Known | None = None
     module: str | None = None
     modules: int | None = None
     reason: str | None = None
     gated: bool = True
-
-    def __post_init__(self) -> None:
-        """See `require_floats`."""
-        require_floats((self.bytes,))
 
 
 class StoredRegion(Frozen, frozen=True):

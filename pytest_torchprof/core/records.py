@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import convert, to_builtins
@@ -77,8 +79,22 @@ class Sendable(Frozen, frozen=True):
         return convert(sent, cls)
 
 
-#: With an integer of hundreds of digits, which JSON may have, no arithmetic goes well.
-Known = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float
+def in_json(value: Any) -> Any:
+    r"""The same as strict readers of JSON in UTF-8 accept it.
+
+    Numbers that are not finite are None, and lone surrogates, as in undecodable names of files, are
+    spelled out.
+
+    >>> print(in_json({"a\ud800": [float("inf"), 1]}))
+    {'a\\ud800': [None, 1]}
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {in_json(key): in_json(inner) for key, inner in value.items()}
+    return [in_json(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class Mutable(msgspec.Struct):

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from pytest_torchprof.core.records import Frozen, Known
+from pytest_torchprof.core.records import Frozen, in_json
 from pytest_torchprof.core.values import MissingValue, Number, Record, Verdict
 from pytest_torchprof.verdict.own import metric_of
 
@@ -21,6 +21,8 @@ from pytest_torchprof.verdict.own import metric_of
 # Only numbers that are known are in it. It is written once and never changed.
 
 RUN_SCHEMA = "torchprof-run/1"
+#: With an integer of hundreds of digits no arithmetic goes well.
+Known = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float
 
 
 class OwnKind(Frozen, frozen=True, rename={"klass": "class"}, gc=False):
@@ -122,15 +124,7 @@ def encode(run: Run) -> bytes:
     try:
         return msgspec.json.encode(run)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_spelled(msgspec.to_builtins(run)))
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list) else value
+        return msgspec.json.encode(in_json(msgspec.to_builtins(run)))
 
 
 _DECODER = msgspec.json.Decoder(Run)

@@ -175,7 +175,7 @@ def code_quality(rows: Sequence[FindingRow], root: Path) -> tuple[str, int]:
                 "location": {"path": at.path, "lines": {"begin": at.line}},
             }
         )
-    text = escape.strict_json_text(issues, indent=1)
+    text = escape.json_text(issues, indent=1)
     return text + "\n", len(rows) - len(issues)
 
 
@@ -218,7 +218,7 @@ def sarif(
         "results": results,
     }
     log = {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-    return escape.strict_json_text(log, indent=1) + "\n"
+    return escape.json_text(log, indent=1) + "\n"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -532,7 +532,7 @@ def code_quality_of(found: Sequence[Annotation]) -> str:
                 "location": {"path": place.path, "lines": {"begin": place.line}},
             }
         )
-    return escape.strict_json_text(issues, indent=1) + "\n"
+    return escape.json_text(issues, indent=1) + "\n"
 
 
 def _own_name(nodeid: str) -> str:

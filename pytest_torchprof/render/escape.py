@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import in_json
 
 # ---- Escape untrusted text for each kind of output; all output goes through here.
 #
@@ -173,55 +174,18 @@ def csv_value(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
-    r"""JSON with the same content: hidden characters are escaped, non-finite numbers are null.
+    r"""JSON with hidden characters escaped; see `in_json` for what JSON cannot have.
 
     ``compact``: without spaces.
 
-    >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
-    {"a": "\u009b\u202e テスト", "b": null}
+    >>> print(json_text({"a": "\x9b\u202e テスト \ud800", "b": float("nan")}))
+    {"a": "\u009b\u202e テスト \\ud800", "b": null}
     """
     import json
 
     separators = (",", ":") if compact else None
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, separators=separators)
+    text = json.dumps(in_json(value), indent=indent, ensure_ascii=False, separators=separators)
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
-
-
-def strict_json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
-    r"""JSON that strict readers accept, too: lone surrogates are spelled out.
-
-    >>> print(strict_json_text(["a\ud800"]))
-    ["a\\ud800"]
-    """
-    text = json_text(value, indent=indent, compact=compact)
-    again = "\\ud" in text
-    return json_text(_spelled(value), indent=indent, compact=compact) if again else text
-
-
-def _spelled(value: Any) -> Any:
-    """The same with lone surrogates, as in undecodable file names, spelled out."""
-    if isinstance(value, str):
-        return spelled(value)
-    if isinstance(value, Mapping):
-        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def spelled(text: str) -> str:
-    r"""Text that UTF-8 can hold: lone surrogates are spelled out.
-
-    >>> print(spelled("a\ud800"))
-    a\ud800
-    """
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # -------------------------------------------------------------------- commands to paste

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -13,7 +14,7 @@ import msgspec
 
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import is_other_file, opened, replacing, system_message
-from pytest_torchprof.core.records import Frozen, Known
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
@@ -183,7 +184,7 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = escape.strict_json_text(report, indent=1)
+    text = escape.json_text(report, indent=1)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")
 
@@ -193,28 +194,37 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
 _NEXT = "name a report of pytest --torchprof --torchprof-json=FILE"
 
 
-class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
+class _Stored(Frozen, frozen=True):
+    def __post_init__(self) -> None:
+        """Refuse an integer of hundreds of digits, with which no arithmetic goes well."""
+        for value in map(self.__getattribute__, self.__struct_fields__):
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, int) and abs(number) > sys.float_info.max:
+                    raise ValueError("a number is out of range")
+
+
+class StoredMetric(_Stored, frozen=True, rename={"klass": "class"}):
     """A metric as the report has it; the unit is that of its numbers, which are None if unknown."""
 
     unit: str
     klass: str
     status: str
-    value: Known | None
-    baseline: Known | None = None
-    limit: Known | None = None
-    least: Known | None = None
+    value: int | float | None
+    baseline: int | float | None = None
+    limit: int | float | None = None
+    least: int | float | None = None
     better: str = "lower"
     reason: str | None = None
-    at_least: Known | None = None
+    at_least: int | float | None = None
     n: int | None = None
-    low: Known | None = None
-    high: Known | None = None
-    min: Known | None = None
-    spread: Known | None = None
-    rounds: list[Known] = msgspec.field(default_factory=list)
+    low: int | float | None = None
+    high: int | float | None = None
+    min: int | float | None = None
+    spread: int | float | None = None
+    rounds: list[int | float] = msgspec.field(default_factory=list)
 
 
-class StoredFinding(Frozen, frozen=True):
+class StoredFinding(_Stored, frozen=True):
     """A finding of a test; ``cost_ms`` is None if unknown."""
 
     rule: str
@@ -225,7 +235,7 @@ class StoredFinding(Frozen, frozen=True):
     fix: str
     cost_ms: float | None = None
     path: str | None = None
-    bytes: Known | None = None
+    bytes: int | float | None = None
     module: str | None = None
     modules: int | None = None
     reason: str | None = None

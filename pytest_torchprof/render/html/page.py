@@ -144,7 +144,7 @@ def json_block(data: object) -> Markup:
     >>> print(json_block({"a": "</script>"}))
     {"a":"\u003c/script>"}
     """
-    text = escape.strict_json_text(data, compact=True)
+    text = escape.json_text(data, compact=True)
     return Markup(text.replace("<", r"\u003c"))  # noqa: S704 - JSON, not HTML
 
 

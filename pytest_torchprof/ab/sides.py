@@ -20,18 +20,14 @@ from typing import Literal
 from pytest_torchprof.core.errors import AbError, near
 from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.version import __version__
+from pytest_torchprof.history.git import GitError, git
 
 # ---- A git revision as a folder. Nothing is fetched, no hook runs.
 
 #: The temporary folder of a run; a killed run leaves it, and a later one removes it after a day.
 _PREFIX, _LEFT_S = "torchprof-ab-", 86_400.0
-_QUIETLY = ("core.hooksPath=" + os.devnull, "core.fsmonitor=false", "submodule.recurse=false")
 _SUBMODULE = "160000"  # the mode of its entry in git's trees
 _BROUGHT_BYTES, _NAMED = 2**20, 3
-
-
-class GitError(AbError):
-    """Git failed; the text is git's own."""
 
 
 @dataclass(frozen=True)
@@ -41,37 +37,6 @@ class Tree:
     label: str  # "main (3f2a91c)", "working tree, uncommitted changes", a path
     root: Path  # its top
     notes: tuple[str, ...] = ()
-
-
-def git(folder: Path, *words: str, **variables: str) -> str:
-    """Git's output in a folder; names in it may hold any bytes. Raises `GitError`."""
-    # In a hook, git's variables name a repository, which may not be the one we ask about. Those of
-    # its configuration stay: CI sets safe.directory in them.
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
-    }
-    options = [word for setting in _QUIETLY for word in ("-c", setting)]
-    try:
-        done = subprocess.run(  # noqa: S603 - git, with the user's revision as one word
-            ["git", "-C", str(folder), *options, *words],  # noqa: S607 - the git that the user has
-            env={**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise GitError(
-            "git was not found", next_step="install it, or pass folders with --a and --b"
-        ) from None
-    if done.returncode:
-        output = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        fatal = [line for line in output if line.startswith(("fatal:", "error:"))] or output
-        raise GitError(
-            f"git {words[0]} failed", fatal[0] if fatal else f"exit code {done.returncode}"
-        )
-    return os.fsdecode(done.stdout)
 
 
 def _repository(folder: Path) -> Path:
@@ -89,7 +54,7 @@ def _repository(folder: Path) -> Path:
                 f"{folder}: there is no working tree to compare with",
                 next_step=f"use one, or {folders}",
             ) from None
-        raise
+        raise AbError(error.what, error.found, f"mend it, or {folders}") from None
 
 
 def _resolved(top: Path, ref: str) -> tuple[str, str]:

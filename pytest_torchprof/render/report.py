@@ -15,6 +15,7 @@ import msgspec
 from pytest_torchprof.core.errors import ReportError, SettingsError
 from pytest_torchprof.core.files import is_other_file, opened, replacing, system_message
 from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.units import format_change, format_pair, format_quantity
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
@@ -222,6 +223,25 @@ class StoredMetric(_Stored, frozen=True, rename={"klass": "class"}):
     min: int | float | None = None
     spread: int | float | None = None
     rounds: list[int | float] = msgspec.field(default_factory=list)
+
+    @property
+    def in_words(self) -> tuple[str, str, str]:
+        """Before, now, and the change, which is empty if one of both is unknown."""
+        before, now = format_pair(self.baseline, self.value, self.unit)
+        if self.at_least is not None:
+            now = f"at least {format_quantity(self.at_least, self.unit)}"
+        known = self.baseline is not None and self.value is not None
+        return before, now, format_change(self.baseline, self.value) if known else ""
+
+    @property
+    def limits(self) -> str:
+        """``at least 2, at most 9``; empty if there is no limit."""
+        return self.named({"at least": self.least, "at most": self.limit})
+
+    def named(self, values: Mapping[str, float | None]) -> str:
+        """Those that are known, in the metric's unit, each with its name before it."""
+        known = {name: value for name, value in values.items() if value is not None}
+        return ", ".join(f"{name} {format_quantity(n, self.unit)}" for name, n in known.items())
 
 
 class StoredFinding(_Stored, frozen=True):

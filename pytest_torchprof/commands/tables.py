@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from pytest_torchprof.commands.inputs import (
     Part,
     Parts,
     merge_lines,
+    part_with,
     reading_bar,
     warn,
 )
@@ -53,7 +55,6 @@ from pytest_torchprof.trace.ranks import (
 from pytest_torchprof.trace.steps import steps_of
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
@@ -547,6 +548,26 @@ def ask(options: Namespace, function: str, **settings: Any) -> Parts:
     parts = _parts(options, sources, [one for one in answers if one is not None], is_fleet=is_fleet)
     _report(parts, is_merged=getattr(options, "merge", False))
     return parts
+
+
+def load(words: Sequence[str], rank: int | None, steps: Namespace | None = None) -> Parts:
+    """The traces themselves; of each only the steps that the options ask for, if any.
+
+    Raises:
+        TraceError: see `ask`.
+        SettingsError: a trace has no steps, or not these.
+    """
+    return ask(
+        Namespace(traces=words, rank=rank, format="table", output=None, jobs=None, dask=None),
+        "commands.tables:whole_trace",
+        step=steps and steps.step,
+        step_name=steps and steps.step_name,
+    )
+
+
+def whole_trace(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """All of it."""
+    return part_with(at_steps(trace, settings)).body
 
 
 def _ends(one: Answer, source: Source) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pytest_torchprof.core.errors import AbError, near
-from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.history.git import GitError, git
 
@@ -172,58 +170,11 @@ def _brought(top: Path, place: Path) -> Iterator[str]:
 
 
 def _working_tree(top: Path | None, cwd: Path) -> Tree:
-    """The working tree as it is, with notes on its submodules."""
+    """The working tree as it is."""
     if top is None:
         return Tree("working tree", cwd.resolve())
-    text = git(top, "status", "--porcelain=v2", "-z", "--untracked-files=normal")
-    changes = [entry for entry in text.split("\0") if entry[:2] in {"1 ", "2 ", "u ", "? "}]
-    notes = []
-    for entry in changes:
-        fields = entry.split(" ", 8)
-        if entry[0] == "1" and fields[2].startswith("S"):
-            commit, modified, untracked = (letter != "." for letter in fields[2][1:])
-            if modified or untracked:
-                notes.append(f"submodule {fields[8]} has uncommitted changes; they are part of B")
-            elif commit:
-                notes.append(
-                    f"submodule {fields[8]} is not at the recorded commit; B has it as it is"
-                )
-    label = "working tree, uncommitted changes" if changes else "working tree"
-    return Tree(label, top, tuple(notes))
-
-
-_MISSING = re.compile(
-    r"No module named '(?P<module>[\w.]+)'"
-    r"|cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<of>[\w.]+)'"
-)
-_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where a tree keeps packages
-
-
-def unbuilt(text: str, root: Path, others: Sequence[Path]) -> Reason | None:
-    """Why an import failed in this side's tree, if only the other tree has built the module.
-
-    ``text`` is Python's error. None if it has another cause.
-    """
-    for found in _MISSING.finditer(text):
-        name = found["module"] or f"{found['of']}.{found['name']}"
-        for other in others:
-            if _has_built(other, name) and not _has_built(root, name):
-                return because(
-                    "built_elsewhere",
-                    (
-                        "{module} is compiled, but built only in {tree}: build it in both trees "
-                        "and pass them with --a and --b"
-                    ),
-                    module=name,
-                    tree=str(other),
-                )
-    return None
-
-
-def _has_built(tree: Path, name: str) -> bool:
-    path = name.replace(".", "/")
-    patterns = (f"{layout}{path}{end}" for layout in _LAYOUTS for end in (".*so", ".*pyd"))
-    return any(True for pattern in patterns for _ in tree.glob(pattern))
+    changes = git(top, "status", "--porcelain", "--untracked-files=normal")
+    return Tree("working tree, uncommitted changes" if changes else "working tree", top)
 
 
 # ---- Find the Python of a side, and check that a worker can run in it.

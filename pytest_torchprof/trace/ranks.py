@@ -95,7 +95,7 @@ def read_ranks(
         found.append(_Found(file.path, claim if own is None else own, trace))
     if not found:
         raise nothing_found(paths, left_out)
-    traces = []
+    traces: list[tuple[int, Events]] = []
     lost = tuple(f"left out: {error}" for error in left_out)
     for one in chosen_ranks(
         [str(f.path) for f in found],

@@ -25,10 +25,10 @@ from pytest_torchprof.commands.inputs import (
 from pytest_torchprof.core.errors import (
     SettingsError,
     TraceError,
+    keep_others,
     not_onto_itself,
-    not_replaced,
 )
-from pytest_torchprof.core.files import is_other_file, same_file
+from pytest_torchprof.core.files import head_of, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS, CountedNames, StepRange
 from pytest_torchprof.fleet.mapping import Answer, Question, answer
@@ -445,8 +445,9 @@ def check_target(options: Namespace) -> None:
     """Whether a Parquet file can be written, before anything is read.
 
     Raises:
-        SettingsError: no file is named, or one without the format, or pyarrow is missing.
-        TraceError: it is a trace that is read, or a file of another kind.
+        SettingsError: no file is named, or one without the format, or one of another kind, or
+            pyarrow is missing.
+        TraceError: it is a trace that is read.
     """
     if options.format != "parquet":
         if options.output:
@@ -461,8 +462,7 @@ def check_target(options: Namespace) -> None:
         raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     if any(same_file(target, Path(name)) for name in options.traces):
         raise not_onto_itself(target)
-    if is_other_file(target, _is_parquet):
-        raise not_replaced(target, "a Parquet file")
+    keep_others(target, lambda path: head_of(path).startswith(b"PAR1"), "a Parquet file")
 
 
 def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
@@ -482,11 +482,6 @@ def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
         raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     check_page(target)
     return target
-
-
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
 
 
 def _write_parquet(options: Namespace, several: Parts, table: Table) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
-from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.files import is_other_file
+from pytest_torchprof.core.errors import keep_others
+from pytest_torchprof.core.files import head_of
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
@@ -324,12 +324,8 @@ def check_comment(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, lambda path: path.read_bytes().startswith(MARK.encode())):
-        raise SettingsError(
-            f"{path} is not replaced",
-            "it exists and is not a comment of torchprof",
-            "name another file, or remove this one first",
-        )
+    ours = MARK.encode()
+    keep_others(path, lambda path: head_of(path).startswith(ours), "a comment of torchprof")
 
 
 def _size(lines: Iterable[str]) -> int:

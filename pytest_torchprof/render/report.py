@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.files import is_other_file, opened, replacing, system_message
+from pytest_torchprof.core.errors import ReportError, keep_others
+from pytest_torchprof.core.files import opened, replacing, system_message
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
@@ -139,12 +139,7 @@ def check_target(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, _is_report):
-        raise SettingsError(
-            f"{path} is not replaced",
-            f"it exists and is not a report ({REPORT_SCHEMA})",
-            "name another file, or remove this one first",
-        )
+    keep_others(path, _is_report, f"a report ({REPORT_SCHEMA})")
 
 
 class _Head(msgspec.Struct):
@@ -377,7 +372,8 @@ def merged(reports: Mapping[str, StoredReport]) -> dict[str, Any]:
     }
     errors = dict.fromkeys(line for report in reports.values() for line in report.errors)
     document |= {"errors": list(errors)} if errors else {}
-    document |= _others(documents)
+    # Those of newer versions.
+    document |= {k: v for one in documents.values() for k, v in one.items() if k not in _KNOWN}
     if any(report.interrupted for report in reports.values()):
         document["interrupted"] = True
     return document
@@ -429,23 +425,6 @@ def _tests(
                     "merge reports of shards that ran different tests",
                 )
     return list(tests.values())
-
-
-def _others(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys of newer versions, if all reports that have them agree."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, document in documents.items():
-        for key, value in document.items():
-            if key in _KNOWN:
-                continue
-            first, known = found.setdefault(key, (name, value))
-            if known != value:
-                raise ReportError(
-                    f"{first} and {name} cannot be merged",
-                    f"{_quoted(key)} differs, which this version does not know",
-                    "update torchprof",
-                )
-    return {key: value for key, (_, value) in found.items()}
 
 
 def _quoted(value: object) -> str:

@@ -596,17 +596,12 @@ def _answers(
         found = process_answers(question, sources, jobs)
     else:
         within = None if progress is None else step
-        known_first = sorted(enumerate(sources), key=lambda pair: not _is_missing(pair[1]))
+        known_first = sorted(enumerate(sources), key=lambda pair: not pair[1].missing)  # at once
         found = ((at, answer(question, source, within)) for at, source in known_first)
     for at, one in found:
         before += sources[at].size
         step(0)
         yield at, one
-
-
-def _is_missing(source: Source) -> bool:
-    """Whether the answer is known at once."""
-    return source.named and not source.remote and not os.path.lexists(source.address)
 
 
 def _processors() -> int:

@@ -192,28 +192,14 @@ def json_text(value: Any, indent: int | None = None, *, compact: bool = False) -
 
 
 def command(words: Iterable[str]) -> str:
-    r"""A one-line command that a shell reads as these words, whatever they contain.
+    r"""A one-line command that a shell reads as these words; hidden characters are shown.
 
-    >>> print(command(["pytest", "test_a.py::test_b[\x1b'x]"]))
-    pytest $'test_a.py::test_b[\x1b\'x]'
+    >>> print(command(["pytest", "test_a.py::test_b[a b]"]))
+    pytest 'test_a.py::test_b[a b]'
     """
-    return " ".join(map(_quoted, words))
+    import shlex
 
-
-def _quoted(word: str) -> str:
-    if not _IN_LINE.search(word):
-        import shlex
-
-        return shlex.quote(word)
-    text = word.replace("\\", r"\\").replace("'", r"\'")
-    return f"$'{_IN_LINE.sub(_in_shell, text)}'"
-
-
-def _in_shell(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\U{code:08x}" if code > 0xFFFF else _shown(match)
+    return line(shlex.join(words))
 
 
 # ---- Print escaped text to standard output and standard error.

@@ -24,7 +24,7 @@ from pytest_torchprof.work.flops import work_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.core.unknown import Reason
@@ -158,6 +158,10 @@ class Parts(dict[int, Part]):
     def mark(self, rank: int) -> str:
         """What a note on it begins with, where there are several."""
         return f"{self.label(rank)}: " if len(self) > 1 else ""
+
+    def marked(self, lines: Mapping[int, Iterable[str]]) -> list[str]:
+        """These notes on each trace, all with such a beginning."""
+        return [f"{self.mark(rank)}{line}" for rank, own in lines.items() for line in own]
 
 
 def part_of(

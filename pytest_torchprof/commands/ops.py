@@ -273,8 +273,7 @@ def run_bound(options: Namespace) -> int:
 
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
-    for rank, trace in ranks.traces.items():
-        notes += [f"{ranks.mark(rank)}{line}" for line in _fusion_notes(trace, chips)]
+    notes += ranks.marked({at: _fusion_notes(trace, chips) for at, trace in ranks.traces.items()})
     extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
     tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
     return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)

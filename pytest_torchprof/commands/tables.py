@@ -478,8 +478,6 @@ def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
     target = Path(options.html)
     if any(same_file(target, Path(name)) for name in read):
         raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     check_page(target)
     return target
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
@@ -16,21 +15,23 @@ class Reason(Sendable, frozen=True, gc=False):
     text: str
 
 
-class Sentence:
-    """The sentence of a reason, with fields, see `because`; its code is the name that it is given.
+class Sentence(NamedTuple):
+    """A code, and the sentence for it, with fields: see `because`.
 
     >>> list(Why.ONLY_ON)
     ['only_on', 'only in {side}']
     """
 
-    def __init__(self, template: str) -> None:
-        self.template = template
+    code: str
+    template: str
 
-    def __set_name__(self, _: type, name: str) -> None:
-        self.code = name.lower()
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, self._replace(code=name.lower()))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.code, self.template))
+
+def _said(template: str) -> Sentence:
+    """A sentence whose code is the name that it is given in a class."""
+    return Sentence("", template)
 
 
 def because(
@@ -91,122 +92,118 @@ class _Field:
 class Why:
     """Reasons that are given, or asked for, at several places."""
 
-    SOMEBODY_SAID = Sentence("{text}")
-    ERROR = Sentence("{message}")
-    WAS_NOT_MEASURED = Sentence("was not measured")
-    ONLY_LIVE = Sentence("only a live test measures it")
-    NO_REGION = Sentence("failed capture: the trace lacks the measured region")
-    NO_SHAPES = Sentence("recorded without shapes (record_shapes=True records them)")
-    NO_DURATIONS = Sentence("the events of this trace have no durations")
-    NO_COPY_SIZES = Sentence("the copies of this trace have no sizes")
-    NO_COMM_SIZES = Sentence(
+    SOMEBODY_SAID = _said("{text}")
+    ERROR = _said("{message}")
+    WAS_NOT_MEASURED = _said("was not measured")
+    ONLY_LIVE = _said("only a live test measures it")
+    NO_REGION = _said("failed capture: the trace lacks the measured region")
+    NO_SHAPES = _said("recorded without shapes (record_shapes=True records them)")
+    NO_DURATIONS = _said("the events of this trace have no durations")
+    NO_COPY_SIZES = _said("the copies of this trace have no sizes")
+    NO_COMM_SIZES = _said(
         "the size of {unsized} of {calls} calls that communicate is unknown, such as {name}"
     )
-    FILE_BREAKS_OFF = Sentence("{why}, or the file breaks off before it")
-    SEVERAL = Sentence("{gaps:; }")
-    AT_LEAST = Sentence("at least {value:{unit}}: {why}")
-    FAILED = Sentence("failed")
-    SKIPPED = Sentence("skipped")
-    XFAILED = Sentence("xfailed")
-    SETUP_FAILED = Sentence("setup failed")
-    SUBTESTS_FAILED = Sentence("has failed subtests")
-    LEFT_OUT = Sentence("@pytest.mark.torchprof(enabled=False) leaves the test out")
-    OTHER_PROFILER = Sentence("another profiler session is active while the test runs")
-    PROFILER_ENDED = Sentence("other code ended the profiler session of the test")
-    NOTHING_RECORDED = Sentence("the profiler recorded nothing, not even the measured region")
-    COMPARISON_FAILED = Sentence("an assertion failed once the test's numbers were measured")
-    RUN_NOT_PROFILED = Sentence("this run is not profiled")
-    NO_RUN_TO_COMPARE = Sentence(
+    FILE_BREAKS_OFF = _said("{why}, or the file breaks off before it")
+    SEVERAL = _said("{gaps:; }")
+    AT_LEAST = _said("at least {value:{unit}}: {why}")
+    FAILED = _said("failed")
+    SKIPPED = _said("skipped")
+    XFAILED = _said("xfailed")
+    SETUP_FAILED = _said("setup failed")
+    SUBTESTS_FAILED = _said("has failed subtests")
+    LEFT_OUT = _said("@pytest.mark.torchprof(enabled=False) leaves the test out")
+    OTHER_PROFILER = _said("another profiler session is active while the test runs")
+    PROFILER_ENDED = _said("other code ended the profiler session of the test")
+    NOTHING_RECORDED = _said("the profiler recorded nothing, not even the measured region")
+    COMPARISON_FAILED = _said("an assertion failed once the test's numbers were measured")
+    RUN_NOT_PROFILED = _said("this run is not profiled")
+    NO_RUN_TO_COMPARE = _said(
         "torchprof.ab compares callables in a run of its own, and the profiled run is the only "
         "one: give the test a warm-up run"
     )
-    COMPARISON_NOT_REACHED = Sentence(
+    COMPARISON_NOT_REACHED = _said(
         "torchprof.ab was called in other runs, but not in the run that compares"
     )
-    NO_DEVICE = Sentence("no accelerator in this capture")
-    NO_DEVICE_RECORDS = Sentence(
+    NO_DEVICE = _said("no accelerator in this capture")
+    NO_DEVICE_RECORDS = _said(
         "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
         "compute-sanitizer) attached, or is a permission missing?"
     )
-    GRAPH_CAPTURE = Sentence("the measured block begins while a CUDA graph is captured")
-    ONLY_OTHER_EVENTS = Sentence("no accelerator in this capture: {events: and } in this trace")
-    UNKNOWN_EVENTS = Sentence(
-        "events of this device are not supported: {events: and } in this trace"
-    )
-    WORKERS_PREFETCH = Sentence(
+    GRAPH_CAPTURE = _said("the measured block begins while a CUDA graph is captured")
+    ONLY_OTHER_EVENTS = _said("no accelerator in this capture: {events: and } in this trace")
+    UNKNOWN_EVENTS = _said("events of this device are not supported: {events: and } in this trace")
+    WORKERS_PREFETCH = _said(
         "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
     )
-    PROGRAM_WORK = Sentence(
+    PROGRAM_WORK = _said(
         "another process did work for the test, and torch in it is not recorded: {programs:, }"
     )
-    CHILD_RUNS_ON = Sentence("{process} was still running when the measured run ended: wait for it")
-    CHILD_WAS_KILLED = Sentence("{process} was ended before it could say what it did")
-    OF_CHILD = Sentence("{process}: {why}")
-    RANK_ENDED = Sentence("rank {rank} has ended")
-    RANK_RUNS_IT_NOT = Sentence("rank {rank} does not run this test")
-    NO_SUCH_RANK_HERE = Sentence("no process of the test had rank {rank}")
-    NOT_BY_PROCESS = Sentence(
+    CHILD_RUNS_ON = _said("{process} was still running when the measured run ended: wait for it")
+    CHILD_WAS_KILLED = _said("{process} was ended before it could say what it did")
+    OF_CHILD = _said("{process}: {why}")
+    RANK_ENDED = _said("rank {rank} has ended")
+    RANK_RUNS_IT_NOT = _said("rank {rank} does not run this test")
+    NO_SUCH_RANK_HERE = _said("no process of the test had rank {rank}")
+    NOT_BY_PROCESS = _said(
         "the test starts processes, and what they do is not known by module or named region"
     )
-    THREAD_LEFT = Sentence(
+    THREAD_LEFT = _said(
         "a thread that this or an earlier test started was still at work when the run ended"
     )
-    DYNAMO_OFF = Sentence("torch.compile is switched off ({how}), so nothing was compiled")
-    RAN_UNCOMPILED = Sentence("torch.compile was used, but no compiled code ran")
-    NO_FORMULA = Sentence("has no formula")
-    NO_PARTS = Sentence("does not show the operators inside it")
-    REPLAYED = Sentence("was replayed from a graph")
-    LAUNCHED_ALONE = Sentence("was not launched by a known operator")
-    LOOPS = Sentence("was compiled to loops that the trace does not contain")
-    DYNAMIC_LOOPS = Sentence("was compiled to loops whose shapes the trace does not contain")
-    NO_OPERATORS = Sentence("no operators in this trace")
-    PACKED_WEIGHT = Sentence("has a packed weight of unknown shape in this trace")
-    NO_INPUT_DIMS = Sentence("lacks Input Dims in this trace")
-    NO_CONCRETE_INPUTS = Sentence("lacks Concrete Inputs in this trace")
-    SPARSE_OPERAND = Sentence("has a sparse operand, and only its shape is in this trace")
-    ODD_ARGUMENTS = Sentence("has arguments that its formula does not support in this trace")
-    NO_BYTES = Sentence("moves an unknown number of bytes")
-    NO_LAUNCHES = Sentence("starts an unknown number of kernels")
-    COMPILED_FOR_HOST = Sentence("was compiled for the CPU, and for a device becomes other kernels")
-    MAYBE_META = Sentence("may be on meta or fake tensors, which have no values")
-    RULE_RAISED = Sentence("the rule failed: {error}")
-    PRODUCTS_ON_UNKNOWN_CHIP = Sentence(
+    DYNAMO_OFF = _said("torch.compile is switched off ({how}), so nothing was compiled")
+    RAN_UNCOMPILED = _said("torch.compile was used, but no compiled code ran")
+    NO_FORMULA = _said("has no formula")
+    NO_PARTS = _said("does not show the operators inside it")
+    REPLAYED = _said("was replayed from a graph")
+    LAUNCHED_ALONE = _said("was not launched by a known operator")
+    LOOPS = _said("was compiled to loops that the trace does not contain")
+    DYNAMIC_LOOPS = _said("was compiled to loops whose shapes the trace does not contain")
+    NO_OPERATORS = _said("no operators in this trace")
+    PACKED_WEIGHT = _said("has a packed weight of unknown shape in this trace")
+    NO_INPUT_DIMS = _said("lacks Input Dims in this trace")
+    NO_CONCRETE_INPUTS = _said("lacks Concrete Inputs in this trace")
+    SPARSE_OPERAND = _said("has a sparse operand, and only its shape is in this trace")
+    ODD_ARGUMENTS = _said("has arguments that its formula does not support in this trace")
+    NO_BYTES = _said("moves an unknown number of bytes")
+    NO_LAUNCHES = _said("starts an unknown number of kernels")
+    COMPILED_FOR_HOST = _said("was compiled for the CPU, and for a device becomes other kernels")
+    MAYBE_META = _said("may be on meta or fake tensors, which have no values")
+    RULE_RAISED = _said("the rule failed: {error}")
+    PRODUCTS_ON_UNKNOWN_CHIP = _said(
         "products in fp32: the trace does not say which device it ran on"
     )
-    NOT_RECORDED = Sentence("the test no longer records it")
-    NOT_RECORDED_IN = Sentence("{name} is not recorded in the region {region}")
-    NO_SUCH_METRIC = Sentence(
-        "no metric {name}: the test does not record it, and no hook defines it"
-    )
-    NO_SUCH_METRIC_NEAR = Sentence("no metric {name}; did you mean {near: or }?")
-    SCOPE_DID_NOT_RUN = Sentence("{scope} {name} did not run in the measured region")
-    SCOPE_UNKNOWN = Sentence(
+    NOT_RECORDED = _said("the test no longer records it")
+    NOT_RECORDED_IN = _said("{name} is not recorded in the region {region}")
+    NO_SUCH_METRIC = _said("no metric {name}: the test does not record it, and no hook defines it")
+    NO_SUCH_METRIC_NEAR = _said("no metric {name}; did you mean {near: or }?")
+    SCOPE_DID_NOT_RUN = _said("{scope} {name} did not run in the measured region")
+    SCOPE_UNKNOWN = _said(
         "{scope} {name} did not run, and nothing that could run here has this name (similar: "
         "{near:, })"
     )
-    SCOPE_DID_NOT_RUN_NEAR = Sentence(
+    SCOPE_DID_NOT_RUN_NEAR = _said(
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     )
-    LAPS_DIFFER = Sentence("region {name} was not entered equally often in each run")
-    ONLY_OF_TEST = Sentence("known for whole tests only")
-    REGION_RAISED = Sentence("region {name} was left with {error}")
-    CHANGED = Sentence("{name} {before} → {now}")
-    INLINE_MISMATCH = Sentence("the inline expectation does not match")
-    OTHER_MACHINE = Sentence("the baseline's times are of another machine ({machine})")
-    ORDER_CHANGED = Sentence(
+    LAPS_DIFFER = _said("region {name} was not entered equally often in each run")
+    ONLY_OF_TEST = _said("known for whole tests only")
+    REGION_RAISED = _said("region {name} was left with {error}")
+    CHANGED = _said("{name} {before} → {now}")
+    INLINE_MISMATCH = _said("the inline expectation does not match")
+    OTHER_MACHINE = _said("the baseline's times are of another machine ({machine})")
+    ORDER_CHANGED = _said(
         "the same operators moved the same bytes and only the peak differs, so their order "
         "changed (that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
     )
-    OTHERS_BUSY = Sentence("other processes used about {share:.0%} of the CPUs")
-    HYPERVISOR_TOOK = Sentence("the hypervisor took about {share:.0%} of the CPUs")
-    ONLY_RUN = Sentence(
+    OTHERS_BUSY = _said("other processes used about {share:.0%} of the CPUs")
+    HYPERVISOR_TOOK = _said("the hypervisor took about {share:.0%} of the CPUs")
+    ONLY_RUN = _said(
         "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
     )
-    TRACER_RAISED = Sentence("tracking what runs failed, please report it: {error}")
-    TOO_MANY_LINES = Sentence("only the first {most:,} of your lines that run are located")
-    TOO_MANY_MODULES = Sentence("it runs more than {most:,} modules")
-    NOT_MEASURED_ON = Sentence("not measured on {side}")
-    ONLY_ON = Sentence("only in {side}")
-    SKIPPED_ON = Sentence("only in {side}: {why}")
-    NOT_COLLECTED_ON = Sentence("cannot be collected in {side}: {why}")
-    ON_SIDE = Sentence("in {side}: {why}")
+    TRACER_RAISED = _said("tracking what runs failed, please report it: {error}")
+    TOO_MANY_LINES = _said("only the first {most:,} of your lines that run are located")
+    TOO_MANY_MODULES = _said("it runs more than {most:,} modules")
+    NOT_MEASURED_ON = _said("not measured on {side}")
+    ONLY_ON = _said("only in {side}")
+    SKIPPED_ON = _said("only in {side}: {why}")
+    NOT_COLLECTED_ON = _said("cannot be collected in {side}: {why}")
+    ON_SIDE = _said("in {side}: {why}")

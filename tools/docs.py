@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_torchprof.render import findings
 from pytest_torchprof.rules.registry import RULES
-from tools import doc_outputs, doc_retold, doc_tables
+from tools import doc_outputs, doc_retold, doc_rules, doc_tables
 from tools.doc_sessions import session, transcript, write_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,11 +71,11 @@ def rule_pages() -> dict[Path, str]:
     Raises:
         SystemExit: a docstring is not a valid page.
     """
-    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in findings.page_faults(r)]
+    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in doc_rules.page_faults(r)]
     if faults:
         raise SystemExit("\n".join(faults))
     pages = {RULE_PAGES / f"{rule.code}.md": findings.page(rule) for rule in RULES.values()}
-    return {RULE_PAGES / "README.md": findings.index(RULES.values()), **pages}
+    return {RULE_PAGES / "README.md": doc_rules.index(RULES.values()), **pages}
 
 
 def _write_rules() -> None:

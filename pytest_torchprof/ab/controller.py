@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pytest_torchprof.ab.imports import proven
-from pytest_torchprof.ab.sides import same_addresses, same_environment, unbuilt
+from pytest_torchprof.ab.sides import same_addresses, same_environment
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.core.unknown import Reason, Why, because
@@ -204,9 +204,7 @@ class Worker:
 
     def collect(self) -> Collection:
         """Wait until it has collected its tests."""
-        found = self._expect(Collection)
-        errors = {place: self._explained(why) for place, why in found.errors.items()}
-        return replace(found, errors=errors)
+        return self._expect(Collection)
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
@@ -224,11 +222,7 @@ class Worker:
         """The line of its output that says why it could not continue."""
         self._log.seek(0)
         line = complaint(self._log.read().decode("utf-8", "replace"))
-        return None if line is None else self._explained(because(*Why.ERROR, message=line))
-
-    def _explained(self, why: Reason) -> Reason:
-        """An error, or its cause if the module is built only in the other tree."""
-        return unbuilt(why.text, self.side.root, self.side.others) or why
+        return None if line is None else because(*Why.ERROR, message=line)
 
     # ---------------------------------------------------------------- the pipes
 

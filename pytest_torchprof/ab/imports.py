@@ -2,9 +2,9 @@
 
 The folders of the side's code go before installed packages on ``sys.path``, and into ``PYTHONPATH``
 for processes that tests start. They are those through which the environment finds the other side's
-code: entries of ``sys.path`` (from ``PYTHONPATH``, and the ``.pth`` files of editable installs) and
-setuptools' editable finders. An editable install whose own loader rebuilds code (meson-python,
-scikit-build-core) comes first of all; then `proven` raises.
+code: entries of ``sys.path`` (from ``PYTHONPATH``, and the ``.pth`` files of editable installs).
+Finders of editable installs that lead elsewhere, or rebuild code (meson-python, scikit-build-core),
+are left alone; then `proven` raises.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def prefer_own(root: StrPath, others: Sequence[StrPath]) -> None:
     last = [os.path.join(trees.root, "src"), trees.root, os.path.abspath(os.curdir)]
     first: list[str] = []
     if trees.others:
-        _point_finders_here(trees)
         copied = [file for _, file in _copies(trees) if file.endswith(".py")]
         first = [here for entry in sys.path if entry and (here := _own(trees, entry))]
         for top in last[:2]:
@@ -126,21 +125,6 @@ def _shadows(folder: str) -> bool:
         and (rest == "py" or os.path.exists(os.path.join(folder, name, "__init__.py")))
         for name, _, rest in names
     )
-
-
-def _point_finders_here(trees: Trees) -> None:
-    """Setuptools' editable finders are modules with two tables: names → places."""
-
-    def here(place: str) -> str | None:
-        """A module of a single file is given without its suffix."""
-        file = trees.here(f"{place}.py")
-        return trees.here(place) or (file and file.removesuffix(".py"))
-
-    for module in [sys.modules[name] for name in sys.modules if name.startswith("__editable__")]:
-        for name, place in list(getattr(module, "MAPPING", {}).items()):
-            module.MAPPING[name] = here(place) or os.path.join(trees.root, "no such module")
-        for places in getattr(module, "NAMESPACES", {}).values():
-            places[:] = [found for place in places if (found := here(place))]
 
 
 def _copies(trees: Trees) -> Iterator[tuple[str, str]]:

@@ -5,33 +5,27 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pytest_torchprof.core.errors import AbError, near
-from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.core.version import __version__
+from pytest_torchprof.history.git import GitError, git
 
 # ---- A git revision as a folder. Nothing is fetched, no hook runs.
 
 #: The temporary folder of a run; a killed run leaves it, and a later one removes it after a day.
 _PREFIX, _LEFT_S = "torchprof-ab-", 86_400.0
-_QUIETLY = ("core.hooksPath=" + os.devnull, "core.fsmonitor=false", "submodule.recurse=false")
 _SUBMODULE = "160000"  # the mode of its entry in git's trees
 _BROUGHT_BYTES, _NAMED = 2**20, 3
-
-
-class GitError(AbError):
-    """Git failed; the text is git's own."""
 
 
 @dataclass(frozen=True)
@@ -41,37 +35,6 @@ class Tree:
     label: str  # "main (3f2a91c)", "working tree, uncommitted changes", a path
     root: Path  # its top
     notes: tuple[str, ...] = ()
-
-
-def git(folder: Path, *words: str, **variables: str) -> str:
-    """Git's output in a folder; names in it may hold any bytes. Raises `GitError`."""
-    # In a hook, git's variables name a repository, which may not be the one we ask about. Those of
-    # its configuration stay: CI sets safe.directory in them.
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
-    }
-    options = [word for setting in _QUIETLY for word in ("-c", setting)]
-    try:
-        done = subprocess.run(  # noqa: S603 - git, with the user's revision as one word
-            ["git", "-C", str(folder), *options, *words],  # noqa: S607 - the git that the user has
-            env={**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise GitError(
-            "git was not found", next_step="install it, or pass folders with --a and --b"
-        ) from None
-    if done.returncode:
-        output = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        fatal = [line for line in output if line.startswith(("fatal:", "error:"))] or output
-        raise GitError(
-            f"git {words[0]} failed", fatal[0] if fatal else f"exit code {done.returncode}"
-        )
-    return os.fsdecode(done.stdout)
 
 
 def _repository(folder: Path) -> Path:
@@ -89,7 +52,7 @@ def _repository(folder: Path) -> Path:
                 f"{folder}: there is no working tree to compare with",
                 next_step=f"use one, or {folders}",
             ) from None
-        raise
+        raise AbError(error.what, error.found, f"mend it, or {folders}") from None
 
 
 def _resolved(top: Path, ref: str) -> tuple[str, str]:
@@ -207,58 +170,11 @@ def _brought(top: Path, place: Path) -> Iterator[str]:
 
 
 def _working_tree(top: Path | None, cwd: Path) -> Tree:
-    """The working tree as it is, with notes on its submodules."""
+    """The working tree as it is."""
     if top is None:
         return Tree("working tree", cwd.resolve())
-    text = git(top, "status", "--porcelain=v2", "-z", "--untracked-files=normal")
-    changes = [entry for entry in text.split("\0") if entry[:2] in {"1 ", "2 ", "u ", "? "}]
-    notes = []
-    for entry in changes:
-        fields = entry.split(" ", 8)
-        if entry[0] == "1" and fields[2].startswith("S"):
-            commit, modified, untracked = (letter != "." for letter in fields[2][1:])
-            if modified or untracked:
-                notes.append(f"submodule {fields[8]} has uncommitted changes; they are part of B")
-            elif commit:
-                notes.append(
-                    f"submodule {fields[8]} is not at the recorded commit; B has it as it is"
-                )
-    label = "working tree, uncommitted changes" if changes else "working tree"
-    return Tree(label, top, tuple(notes))
-
-
-_MISSING = re.compile(
-    r"No module named '(?P<module>[\w.]+)'"
-    r"|cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<of>[\w.]+)'"
-)
-_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where a tree keeps packages
-
-
-def unbuilt(text: str, root: Path, others: Sequence[Path]) -> Reason | None:
-    """Why an import failed in this side's tree, if only the other tree has built the module.
-
-    ``text`` is Python's error. None if it has another cause.
-    """
-    for found in _MISSING.finditer(text):
-        name = found["module"] or f"{found['of']}.{found['name']}"
-        for other in others:
-            if _has_built(other, name) and not _has_built(root, name):
-                return because(
-                    "built_elsewhere",
-                    (
-                        "{module} is compiled, but built only in {tree}: build it in both trees "
-                        "and pass them with --a and --b"
-                    ),
-                    module=name,
-                    tree=str(other),
-                )
-    return None
-
-
-def _has_built(tree: Path, name: str) -> bool:
-    path = name.replace(".", "/")
-    patterns = (f"{layout}{path}{end}" for layout in _LAYOUTS for end in (".*so", ".*pyd"))
-    return any(True for pattern in patterns for _ in tree.glob(pattern))
+    changes = git(top, "status", "--porcelain", "--untracked-files=normal")
+    return Tree("working tree, uncommitted changes" if changes else "working tree", top)
 
 
 # ---- Find the Python of a side, and check that a worker can run in it.

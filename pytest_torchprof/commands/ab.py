@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.commands.tables import FAILED, OK, limited, terminal_width, write
+from pytest_torchprof.commands.tables import FAILED, OK, limited, page_target, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
 from pytest_torchprof.render import ab, escape
 from pytest_torchprof.render import escape as streams
@@ -51,12 +51,7 @@ class Found:
 def run_ab(options: Namespace) -> int:
     """Compare two revisions, test by test."""
     args, report = _report_of(options.rest)
-    page = None
-    if options.html is not None:
-        from pytest_torchprof.render.html.page import check_page
-
-        check_page(Path(options.html))
-        page = Path(options.html).absolute()
+    page = page_target(options)
     found = Found()
     start = time.perf_counter()
     failure = None

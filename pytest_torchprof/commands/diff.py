@@ -10,7 +10,6 @@ from pytest_torchprof.analysis.diff import Growth, growth, replacements
 from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
-    load_steps,
     notes_of,
     ranks_in_words,
 )
@@ -19,6 +18,7 @@ from pytest_torchprof.commands.tables import (
     OK,
     TEXTS,
     Sides,
+    load,
     notes_on_steps,
     page_target,
     show,
@@ -44,7 +44,7 @@ _REPLACEMENTS, _NAME = 12, 48
 def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
     target = page_target(options, (options.a, options.b))
-    before, now = load_steps(options, [options.a]), load_steps(options, [options.b])
+    before, now = (load([side], options.rank, options) for side in (options.a, options.b))
     _check_ranks(options, before, now)
     pairs = zip(before.traces.values(), now.traces.values(), strict=True)
     sides = {rank: side_by_side(a, b, options) for rank, (a, b) in zip(now, pairs, strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.inputs import warn
 from pytest_torchprof.commands.tables import (
@@ -27,7 +27,7 @@ from pytest_torchprof.render.table import Table, can_show, sparkline, to_json
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pytest_torchprof.history.git import Order
     from pytest_torchprof.history.question import Change
@@ -62,51 +62,45 @@ def run_history(options: Namespace) -> int:
     for name in refused.get(first, ()):
         if getattr(options, name):
             raise SettingsError(f"--{name} does not belong to torchprof history {first}")
-    if first == "compare":
-        return _compare(options, rest)
     if first == "gc":
         return _gc(options, rest)
+    question = Question(options.test, options.metric, options.branch)
+    if first == "compare":
+        if not rest:
+            what = "torchprof history compare: no branch is named"
+            raise SettingsError(what, "", "torchprof history compare main")
+        found = compare(_store(rest[1:]), rest[0], question, Path.cwd())
+        _report_skipped(found)
+        return _print(options, found, _rows(found))
     if options.yes:
         raise SettingsError("--yes belongs to torchprof history gc")
     store, target = _store(options.words), page_target(options)
-    question = Question(options.test, options.metric, options.branch)
     found = answer(store, question, Path.cwd())
-    _report_skipped(store, found.skipped)
-    _require_runs(store, found.order)
+    _report_skipped(found)
+    runs = len(found.order.runs)
+    if not runs:
+        step = f"pytest --torchprof --torchprof-history={store.shown} adds one"
+        raise HistoryError(f"the history {store.shown} has no runs", next_step=step)
     if not found.total and question.narrow:
         what = " and ".join(filter(None, [options.test, options.metric]))
         raise HistoryError(
             f"nothing in the history {store.shown} is called {what}",
-            f"it has {plural(len(found.order.runs), 'run')}",
+            f"it has {plural(runs, 'run')}",
             "a * stands for any text: --test '*name*'",
         )
-    rows = _rows(found.series, found.order, found.line)
+    rows = _rows(found)
     if target is not None:
         kept = [one for one in found.series if question.narrow or one.changes]
-        _write_page(target, found._replace(series=kept), store, rows)
-    parts: Row = {"runs": len(found.order.runs)}
-    if question.narrow:
-        parts["series"] = [_series_row(one, found) for one in found.series]
-    return _print(options, store, _Page(rows, parts, _head(store, found), found.notes))
+        _write_page(target, found._replace(series=kept), rows)
+    return _print(options, found, rows, narrow=question.narrow)
 
 
-class _Page(NamedTuple):
-    """What is printed: rows of changes, more parts of JSON, a heading, and notes."""
-
-    rows: list[Row]
-    parts: Row
-    head: str
-    notes: Sequence[str]
-
-
-def _write_page(target: Path, found: Answer, store: Store, rows: list[Row]) -> None:
-    from pytest_torchprof.render.html.history_page import History, history_page
+def _write_page(target: Path, found: Answer, rows: list[Row]) -> None:
+    from pytest_torchprof.render.html.history_page import history_page
     from pytest_torchprof.render.html.page import write_text
 
-    changes = [_plain(row) for row in rows]
-    history = History(store.shown, found.order, found.line, found.series, changes, found.notes)
     with writing(target):
-        write_text(target, history_page(history))
+        write_text(target, history_page(found, [_plain(row) for row in rows]))
 
 
 def _store(words: Sequence[str]) -> Store:
@@ -130,26 +124,21 @@ def _store(words: Sequence[str]) -> Store:
     return store_of(address)
 
 
-def _require_runs(store: Store, order: Order) -> None:
-    if not order.runs:
-        step = f"pytest --torchprof --torchprof-history={store.shown} adds one"
-        raise HistoryError(f"the history {store.shown} has no runs", next_step=step)
-
-
-def _report_skipped(store: Store, skipped: Mapping[str, int]) -> None:
+def _report_skipped(found: Answer) -> None:
     """One line about the files that are no documents."""
-    if skipped:
-        total = plural(sum(skipped.values()), "file")
-        each = ", ".join(f"{count} {_SKIPPED.get(kind, kind)}" for kind, count in skipped.items())
-        warn(f"{store.shown}: skipped {total}: {each}")
+    if found.skipped:
+        total = plural(sum(found.skipped.values()), "file")
+        kinds = found.skipped.items()
+        each = ", ".join(f"{count} {_SKIPPED.get(kind, kind)}" for kind, count in kinds)
+        warn(f"{found.address}: skipped {total}: {each}")
 
 
-def _rows(series: Sequence[SeriesAnswer], order: Order, line: Sequence[int] = ()) -> list[Row]:
+def _rows(found: Answer) -> list[Row]:
     """A row for each change, the newest first; a table shows its series along the line."""
-    found = [(change, one) for one in series for change in one.changes]
-    found.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
-    bars = {one.series: _bars(one, line) for one in series if one.changes}
-    return [{**_row(c, one, order), _BARS: bars[one.series]} for c, one in found]
+    changes = [(change, one) for one in found.series for change in one.changes]
+    changes.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
+    bars = {one.series: _bars(one, found.line) for one in found.series if one.changes}
+    return [{**_row(c, one, found.order), _BARS: bars[one.series]} for c, one in changes]
 
 
 def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
@@ -207,45 +196,52 @@ def _series_row(one: SeriesAnswer, found: Answer) -> Row:
     }
 
 
-def _head(store: Store, found: Answer) -> str:
+def _head(found: Answer) -> str:
+    changed = sum(bool(one.changes) for one in found.series)
+    counts = f"{changed:,} of {found.total:,} series changed"
+    if found.sides is not None:
+        tip, base = found.sides.tip[:_SHORT], found.sides.base[:_SHORT]
+        return f"{tip} against {base}, the merge base; {counts}"
     runs = found.order.runs
     commits = len({run.commit for run in runs if run.commit})
-    counts = f"{plural(len(runs), 'run')} of {plural(commits, 'commit')}"
-    changed = sum(bool(one.changes) for one in found.series)
-    return f"{store.shown}: {counts}; {changed:,} of {found.total:,} series changed"
+    of = f"{plural(len(runs), 'run')} of {plural(commits, 'commit')}"
+    return f"{found.address}: {of}; {counts}"
 
 
-def _print(options: Namespace, store: Store, page: _Page) -> int:
+def _print(options: Namespace, found: Answer, rows: list[Row], *, narrow: bool = False) -> int:
+    """Print what changed; of a narrow question, also all series."""
     limit = options.limit
+    series = [_series_row(one, found) for one in found.series] if narrow else []
     if options.format == "json":
-        rows = [_plain(row) for row in page.rows]
+        parts: Row = {"runs": len(found.order.runs), **({"series": series} if narrow else {})}
+        if (sides := found.sides) is not None:
+            parts = {"commit": sides.tip, "merge_base": sides.base, "compared": found.total}
         document: dict[str, Any] = {
             "schema": "torchprof-history/1",
-            "history": store.shown,
-            **page.parts,
-            "rows": rows[: limit or None],
-            "notes": page.notes,
+            "history": found.address,
+            **parts,
+            "rows": [_plain(row) for row in rows[: limit or None]],
+            "notes": found.notes,
         }
         return write(to_json(document))
     if options.format == "csv":
-        return print_table(options, Table(page.rows[: limit or None], FIELDS))
+        return print_table(options, Table(rows[: limit or None], FIELDS))
     limit = TABLE_ROWS if limit is None else limit
-    shown = [_in_words(row) for row in page.rows[: limit or None]]
-    notes = list(page.notes)
-    if any(row[_BETWEEN] and row["since"] for row in page.rows[: limit or None]):
+    shown = rows[: limit or None]
+    notes = list(found.notes)
+    if any(row[_BETWEEN] and row["since"] for row in shown):
         notes.append(_BETWEEN_NOTE)
-    if len(shown) < len(page.rows):
-        notes.append(f"{len(page.rows) - len(shown)} more changes; --limit 0 shows all")
+    if len(shown) < len(rows):
+        notes.append(f"{len(rows) - len(shown)} more changes; --limit 0 shows all")
     text = ""
-    series: list[Row] = page.parts.get("series", [])
     if series:
         lines = [_series_in_words(row) for row in series[: limit or None]]
         if len(lines) < len(series):
             notes.append(f"{len(series) - len(lines)} more series; --limit 0 shows all")
         text = _table(options, lines, _SERIES_FIELDS) + "\n"
     fields = FIELDS if series else (*FIELDS, "values")
-    changes = _table(options, shown, fields) if shown else "no change\n"
-    return write(laid_out(options, page.head, text + changes, notes))
+    changes = _table(options, [*map(_in_words, shown)], fields) if shown else "no change\n"
+    return write(laid_out(options, _head(found), text + changes, notes))
 
 
 def _table(options: Namespace, rows: list[Row], fields: Sequence[str]) -> str:
@@ -279,32 +275,6 @@ def _commits(row: Row) -> str | None:
 def _series_in_words(row: Row) -> Row:
     last = format_quantity(row["last"], row["unit"])
     return {**row, "last": last, "values": sparkline(row["values"])}
-
-
-def _compare(options: Namespace, words: Sequence[str]) -> int:
-    if not words:
-        raise SettingsError(
-            "torchprof history compare: no branch is named",
-            "",
-            "torchprof history compare main",
-        )
-    store = _store(words[1:])
-    question = Question(options.test, options.metric, options.branch)
-    found = compare(store, words[0], question, Path.cwd())
-    _report_skipped(store, found.skipped)
-    sides = found.sides
-    notes = list(found.notes)
-    if found.new:
-        notes.append(f"{found.new:,} series are new since the merge base")
-    if found.short:
-        notes.append(f"{found.short:,} series of times have too few runs for an answer")
-    parts: Row = {"commit": sides.tip, "merge_base": sides.base, "compared": found.compared}
-    rows = _rows(found.series, found.order)
-    tip, base = sides.tip[:_SHORT], sides.base[:_SHORT]
-    changed = sum(bool(one.changes) for one in found.series)
-    counts = f"{changed:,} of {found.compared:,} series changed"
-    head = f"{tip} against {base}, the merge base; {counts}"
-    return _print(options, store, _Page(rows, parts, head, notes))
 
 
 def _gc(options: Namespace, words: Sequence[str]) -> int:

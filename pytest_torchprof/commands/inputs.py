@@ -12,22 +12,21 @@ from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.kernels import UNLINKED
 from pytest_torchprof.analysis.missing import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.uncounted import flops_gap
-from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import BAD_USAGE, SettingsError
 from pytest_torchprof.core.units import plural
-from pytest_torchprof.core.values import ALL_STEPS
 from pytest_torchprof.render import escape
 from pytest_torchprof.trace.names import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.ranks import read_job, several_jobs, short_texts, size_of
+from pytest_torchprof.trace.ranks import short_texts
 from pytest_torchprof.trace.steps import chosen_steps, numbers_in_words
 from pytest_torchprof.work.devices import find, read_peaks
 from pytest_torchprof.work.flops import work_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from pytest_torchprof.api import Trace
     from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.rules.rule import Rule
     from pytest_torchprof.trace.ranks import LeftOut
@@ -160,6 +159,10 @@ class Parts(dict[int, Part]):
         """What a note on it begins with, where there are several."""
         return f"{self.label(rank)}: " if len(self) > 1 else ""
 
+    def marked(self, lines: Mapping[int, Iterable[str]]) -> list[str]:
+        """These notes on each trace, all with such a beginning."""
+        return [f"{self.mark(rank)}{line}" for rank, own in lines.items() for line in own]
+
 
 def part_of(
     trace: Trace,
@@ -202,38 +205,6 @@ def part_with(trace: Trace) -> Part:
 BAR_FROM_BYTES = 200 * 2**20
 
 
-def load_traces(paths: Sequence[str], rank: int | None) -> Parts:
-    """Read these files and folders, and report what was wrong with them."""
-    with reading_bar(_bytes_of(paths)) as progress:
-        job = read_job([Path(path) for path in paths], rank=rank, progress=progress)
-    traces = ((number, Trace(events, Path(events.source))) for number, events in job.traces)
-    ranks = Parts((number, part_with(trace)) for number, trace in traces)
-    ranks.left_out = job.left_out
-    ranks.apart = several_jobs([events for _, events in job.traces])
-    for part in ranks.values():
-        for warning in part.warnings:
-            warn(f"{part.path}: {warning}")
-    for file in ranks.left_out:
-        warn(f"left out: {file.error}")
-    if ranks.apart:
-        warn(f"not the ranks of one job: {ranks.apart}; each stands alone, and there is no total")
-    return ranks
-
-
-def load_steps(options: Namespace, paths: Sequence[str]) -> Parts:
-    """Read these files and folders; of each trace, only the steps that are asked for, if any.
-
-    Raises:
-        SettingsError: a trace has no steps, or not these.
-    """
-    ranks = load_traces(paths, options.rank)
-    if options.step is not None or options.step_name is not None:
-        chosen, name = options.step or ALL_STEPS, options.step_name or ""
-        for rank, trace in ranks.traces.items():
-            ranks[rank] = part_with(trace.step(chosen, name))
-    return ranks
-
-
 @contextmanager
 def reading_bar(size: int) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on a terminal, for many or large files, of ``size`` bytes together."""
@@ -249,12 +220,6 @@ def reading_bar(size: int) -> Iterator[Callable[[int, int], None] | None]:
             bar.update(done - bar.n)
 
         yield progress
-
-
-def _bytes_of(paths: Sequence[str]) -> int:
-    named = [Path(path) for path in paths]
-    files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
-    return sum(map(size_of, files))
 
 
 def extra_chips(options: Namespace) -> tuple[Device, ...]:

@@ -34,8 +34,6 @@ from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
     extra_chips,
-    load_steps,
-    load_traces,
     masked_note,
     no_flops,
     notes_of,
@@ -56,6 +54,7 @@ from pytest_torchprof.commands.tables import (
     ask,
     at_steps,
     kernels_by,
+    load,
     print_table,
     show,
     show_tree,
@@ -223,7 +222,7 @@ def _without_shapes(trace: Trace, words: AbstractSet[str]) -> str:
 
 def run_stacks(options: Namespace) -> int:
     """Folded stacks for flame graphs."""
-    trace = only(load_steps(options, [options.trace]))
+    trace = only(load([options.trace], options.rank, options))
     lines = write_stacks(trace.events, Path(options.target), options.metric)
     row = {"file": options.target, "lines": lines, "metric": options.metric}
     gap = device_time_gap if options.metric == "self_cuda_ms" else cpu_time_gap
@@ -240,7 +239,7 @@ def run_augment(options: Namespace) -> int:
     """Write the trace with FLOPs, bytes and achieved % on its kernels."""
     chips, path = extra_chips(options), Path(options.trace)
     if path.is_dir():
-        path = only(load_traces([options.trace], options.rank)).path
+        path = only(load([options.trace], options.rank)).path
     done = api.augment(path, options.target, chips)
     for warning in done.warnings:
         warn(f"{options.trace}: {warning}")
@@ -262,7 +261,7 @@ def run_bound(options: Namespace) -> int:
     """What a chip would at least have to do, operator by operator."""
     options.traces = [path for name in options.files for path in _traces(name)]
     extra = extra_chips(options)
-    ranks = load_steps(options, options.traces)
+    ranks = load(options.traces, options.rank, options)
     chips = _chips(options, next(iter(ranks.traces.values())), extra)
 
     def rows(trace: Trace) -> Rows[BoundRow]:
@@ -274,8 +273,7 @@ def run_bound(options: Namespace) -> int:
 
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
-    for rank, trace in ranks.traces.items():
-        notes += [f"{ranks.mark(rank)}{line}" for line in _fusion_notes(trace, chips)]
+    notes += ranks.marked({at: _fusion_notes(trace, chips) for at, trace in ranks.traces.items()})
     extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
     tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
     return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)

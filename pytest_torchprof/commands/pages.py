@@ -27,7 +27,6 @@ from pytest_torchprof.commands.inputs import (
     cpu_time_note,
     device_time_note,
     extra_chips,
-    load_traces,
     no_flops,
     only,
     part_with,
@@ -39,7 +38,7 @@ from pytest_torchprof.commands.inputs import (
 from pytest_torchprof.commands.lint import blind_lines, finding_rows, what_was_blind
 from pytest_torchprof.commands.ops import kernel_lines
 from pytest_torchprof.commands.summary import span_note
-from pytest_torchprof.commands.tables import OK, rows_of_each, tree_note, write
+from pytest_torchprof.commands.tables import OK, load, rows_of_each, tree_note, write
 from pytest_torchprof.commands.timeline import idle_gap, memory_notes, memory_texts, no_memory
 from pytest_torchprof.core.errors import SettingsError, writing
 from pytest_torchprof.core.files import in_the_way, same_file
@@ -110,6 +109,7 @@ def sections_of(
     for number, (rank, trace) in enumerate(list(ranks.traces.items())[:MOST_TRACES], 1):
         label = ", ".join(filter(None, (name, ranks.label(rank) if several else "")))
         facts = facts_of(trace, chips)
+        facts["warnings"] = list(ranks[rank].warnings)
         if number == 1 and (left := len(ranks) - MOST_TRACES) > 0:
             more = f"{plural(left, f'more {ranks.column}')} left out"
             facts["warnings"].insert(0, f"{more}: a page has {MOST_TRACES} at most")
@@ -148,7 +148,6 @@ def facts_of(trace: Trace, chips: Sequence[Device] = ()) -> dict[str, Any]:
     time_notes = cpu_time_note(trace), device_time_note(trace), span_note(trace)
     return {
         "heading": alone.heading,
-        "warnings": list(trace.warnings),
         "metrics": trace.summary().to_dicts(),
         "steps": steps,
         "step_median_ms": median,
@@ -312,7 +311,7 @@ def run_report(options: Namespace) -> int:
     for number, (path, name) in enumerate(zip(paths, short_names(paths), strict=True), 1):
         prefix, label = (f"file-{number}-", name) if several else ("", "")
         if path.is_dir() or (not path.is_fifo() and is_trace(path)):
-            ranks = load_traces([str(path)], None)
+            ranks = load([str(path)], None)
             sections += sections_of(ranks, chips, prefix=prefix, name=label)
             title, data[name] = path.resolve().name, data_of_traces(ranks)
         else:
@@ -394,7 +393,7 @@ def perfetto_page(name: str, nonce: str) -> str:
 def run_open(options: Namespace) -> int:
     """Serve the trace until the browser has it, or Ctrl-C."""
     # What is no trace is said here, not in the browser.
-    path = only(load_traces([options.trace], options.rank)).path
+    path = only(load([options.trace], options.rank)).path
     with TraceServer(path) as server:
         write(f"{server.url}\n")
         write("Ends when the Perfetto UI has the trace, or with Ctrl-C.\n")

@@ -41,7 +41,7 @@ from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Body, Parts
@@ -75,28 +75,41 @@ def run_summary(options: Namespace) -> int:
         write(to_json(document("summary", parts, shown)))
         return parts.status(OK)
     if options.merge:
-        return parts.status(_print_merged(options, parts, notes))
-    rows = rows_of_each(parts, {rank: metric_rows(own).to_dicts() for rank, own in values.items()})
-    if len(parts) > 1 and not parts.apart and not parts.are_for_machines:
-        rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
-    for row in rows:
-        row["class"] = row.pop("klass")
+        rows, added = merged_metrics(parts), added_fields(METRICS, parts)
+        fields: Sequence[str] = (*_FIELDS, *added)
+        unknown = {row["metric"] for row in rows if row["max_value"] is None}
+    else:
+        rows, added, fields = _metric_rows(parts, total), (), columns_of(parts, _FIELDS)
+        unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
     if options.format in ("csv", "parquet"):
-        fields = columns_of(parts, ("metric", "value", "unit", "class", "reason"))
         print_table(options, Table(rows, fields), several=parts)
         return parts.status(OK)
-    if len(parts) > 1:  # repeating them for each rank adds nothing
-        unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
+    if unknown and (options.merge or len(parts) > 1):  # repeating them for each rank adds nothing
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
         rows = [row for row in rows if row["metric"] not in unknown]
     for row in rows:
         sample = samples.get(row["metric"])
-        spread = format_spread(sample.spread) if sample else ""
-        row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
-    fields = columns_of(parts, ("metric", "value", "reason"))
+        for field in {"value", *added} & {"value", "min_value", "max_value"}:
+            row[field] = format_quantity(row[field], row["unit"])
+        row["value"] += f" {format_spread(sample.spread)}".rstrip() if sample else ""
+    table = Table(rows, [field for field in fields if field not in {"unit", "class"}])
     times = _breakdown_text(options, parts)
-    write(f"{times}\n{table_text(options, Table(rows, fields), notes=notes)}")
+    write(f"{times}\n{table_text(options, table, notes=notes)}")
     return parts.status(OK)
+
+
+_FIELDS = ("metric", "value", "unit", "class", "reason")
+
+
+def _metric_rows(parts: Parts, total: Metrics) -> list[Row]:
+    """The metrics of each trace, and of all together if they are of one job."""
+    each = {rank: metric_rows(own).to_dicts() for rank, own in parts.each("values").items()}
+    rows = rows_of_each(parts, each)
+    if len(parts) > 1 and not parts.apart and not parts.are_for_machines:
+        rows += [{"rank": "total", **row} for row in metric_rows(total).to_dicts()]
+    for row in rows:
+        row["class"] = row.pop("klass")
+    return rows
 
 
 def merged_metrics(parts: Parts) -> list[Row]:
@@ -120,26 +133,6 @@ def merged_breakdown(parts: Parts) -> list[Row]:
         known = total and row["time_ms"] is not None
         row["share"] = row["time_ms"] / total if known else None
     return sorted(rows, key=lambda row: -(row["time_ms"] or 0))
-
-
-def _print_merged(options: Namespace, parts: Parts, notes: list[str]) -> int:
-    rows = merged_metrics(parts)
-    fields = ("metric", "value", "unit", "class", "reason", *added_fields(METRICS, parts))
-    if options.format in ("csv", "parquet"):
-        return print_table(options, Table(rows, fields), several=parts)
-    unknown = [row["metric"] for row in rows if row["max_value"] is None]
-    notes += [f"not measured: {', '.join(unknown)}"] if unknown else []
-    rows = [row for row in rows if row["max_value"] is not None]
-    for row in rows:
-        for field in ("value", "min_value", "max_value"):
-            row[field] = format_quantity(row[field], row["unit"])
-    added = added_fields(BREAKDOWN, parts)
-    breakdown = Table(
-        merged_breakdown(parts), ("category", "time_ms", "share", "total_ms", "calls", *added)
-    )
-    times = table_text(options, breakdown, head=parts.heading)
-    shown = [field for field in fields if field not in {"unit", "class"}]
-    return write(f"{times}\n{table_text(options, Table(rows, shown), notes=notes)}")
 
 
 def summary_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
@@ -167,6 +160,10 @@ _EXPOSED = {name: f"{name}, exposed" for name in EXPOSED}
 
 def _breakdown_text(options: Namespace, parts: Parts) -> str:
     """Where the time goes: a row for each category, and what the idle time is."""
+    if options.merge:
+        added = added_fields(BREAKDOWN, parts)
+        fields = ["category", "time_ms", "share", "total_ms", "calls", *added]
+        return table_text(options, Table(merged_breakdown(parts), fields), head=parts.heading)
     rows: list[Row] = []
     has_spans = parts.each("has_spans")
     for rank, mine in parts.each("breakdown").items():

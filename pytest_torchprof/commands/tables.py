@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,16 +18,17 @@ from pytest_torchprof.commands.inputs import (
     Part,
     Parts,
     merge_lines,
+    part_with,
     reading_bar,
     warn,
 )
 from pytest_torchprof.core.errors import (
     SettingsError,
     TraceError,
+    keep_others,
     not_onto_itself,
-    not_replaced,
 )
-from pytest_torchprof.core.files import is_other_file, same_file
+from pytest_torchprof.core.files import head_of, same_file
 from pytest_torchprof.core.units import plural
 from pytest_torchprof.core.values import ALL_STEPS, CountedNames, StepRange
 from pytest_torchprof.fleet.mapping import Answer, Question, answer
@@ -53,7 +55,6 @@ from pytest_torchprof.trace.ranks import (
 from pytest_torchprof.trace.steps import steps_of
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_torchprof.api import Trace
@@ -444,8 +445,9 @@ def check_target(options: Namespace) -> None:
     """Whether a Parquet file can be written, before anything is read.
 
     Raises:
-        SettingsError: no file is named, or one without the format, or pyarrow is missing.
-        TraceError: it is a trace that is read, or a file of another kind.
+        SettingsError: no file is named, or one without the format, or one of another kind, or
+            pyarrow is missing.
+        TraceError: it is a trace that is read.
     """
     if options.format != "parquet":
         if options.output:
@@ -460,8 +462,7 @@ def check_target(options: Namespace) -> None:
         raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     if any(same_file(target, Path(name)) for name in options.traces):
         raise not_onto_itself(target)
-    if is_other_file(target, _is_parquet):
-        raise not_replaced(target, "a Parquet file")
+    keep_others(target, lambda path: head_of(path).startswith(b"PAR1"), "a Parquet file")
 
 
 def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
@@ -477,15 +478,8 @@ def page_target(options: Namespace, read: Sequence[str] = ()) -> Path | None:
     target = Path(options.html)
     if any(same_file(target, Path(name)) for name in read):
         raise SettingsError(f"{target}: this is one of the traces", "", "name another file")
-    if target.is_dir():
-        raise SettingsError(f"{target}: is a folder", next_step="name a file in it")
     check_page(target)
     return target
-
-
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
 
 
 def _write_parquet(options: Namespace, several: Parts, table: Table) -> None:
@@ -549,6 +543,26 @@ def ask(options: Namespace, function: str, **settings: Any) -> Parts:
     return parts
 
 
+def load(words: Sequence[str], rank: int | None, steps: Namespace | None = None) -> Parts:
+    """The traces themselves; of each only the steps that the options ask for, if any.
+
+    Raises:
+        TraceError: see `ask`.
+        SettingsError: a trace has no steps, or not these.
+    """
+    return ask(
+        Namespace(traces=words, rank=rank, format="table", output=None, jobs=None, dask=None),
+        "commands.tables:whole_trace",
+        step=steps and steps.step,
+        step_name=steps and steps.step_name,
+    )
+
+
+def whole_trace(trace: Trace, settings: Mapping[str, Any]) -> Body:
+    """All of it."""
+    return part_with(at_steps(trace, settings)).body
+
+
 def _ends(one: Answer, source: Source) -> bool:
     """Whether this error ends the command: a named file, or a question that is wrong."""
     return source.named or not isinstance(one.error, TraceError)
@@ -580,17 +594,12 @@ def _answers(
         found = process_answers(question, sources, jobs)
     else:
         within = None if progress is None else step
-        known_first = sorted(enumerate(sources), key=lambda pair: not _is_missing(pair[1]))
+        known_first = sorted(enumerate(sources), key=lambda pair: not pair[1].missing)  # at once
         found = ((at, answer(question, source, within)) for at, source in known_first)
     for at, one in found:
         before += sources[at].size
         step(0)
         yield at, one
-
-
-def _is_missing(source: Source) -> bool:
-    """Whether the answer is known at once."""
-    return source.named and not source.remote and not os.path.lexists(source.address)
 
 
 def _processors() -> int:

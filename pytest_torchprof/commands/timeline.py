@@ -61,9 +61,7 @@ _SHOWN = 8
 def run_steps(options: Namespace) -> int:
     """Each step of a trace."""
     parts = ask(options, "commands.timeline:steps_part")
-    notes = parts.notes
-    for rank, lines in list(parts.each("texts").items())[:SHOWN]:
-        notes += [f"{parts.mark(rank)}{line}" for line in lines]
+    notes = parts.notes + parts.marked(dict(list(parts.each("texts").items())[:SHOWN]))
     extra = {
         "step_names": by_rank(parts, parts.each("name")),
         "statistics": rows_of_each(parts, parts.each("statistics")),
@@ -226,11 +224,7 @@ def memory_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
 
 def _as_json(options: Namespace, parts: Parts, rows: list[Row]) -> int:
     checked = {rank: own for rank, own in parts.each("leaks").items() if own is not None}
-    unchecked = [
-        f"{parts.mark(rank)}{line}"
-        for rank, lines in parts.each("unchecked").items()
-        for line in lines
-    ]
+    unchecked = parts.marked(parts.each("unchecked"))
     texts: dict[int, _Texts] = parts.each("texts")
     grown = [row for rank in checked for row in with_rank(parts, rank, checked[rank])]
     shown = {
@@ -267,14 +261,10 @@ def memory_notes(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     more = len(texts) - len(shown)
     return [
         *_starts(several, shown),
-        *_marked(several, {rank: own.categories for rank, own in shown.items()}),
-        *_marked(several, {rank: own.leaks for rank, own in shown.items()}),
+        *several.marked({rank: own.categories for rank, own in shown.items()}),
+        *several.marked({rank: own.leaks for rank, own in shown.items()}),
         *([f"… and such notes on {plural(more, f'more {several.column}')}"] if more else []),
     ]
-
-
-def _marked(several: Parts, lines: Mapping[int, Sequence[str]]) -> list[str]:
-    return [f"{several.mark(rank)}{line}" for rank, own in lines.items() for line in own]
 
 
 def _starts(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
@@ -282,7 +272,7 @@ def _starts(several: Parts, texts: Mapping[int, _Texts]) -> list[str]:
     of_steps = any(one.selected_steps is not None for one in several.values())
     when = "the first of these steps started" if of_steps else _WHOLE
     lines = {rank: [own.start] * bool(own.start) for rank, own in texts.items()}
-    return [f"peaks count from what was live when {when}", *_marked(several, lines)]
+    return [f"peaks count from what was live when {when}", *several.marked(lines)]
 
 
 def _start(trace: Trace) -> str:

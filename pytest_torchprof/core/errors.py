@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_torchprof.core.unknown import Reason
 
 #: The exit status of a command that cannot do what it was asked for.
@@ -86,13 +88,22 @@ def writing(target: object) -> Iterator[None]:
         raise TraceError(what, system_message(error), "name another file") from error
 
 
-def not_replaced(target: object, what: str) -> TraceError:
-    """The error for an output that would replace a file of another kind."""
-    return TraceError(
-        f"{target}: not replaced",
-        f"it exists and is not {what}",
-        "name another file, or remove this one first",
-    )
+def keep_others(
+    path: Path,
+    is_ours: Callable[[Path], bool],
+    what: str,
+    kind: type[TorchprofError] = SettingsError,
+) -> None:
+    """Reject a name for an output that is the name of another kind of file.
+
+    Raises:
+        TorchprofError: such a file exists; of this kind.
+    """
+    from pytest_torchprof.core.files import is_other_file
+
+    if is_other_file(path, is_ours):
+        next_step = "name another file, or remove this one first"
+        raise kind(f"{path} is not replaced", f"it exists and is not {what}", next_step)
 
 
 class CaptureError(TorchprofError):

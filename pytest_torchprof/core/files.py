@@ -94,6 +94,12 @@ def is_other_file(path: Path, is_ours: Callable[[Path], bool]) -> bool:
         return False
 
 
+def head_of(path: Path) -> bytes:
+    """The first bytes, by which a file may be known as one of ours."""
+    with path.open("rb") as file:
+        return file.read(1_000)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock out other processes of this plugin while a file in this folder is merged.

@@ -1,11 +1,12 @@
-"""Frozen records, cached values, and how both stay out of the garbage collector's way."""
+"""Frozen records, and how they stay out of the garbage collector's way."""
 
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import convert, to_builtins
@@ -78,55 +79,29 @@ class Sendable(Frozen, frozen=True):
         return convert(sent, cls)
 
 
-def require_floats(numbers: Iterable[int | float | None]) -> None:
-    """Refuse an integer of hundreds of digits, with which no arithmetic goes well.
+def in_json(value: Any) -> Any:
+    r"""The same as strict readers of JSON in UTF-8 accept it.
 
-    Raises:
-        ValueError: one is beyond all floats; in a decoder, msgspec makes its own error of it.
+    Numbers that are not finite are None, and lone surrogates, as in undecodable names of files, are
+    spelled out.
+
+    >>> print(in_json({"a\ud800": [float("inf"), 1]}))
+    {'a\\ud800': [None, 1]}
     """
-    if any(number is not None and abs(number) > sys.float_info.max for number in numbers):
-        raise ValueError("a number is out of range")
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {in_json(key): in_json(inner) for key, inner in value.items()}
+    return [in_json(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class Mutable(msgspec.Struct):
     """The same, but mutable."""
 
 
-# ---- A property computed on first access and cached on the object.
-
-_Value = TypeVar("_Value")
-
-
-class cached(Generic[_Value]):  # noqa: N801 - a decorator
-    """Like `functools.cached_property`, without the lock of Python 3.11 and earlier.
-
-    >>> class Circle:
-    ...     @cached
-    ...     def area(self) -> float:
-    ...         print("once")
-    ...         return 3.14
-    >>> circle = Circle()
-    >>> circle.area, circle.area
-    once
-    (3.14, 3.14)
-    """
-
-    def __init__(self, compute: Callable[[Any], _Value]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, one: None, _: type) -> cached[_Value]: ...
-    @overload
-    def __get__(self, one: object, _: type) -> _Value: ...
-    def __get__(self, one: object | None, _: type) -> cached[_Value] | _Value:
-        if one is None:
-            return self
-        value = one.__dict__[self._name] = self._compute(one)
-        return value
+cached = cached_property
 
 
 # ---- Objects that somebody has frozen.

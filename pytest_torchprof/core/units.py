@@ -12,57 +12,31 @@ import math
 import numbers
 import re
 import reprlib
+from collections.abc import Callable
 from fractions import Fraction
 
 from pytest_torchprof.core.errors import UnitError
 from pytest_torchprof.core.process import late
 
 # Canonical unit → accepted units and their size in canonical units, smallest first.
-SCALES: dict[str, dict[str, Fraction]] = {
-    "ms": {"us": Fraction(1, 1000), "ms": Fraction(1), "s": Fraction(1000)},
-    "1": {"": Fraction(1)},
-    "FLOP": {
-        "FLOP": Fraction(1),
-        "kFLOP": Fraction(10**3),
-        "MFLOP": Fraction(10**6),
-        "GFLOP": Fraction(10**9),
-        "TFLOP": Fraction(10**12),
-    },
+# Datasheets use powers of 1000 for rates, including those of memory.
+SCALES: dict[str, dict[str, Fraction | int]] = {
+    "ms": {"us": Fraction(1, 1000), "ms": 1, "s": 1000},
+    "1": {"": 1},
+    "FLOP": {"FLOP": 1, "kFLOP": 10**3, "MFLOP": 10**6, "GFLOP": 10**9, "TFLOP": 10**12},
     "B": {
-        "B": Fraction(1),
-        "kB": Fraction(10**3),
-        "KiB": Fraction(2**10),
-        "MB": Fraction(10**6),
-        "MiB": Fraction(2**20),
-        "GB": Fraction(10**9),
-        "GiB": Fraction(2**30),
+        "B": 1, "kB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30,
     },
-    # Datasheets use powers of 1000 for rates, including those of memory.
     "FLOP/s": {
-        "FLOP/s": Fraction(1),
-        "GFLOP/s": Fraction(10**9),
-        "GFLOPS": Fraction(10**9),
-        "TFLOP/s": Fraction(10**12),
-        "TFLOPS": Fraction(10**12),
-        "PFLOP/s": Fraction(10**15),
-        "PFLOPS": Fraction(10**15),
+        "FLOP/s": 1, "GFLOP/s": 10**9, "GFLOPS": 10**9, "TFLOP/s": 10**12, "TFLOPS": 10**12,
+        "PFLOP/s": 10**15, "PFLOPS": 10**15,
     },
     "OP/s": {
-        "OP/s": Fraction(1),
-        "GOP/s": Fraction(10**9),
-        "GOPS": Fraction(10**9),
-        "TOP/s": Fraction(10**12),
-        "TOPS": Fraction(10**12),
-        "POP/s": Fraction(10**15),
-        "POPS": Fraction(10**15),
+        "OP/s": 1, "GOP/s": 10**9, "GOPS": 10**9, "TOP/s": 10**12, "TOPS": 10**12,
+        "POP/s": 10**15, "POPS": 10**15,
     },
-    "B/s": {
-        "B/s": Fraction(1),
-        "MB/s": Fraction(10**6),
-        "GB/s": Fraction(10**9),
-        "TB/s": Fraction(10**12),
-    },
-}
+    "B/s": {"B/s": 1, "MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12},
+}  # fmt: skip
 _NOUNS = {
     "ms": "a time",
     "1": "a count",
@@ -114,19 +88,23 @@ def parse_quantity(value: object, unit: str) -> float:
     >>> parse_quantity("2.5 GFLOP", "FLOP"), parse_quantity("20 us", "ms"), parse_quantity(3, "1")
     (2500000000, 0.02, 3)
     """
+
+    def refuse(found: str) -> UnitError:
+        names = [name for name in SCALES[unit] if name]
+        accepted = f"a number in {unit}, or a string in {' '.join(names)}" if names else "a number"
+        return UnitError(f"{_shown(value)} is not {_NOUNS[unit]}", found, f"write {accepted}")
+
     if isinstance(value, str):
-        quantity = _parse_text(value, unit)
-    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _refusal(value, unit, f"{type(value).__name__} is not a number or a string")
-    elif not isinstance(value, numbers.Rational) and not math.isfinite(value):
-        raise _refusal(value, unit, "it is not a finite number")
+        match = _WRITTEN.fullmatch(value.strip())
+        if match is None:
+            raise refuse("it is not a number with a unit" if value.strip() else "no text")
+        name = match["unit"]
+        if name not in SCALES[unit]:
+            raise refuse(f'the unit "{name}"' if name else "no unit")
+        quantity = _number_in(match) * SCALES[unit][name]
     else:
-        quantity = _exact(value)
-    if quantity < 0:
-        raise _refusal(value, unit, "it is negative")
-    if quantity > _LARGEST:
-        raise _refusal(value, unit, "it is too large")
-    return _plain(quantity)
+        quantity = _real(value, refuse)
+    return _plain(_positive(quantity, refuse))
 
 
 def parse_signed(value: object) -> tuple[float, str]:
@@ -141,25 +119,25 @@ def parse_signed(value: object) -> tuple[float, str]:
     >>> parse_signed("100 tokens/s"), parse_signed("1 MiB"), parse_signed(-0.5)
     ((100, 'tokens/s'), (1048576, 'B'), (-0.5, ''))
     """
-    what, write = f"{_shown(value)} is not a limit", 'write a number, or a text such as "100 1/s"'
+
+    def refuse(found: str) -> UnitError:
+        what = f"{_shown(value)} is not a limit"
+        return UnitError(what, found, 'write a number, or a text such as "100 1/s"')
+
+    unit = ""
     if isinstance(value, str):
         match = _SIGNED.fullmatch(value.strip())
         if match is None:
-            raise UnitError(what, "it is not a number with a unit", write)
-        number = Fraction(match["number"].replace(",", ""))
-        unit = match["unit"] or match["close"] or ""
+            raise refuse("it is not a number with a unit")
+        number, unit = _number_in(match), match["unit"] or match["close"] or ""
         for canonical, units in SCALES.items():
             if unit and unit in units:
                 number, unit = number * units[unit], canonical
                 break
-    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UnitError(what, f"{type(value).__name__} is not a number or a string", write)
-    elif not math.isfinite(value):
-        raise UnitError(what, "it is not a finite number", write)
     else:
-        number, unit = _exact(value), ""
+        number = _real(value, refuse)
     if abs(number) > _LARGEST:
-        raise UnitError(what, "it is too large", write)
+        raise refuse("it is too large")
     return _plain(number), unit
 
 
@@ -189,27 +167,21 @@ def parse_share(value: object, name: str) -> float:
     __tracebackhide__ = True  # of a test, which passes the value
     if type(value) is float and 0 <= value < 1:  # the usual case
         return value
-    what = f"{name}={_shown(value)} is not a share"
-    write = f'write {name}="5 %" or {name}=0.05'
+
+    def refuse(found: str) -> UnitError:
+        what = f"{name}={_shown(value)} is not a share"
+        return UnitError(what, found, f'write {name}="5 %" or {name}=0.05')
+
     if isinstance(value, str):
         match = _WRITTEN.fullmatch(value.strip())
         if match is None or match["unit"] != "%":
-            raise UnitError(what, "it is not a number with %", write)
-        share = Fraction(match["number"].replace(",", "")) / 100
-    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UnitError(what, f"{type(value).__name__} is not a number or a string", write)
-    elif not math.isfinite(value):
-        raise UnitError(what, "it is not a finite number", write)
+            raise refuse("it is not a number with %")
+        share = _number_in(match) / 100
     else:
-        share = _exact(value)
+        share = _real(value, refuse)
         if share >= 1:
-            found = f"that would be {format_quantity(float(100 * share), '1')} %"
-            raise UnitError(what, found, write)
-    if share < 0:
-        raise UnitError(what, "it is negative", write)
-    if share > _LARGEST:
-        raise UnitError(what, "it is too large", write)
-    return float(share)
+            raise refuse(f"that would be {format_quantity(float(100 * share), '1')} %")
+    return float(_positive(share, refuse))
 
 
 def says(text: str, value: float, unit: str) -> bool:
@@ -358,20 +330,25 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _parse_text(text: str, unit: str) -> Fraction:
-    match = _WRITTEN.fullmatch(text.strip())
-    if match is None:
-        raise _refusal(text, unit, "it is not a number with a unit" if text.strip() else "no text")
-    name = match["unit"]
-    if name not in SCALES[unit]:
-        raise _refusal(text, unit, f'the unit "{name}"' if name else "no unit")
-    return Fraction(match["number"].replace(",", "")) * SCALES[unit][name]
+def _number_in(match: re.Match[str]) -> Fraction:
+    return Fraction(match["number"].replace(",", ""))
 
 
-def _refusal(value: object, unit: str, found: str) -> UnitError:
-    names = [name for name in SCALES[unit] if name]
-    accepted = f"a number in {unit}, or a string in {' '.join(names)}" if names else "a number"
-    return UnitError(f"{_shown(value)} is not {_NOUNS[unit]}", found, f"write {accepted}")
+def _real(value: object, refuse: Callable[[str], UnitError]) -> Fraction:
+    """A number that is no text, exactly."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise refuse(f"{type(value).__name__} is not a number or a string")
+    if not isinstance(value, numbers.Rational) and not math.isfinite(value):
+        raise refuse("it is not a finite number")
+    return _exact(value)
+
+
+def _positive(quantity: Fraction, refuse: Callable[[str], UnitError]) -> Fraction:
+    if quantity < 0:
+        raise refuse("it is negative")
+    if quantity > _LARGEST:
+        raise refuse("it is too large")
+    return quantity
 
 
 def _shown(value: object) -> str:

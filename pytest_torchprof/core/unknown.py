@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
@@ -16,10 +16,22 @@ class Reason(Sendable, frozen=True, gc=False):
 
 
 class Sentence(NamedTuple):
-    """A code, and the sentence for it, with fields: see `because`."""
+    """A code, and the sentence for it, with fields: see `because`.
+
+    >>> list(Why.ONLY_ON)
+    ['only_on', 'only in {side}']
+    """
 
     code: str
     template: str
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, self._replace(code=name.lower()))
+
+
+def _said(template: str) -> Sentence:
+    """A sentence whose code is the name that it is given in a class."""
+    return Sentence("", template)
 
 
 def because(
@@ -80,202 +92,118 @@ class _Field:
 class Why:
     """Reasons that are given, or asked for, at several places."""
 
-    SOMEBODY_SAID: Final = Sentence("somebody_said", "{text}")
-    ERROR: Final = Sentence("error", "{message}")
-    WAS_NOT_MEASURED: Final = Sentence("was_not_measured", "was not measured")
-    ONLY_LIVE: Final = Sentence("only_live", "only a live test measures it")
-    NO_REGION: Final = Sentence("no_region", "failed capture: the trace lacks the measured region")
-    NO_SHAPES: Final = Sentence(
-        "no_shapes", "recorded without shapes (record_shapes=True records them)"
+    SOMEBODY_SAID = _said("{text}")
+    ERROR = _said("{message}")
+    WAS_NOT_MEASURED = _said("was not measured")
+    ONLY_LIVE = _said("only a live test measures it")
+    NO_REGION = _said("failed capture: the trace lacks the measured region")
+    NO_SHAPES = _said("recorded without shapes (record_shapes=True records them)")
+    NO_DURATIONS = _said("the events of this trace have no durations")
+    NO_COPY_SIZES = _said("the copies of this trace have no sizes")
+    NO_COMM_SIZES = _said(
+        "the size of {unsized} of {calls} calls that communicate is unknown, such as {name}"
     )
-    NO_DURATIONS: Final = Sentence("no_durations", "the events of this trace have no durations")
-    NO_COPY_SIZES: Final = Sentence("no_copy_sizes", "the copies of this trace have no sizes")
-    NO_COMM_SIZES: Final = Sentence(
-        "no_comm_sizes",
-        ("the size of {unsized} of {calls} calls that communicate is unknown, such as {name}"),
+    FILE_BREAKS_OFF = _said("{why}, or the file breaks off before it")
+    SEVERAL = _said("{gaps:; }")
+    AT_LEAST = _said("at least {value:{unit}}: {why}")
+    FAILED = _said("failed")
+    SKIPPED = _said("skipped")
+    XFAILED = _said("xfailed")
+    SETUP_FAILED = _said("setup failed")
+    SUBTESTS_FAILED = _said("has failed subtests")
+    LEFT_OUT = _said("@pytest.mark.torchprof(enabled=False) leaves the test out")
+    OTHER_PROFILER = _said("another profiler session is active while the test runs")
+    PROFILER_ENDED = _said("other code ended the profiler session of the test")
+    NOTHING_RECORDED = _said("the profiler recorded nothing, not even the measured region")
+    COMPARISON_FAILED = _said("an assertion failed once the test's numbers were measured")
+    RUN_NOT_PROFILED = _said("this run is not profiled")
+    NO_RUN_TO_COMPARE = _said(
+        "torchprof.ab compares callables in a run of its own, and the profiled run is the only "
+        "one: give the test a warm-up run"
     )
-    FILE_BREAKS_OFF: Final = Sentence("file_breaks_off", "{why}, or the file breaks off before it")
-    SEVERAL: Final = Sentence("several", "{gaps:; }")
-    AT_LEAST: Final = Sentence("at_least", "at least {value:{unit}}: {why}")
-    FAILED: Final = Sentence("failed", "failed")
-    SKIPPED: Final = Sentence("skipped", "skipped")
-    XFAILED: Final = Sentence("xfailed", "xfailed")
-    SETUP_FAILED: Final = Sentence("setup_failed", "setup failed")
-    SUBTESTS_FAILED: Final = Sentence("subtests_failed", "has failed subtests")
-    LEFT_OUT: Final = Sentence(
-        "left_out", "@pytest.mark.torchprof(enabled=False) leaves the test out"
+    COMPARISON_NOT_REACHED = _said(
+        "torchprof.ab was called in other runs, but not in the run that compares"
     )
-    OTHER_PROFILER: Final = Sentence(
-        "other_profiler", "another profiler session is active while the test runs"
+    NO_DEVICE = _said("no accelerator in this capture")
+    NO_DEVICE_RECORDS = _said(
+        "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
+        "compute-sanitizer) attached, or is a permission missing?"
     )
-    PROFILER_ENDED: Final = Sentence(
-        "profiler_ended", "other code ended the profiler session of the test"
+    GRAPH_CAPTURE = _said("the measured block begins while a CUDA graph is captured")
+    ONLY_OTHER_EVENTS = _said("no accelerator in this capture: {events: and } in this trace")
+    UNKNOWN_EVENTS = _said("events of this device are not supported: {events: and } in this trace")
+    WORKERS_PREFETCH = _said(
+        "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
     )
-    NOTHING_RECORDED: Final = Sentence(
-        "nothing_recorded", "the profiler recorded nothing, not even the measured region"
+    PROGRAM_WORK = _said(
+        "another process did work for the test, and torch in it is not recorded: {programs:, }"
     )
-    COMPARISON_FAILED: Final = Sentence(
-        "comparison_failed", "an assertion failed once the test's numbers were measured"
+    CHILD_RUNS_ON = _said("{process} was still running when the measured run ended: wait for it")
+    CHILD_WAS_KILLED = _said("{process} was ended before it could say what it did")
+    OF_CHILD = _said("{process}: {why}")
+    RANK_ENDED = _said("rank {rank} has ended")
+    RANK_RUNS_IT_NOT = _said("rank {rank} does not run this test")
+    NO_SUCH_RANK_HERE = _said("no process of the test had rank {rank}")
+    NOT_BY_PROCESS = _said(
+        "the test starts processes, and what they do is not known by module or named region"
     )
-    RUN_NOT_PROFILED: Final = Sentence("run_not_profiled", "this run is not profiled")
-    NO_RUN_TO_COMPARE: Final = Sentence(
-        "no_run_to_compare",
-        (
-            "torchprof.ab compares callables in a run of its own, and the profiled run "
-            "is the only one: give the test a warm-up run"
-        ),
+    THREAD_LEFT = _said(
+        "a thread that this or an earlier test started was still at work when the run ended"
     )
-    COMPARISON_NOT_REACHED: Final = Sentence(
-        "comparison_not_reached",
-        "torchprof.ab was called in other runs, but not in the run that compares",
+    DYNAMO_OFF = _said("torch.compile is switched off ({how}), so nothing was compiled")
+    RAN_UNCOMPILED = _said("torch.compile was used, but no compiled code ran")
+    NO_FORMULA = _said("has no formula")
+    NO_PARTS = _said("does not show the operators inside it")
+    REPLAYED = _said("was replayed from a graph")
+    LAUNCHED_ALONE = _said("was not launched by a known operator")
+    LOOPS = _said("was compiled to loops that the trace does not contain")
+    DYNAMIC_LOOPS = _said("was compiled to loops whose shapes the trace does not contain")
+    NO_OPERATORS = _said("no operators in this trace")
+    PACKED_WEIGHT = _said("has a packed weight of unknown shape in this trace")
+    NO_INPUT_DIMS = _said("lacks Input Dims in this trace")
+    NO_CONCRETE_INPUTS = _said("lacks Concrete Inputs in this trace")
+    SPARSE_OPERAND = _said("has a sparse operand, and only its shape is in this trace")
+    ODD_ARGUMENTS = _said("has arguments that its formula does not support in this trace")
+    NO_BYTES = _said("moves an unknown number of bytes")
+    NO_LAUNCHES = _said("starts an unknown number of kernels")
+    COMPILED_FOR_HOST = _said("was compiled for the CPU, and for a device becomes other kernels")
+    MAYBE_META = _said("may be on meta or fake tensors, which have no values")
+    RULE_RAISED = _said("the rule failed: {error}")
+    PRODUCTS_ON_UNKNOWN_CHIP = _said(
+        "products in fp32: the trace does not say which device it ran on"
     )
-    NO_DEVICE: Final = Sentence("no_device", "no accelerator in this capture")
-    NO_DEVICE_RECORDS: Final = Sentence(
-        "no_device_records",
-        (
-            "torch's profiler recorded nothing on this device; is another CUPTI client "
-            "(nsys, compute-sanitizer) attached, or is a permission missing?"
-        ),
+    NOT_RECORDED = _said("the test no longer records it")
+    NOT_RECORDED_IN = _said("{name} is not recorded in the region {region}")
+    NO_SUCH_METRIC = _said("no metric {name}: the test does not record it, and no hook defines it")
+    NO_SUCH_METRIC_NEAR = _said("no metric {name}; did you mean {near: or }?")
+    SCOPE_DID_NOT_RUN = _said("{scope} {name} did not run in the measured region")
+    SCOPE_UNKNOWN = _said(
+        "{scope} {name} did not run, and nothing that could run here has this name (similar: "
+        "{near:, })"
     )
-    GRAPH_CAPTURE: Final = Sentence(
-        "graph_capture", "the measured block begins while a CUDA graph is captured"
+    SCOPE_DID_NOT_RUN_NEAR = _said(
+        "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     )
-    ONLY_OTHER_EVENTS: Final = Sentence(
-        "only_other_events", "no accelerator in this capture: {events: and } in this trace"
+    LAPS_DIFFER = _said("region {name} was not entered equally often in each run")
+    ONLY_OF_TEST = _said("known for whole tests only")
+    REGION_RAISED = _said("region {name} was left with {error}")
+    CHANGED = _said("{name} {before} → {now}")
+    INLINE_MISMATCH = _said("the inline expectation does not match")
+    OTHER_MACHINE = _said("the baseline's times are of another machine ({machine})")
+    ORDER_CHANGED = _said(
+        "the same operators moved the same bytes and only the peak differs, so their order "
+        "changed (that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
     )
-    UNKNOWN_EVENTS: Final = Sentence(
-        "unknown_events", "events of this device are not supported: {events: and } in this trace"
+    OTHERS_BUSY = _said("other processes used about {share:.0%} of the CPUs")
+    HYPERVISOR_TOOK = _said("the hypervisor took about {share:.0%} of the CPUs")
+    ONLY_RUN = _said(
+        "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
     )
-    WORKERS_PREFETCH: Final = Sentence(
-        "workers_prefetch",
-        ("a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"),
-    )
-    PROGRAM_WORK: Final = Sentence(
-        "program_work",
-        ("another process did work for the test, and torch in it is not recorded: {programs:, }"),
-    )
-    CHILD_RUNS_ON: Final = Sentence(
-        "child_runs_on", "{process} was still running when the measured run ended: wait for it"
-    )
-    CHILD_WAS_KILLED: Final = Sentence(
-        "child_was_killed", "{process} was ended before it could say what it did"
-    )
-    OF_CHILD: Final = Sentence("of_child", "{process}: {why}")
-    RANK_ENDED: Final = Sentence("rank_ended", "rank {rank} has ended")
-    RANK_RUNS_IT_NOT: Final = Sentence("rank_runs_it_not", "rank {rank} does not run this test")
-    NO_SUCH_RANK_HERE: Final = Sentence(
-        "no_such_rank_here", "no process of the test had rank {rank}"
-    )
-    NOT_BY_PROCESS: Final = Sentence(
-        "not_by_process",
-        ("the test starts processes, and what they do is not known by module or named region"),
-    )
-    THREAD_LEFT: Final = Sentence(
-        "thread_left",
-        ("a thread that this or an earlier test started was still at work when the run ended"),
-    )
-    DYNAMO_OFF: Final = Sentence(
-        "dynamo_off", "torch.compile is switched off ({how}), so nothing was compiled"
-    )
-    RAN_UNCOMPILED: Final = Sentence(
-        "ran_uncompiled", "torch.compile was used, but no compiled code ran"
-    )
-    NO_FORMULA: Final = Sentence("no_formula", "has no formula")
-    NO_PARTS: Final = Sentence("no_parts", "does not show the operators inside it")
-    REPLAYED: Final = Sentence("replayed", "was replayed from a graph")
-    LAUNCHED_ALONE: Final = Sentence("launched_alone", "was not launched by a known operator")
-    LOOPS: Final = Sentence("loops", "was compiled to loops that the trace does not contain")
-    DYNAMIC_LOOPS: Final = Sentence(
-        "dynamic_loops", "was compiled to loops whose shapes the trace does not contain"
-    )
-    NO_OPERATORS: Final = Sentence("no_operators", "no operators in this trace")
-    PACKED_WEIGHT: Final = Sentence(
-        "packed_weight", "has a packed weight of unknown shape in this trace"
-    )
-    NO_INPUT_DIMS: Final = Sentence("no_input_dims", "lacks Input Dims in this trace")
-    NO_CONCRETE_INPUTS: Final = Sentence(
-        "no_concrete_inputs", "lacks Concrete Inputs in this trace"
-    )
-    SPARSE_OPERAND: Final = Sentence(
-        "sparse_operand", "has a sparse operand, and only its shape is in this trace"
-    )
-    ODD_ARGUMENTS: Final = Sentence(
-        "odd_arguments", "has arguments that its formula does not support in this trace"
-    )
-    NO_BYTES: Final = Sentence("no_bytes", "moves an unknown number of bytes")
-    NO_LAUNCHES: Final = Sentence("no_launches", "starts an unknown number of kernels")
-    COMPILED_FOR_HOST: Final = Sentence(
-        "compiled_for_host", "was compiled for the CPU, and for a device becomes other kernels"
-    )
-    MAYBE_META: Final = Sentence(
-        "maybe_meta", "may be on meta or fake tensors, which have no values"
-    )
-    RULE_RAISED: Final = Sentence("rule_raised", "the rule failed: {error}")
-    PRODUCTS_ON_UNKNOWN_CHIP: Final = Sentence(
-        "products_on_unknown_chip",
-        "products in fp32: the trace does not say which device it ran on",
-    )
-    NOT_RECORDED: Final = Sentence("not_recorded", "the test no longer records it")
-    NOT_RECORDED_IN: Final = Sentence(
-        "not_recorded_in", "{name} is not recorded in the region {region}"
-    )
-    NO_SUCH_METRIC: Final = Sentence(
-        "no_such_metric", "no metric {name}: the test does not record it, and no hook defines it"
-    )
-    NO_SUCH_METRIC_NEAR: Final = Sentence(
-        "no_such_metric_near", "no metric {name}; did you mean {near: or }?"
-    )
-    SCOPE_DID_NOT_RUN: Final = Sentence(
-        "scope_did_not_run", "{scope} {name} did not run in the measured region"
-    )
-    SCOPE_UNKNOWN: Final = Sentence(
-        "scope_unknown",
-        (
-            "{scope} {name} did not run, and nothing that could run here has this name "
-            "(similar: {near:, })"
-        ),
-    )
-    SCOPE_DID_NOT_RUN_NEAR: Final = Sentence(
-        "scope_did_not_run_near",
-        ("{scope} {name} did not run in the measured region; similar names that did: {near:, }"),
-    )
-    LAPS_DIFFER: Final = Sentence(
-        "laps_differ", "region {name} was not entered equally often in each run"
-    )
-    ONLY_OF_TEST: Final = Sentence("only_of_test", "known for whole tests only")
-    REGION_RAISED: Final = Sentence("region_raised", "region {name} was left with {error}")
-    CHANGED: Final = Sentence("changed", "{name} {before} → {now}")
-    INLINE_MISMATCH: Final = Sentence("inline_mismatch", "the inline expectation does not match")
-    OTHER_MACHINE: Final = Sentence(
-        "other_machine", "the baseline's times are of another machine ({machine})"
-    )
-    ORDER_CHANGED: Final = Sentence(
-        "order_changed",
-        (
-            "the same operators moved the same bytes and only the peak differs, so "
-            "their order changed (that of a set of strings follows PYTHONHASHSEED): up "
-            "to 10 %, that only advises"
-        ),
-    )
-    OTHERS_BUSY: Final = Sentence(
-        "others_busy", "other processes used about {share:.0%} of the CPUs"
-    )
-    HYPERVISOR_TOOK: Final = Sentence(
-        "hypervisor_took", "the hypervisor took about {share:.0%} of the CPUs"
-    )
-    ONLY_RUN: Final = Sentence(
-        "only_run",
-        ("the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"),
-    )
-    TRACER_RAISED: Final = Sentence(
-        "tracer_raised", "tracking what runs failed, please report it: {error}"
-    )
-    TOO_MANY_LINES: Final = Sentence(
-        "too_many_lines", "only the first {most:,} of your lines that run are located"
-    )
-    TOO_MANY_MODULES: Final = Sentence("too_many_modules", "it runs more than {most:,} modules")
-    NOT_MEASURED_ON: Final = Sentence("not_measured_on", "not measured on {side}")
-    ONLY_ON: Final = Sentence("only_on", "only in {side}")
-    SKIPPED_ON: Final = Sentence("skipped_on", "only in {side}: {why}")
-    NOT_COLLECTED_ON: Final = Sentence("not_collected_on", "cannot be collected in {side}: {why}")
-    ON_SIDE: Final = Sentence("on_side", "in {side}: {why}")
+    TRACER_RAISED = _said("tracking what runs failed, please report it: {error}")
+    TOO_MANY_LINES = _said("only the first {most:,} of your lines that run are located")
+    TOO_MANY_MODULES = _said("it runs more than {most:,} modules")
+    NOT_MEASURED_ON = _said("not measured on {side}")
+    ONLY_ON = _said("only in {side}")
+    SKIPPED_ON = _said("only in {side}: {why}")
+    NOT_COLLECTED_ON = _said("cannot be collected in {side}: {why}")
+    ON_SIDE = _said("in {side}: {why}")

@@ -663,8 +663,12 @@ class Source(NamedTuple):
         return f"{self.part}.{self.metric}"
 
 
-class _Named:
-    """What both kinds of numbers share: the text of the expression, its unit and its sources."""
+class RegionNumber(float):
+    """A number with the text of its expression, its unit and its sources.
+
+    A ``float`` in all respects, since ``0.6 * count`` of an ``int`` forgets the count. A whole one
+    formats and serves as an index like an ``int``.
+    """
 
     whole: bool
     unit: str
@@ -686,17 +690,6 @@ class _Named:
         """Another process, or a copy, has the number alone."""
         return type(self.plain()), (self.plain(),)
 
-    def plain(self) -> Any:
-        """The number alone."""
-        raise NotImplementedError
-
-
-class RegionNumber(_Named, float):
-    """A number: a ``float`` in all respects, since ``0.6 * count`` of an ``int`` forgets the count.
-
-    A whole one formats and serves as an index like an ``int``.
-    """
-
     def plain(self) -> int | float:
         """The number alone."""
         value = float.__add__(self, 0.0)
@@ -709,32 +702,15 @@ class RegionNumber(_Named, float):
         return int(self)
 
 
-class LargeRegionNumber(_Named, int):
-    """A count that a ``float`` cannot hold exactly."""
-
-    def plain(self) -> int:
-        """The number alone."""
-        return int.__add__(self, 0)
-
-
-#: Up to here, a float holds each whole number.
-_EXACT = 2**53
-
-
-def region_number(
-    value: float, unit: str, text: str, *sources: Source
-) -> RegionNumber | LargeRegionNumber:
+def region_number(value: float, unit: str, text: str, *sources: Source) -> RegionNumber:
     """A number with its unit and its origin.
 
     >>> peak = region_number(3 * 2**20, "B", "plain.peak_cpu_bytes")
     >>> peak, 0.5 * peak, peak > 2**20
     (3 MiB (plain.peak_cpu_bytes), 1.5 MiB (0.5 * plain.peak_cpu_bytes), True)
     """
-    whole = isinstance(value, int)
-    made: RegionNumber | LargeRegionNumber = RegionNumber(value)
-    if whole and abs(value) > _EXACT:
-        made = LargeRegionNumber(value)
-    made.whole, made.unit, made.text, made.sources = whole, unit, text, sources
+    made = RegionNumber(value)
+    made.whole, made.unit, made.text, made.sources = isinstance(value, int), unit, text, sources
     return made
 
 
@@ -742,27 +718,26 @@ _KEEPS_UNIT = frozenset({"+", "-", "%", "//"})
 
 
 def _operation(sign: str, function: Callable[[Any, Any], Any]) -> None:
-    """Define an operator, both ways round, on both kinds of numbers."""
+    """Define an operator, both ways round."""
 
     def apply(one: Any, other: Any, *, turned: bool) -> Any:
-        plain = other.plain() if isinstance(other, _Named) else other
+        plain = other.plain() if isinstance(other, RegionNumber) else other
         if not isinstance(plain, int | float):
             return NotImplemented
         left, right = (plain, one.plain()) if turned else (one.plain(), plain)
         value = function(left, right)
         left, right = (other, one) if turned else (one, other)
-        units = [side.unit if isinstance(side, _Named) else "" for side in (left, right)]
+        units = [side.unit if isinstance(side, RegionNumber) else "" for side in (left, right)]
         return region_number(
             value,
             _unit(sign, *units),
             f"{_text(left)} {sign} {_text(right)}",
             *one.sources,
-            *(other.sources if isinstance(other, _Named) else ()),
+            *(other.sources if isinstance(other, RegionNumber) else ()),
         )
 
-    for kind in (RegionNumber, LargeRegionNumber):
-        setattr(kind, f"__{function.__name__}__", partialmethod(apply, turned=False))
-        setattr(kind, f"__r{function.__name__}__", partialmethod(apply, turned=True))
+    setattr(RegionNumber, f"__{function.__name__}__", partialmethod(apply, turned=False))
+    setattr(RegionNumber, f"__r{function.__name__}__", partialmethod(apply, turned=True))
 
 
 def _unit(sign: str, left: str, right: str) -> str:
@@ -775,7 +750,7 @@ def _unit(sign: str, left: str, right: str) -> str:
 
 
 def _text(side: Any) -> str:
-    if not isinstance(side, _Named):
+    if not isinstance(side, RegionNumber):
         return f"{side}"
     return f"({side.text})" if " " in side.text else side.text
 
@@ -797,8 +772,8 @@ def in_unit_of(number: object, other: object) -> str:
     >>> in_unit_of(region_number(2048, "B", "decode.peak_cpu_bytes"), 1024)
     '1 KiB'
     """
-    plain = isinstance(other, int | float) and not isinstance(other, _Named)
-    if plain and isinstance(number, _Named) and number.unit:
+    plain = isinstance(other, int | float) and not isinstance(other, RegionNumber)
+    if plain and isinstance(number, RegionNumber) and number.unit:
         return format_quantity(other, number.unit)  # type: ignore[arg-type]
     return repr(other)
 

@@ -16,7 +16,7 @@ from pytest_torchprof.history.series import RunInfo
 
 # ---- What git knows: of the commit that is measured, and of the order of commits.
 #
-# Git is asked with a time limit, and writes nothing.
+# Git is asked with a time limit, and writes nothing, but for `torchprof ab`'s worktree.
 
 #: For a command, in seconds; listing a million commits takes about ten.
 _LIMIT_S = 30.0
@@ -26,6 +26,10 @@ _ABOUT_ANOTHER = {
     for name in ("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "OBJECT_DIRECTORY",
                  "NAMESPACE")
 }  # fmt: skip
+_QUIETLY = (
+    *("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"),
+    *("-c", "submodule.recurse=false"),
+)
 #: An address of a remote: ``https://user@host/path.git``, or ``user@host:path``.
 _ADDRESS = re.compile(r"(?:[a-z+]+://)?(?:[^/@]*@)?([^/:]+)(?::\d+(?=/))?[:/](.+)", re.IGNORECASE)
 #: Variables in which CI says the branch that it checked out, and the one that it is to go into.
@@ -43,6 +47,41 @@ _HASH = re.compile(r"[0-9a-f]{40,64}")
 
 class GitError(HistoryError):
     """Git is not there, does not know the folder, or does not answer in time."""
+
+
+def git(
+    folder: Path, *words: str, given: str = "", limit_s: float | None = None, **variables: str
+) -> str:
+    """Git's output in a folder; names in it may hold any bytes. ``given``: to its input.
+
+    No hook runs, and nothing is fetched of submodules.
+
+    Raises:
+        GitError: with git's own text.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _ABOUT_ANOTHER}
+    kept |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(  # noqa: S603 - git, with words of ours and revisions
+            ["git", *_QUIETLY, *words],  # noqa: S607 - the git that the user has
+            cwd=folder,
+            env=kept | variables,
+            input=os.fsencode(given),
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+        )
+    except FileNotFoundError:
+        raise GitError("git was not found") from None
+    except subprocess.TimeoutExpired:
+        raise GitError(f"git {words[0]} took more than {limit_s:.0f} s") from None
+    except OSError as error:
+        raise GitError("git cannot be started", error.strerror or str(error)) from None
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        lines = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines
+        raise GitError(f"git {words[0]}", lines[0] if lines else f"exit {done.returncode}")
+    return os.fsdecode(done.stdout)
 
 
 class Commit(Frozen, frozen=True):
@@ -74,29 +113,12 @@ class Git:
         self.is_shallow = shallow == "true"
 
     def _ask(self, *words: str, given: str = "") -> str:
-        kept = {name: value for name, value in os.environ.items() if name not in _ABOUT_ANOTHER}
         try:
-            done = subprocess.run(  # noqa: S603 - git, with words of ours and revisions
-                ["git", *words],  # noqa: S607 - the git that the user has
-                cwd=self._folder,
-                env=kept | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-                input=os.fsencode(given),
-                capture_output=True,
-                check=False,
-                timeout=_LIMIT_S,
-            )
-        except FileNotFoundError:
-            raise GitError("git was not found") from None
-        except subprocess.TimeoutExpired:
-            raise GitError(f"git {words[0]} took more than {_LIMIT_S:.0f} s") from None
-        except OSError as error:
-            raise GitError("git cannot be started", error.strerror or str(error)) from None
-        if done.returncode:
-            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            if lines and "not a git repository (or any" in lines[0]:
-                raise GitError(f"{self._folder}: not in a git repository")
-            raise GitError(f"git {words[0]}", lines[0] if lines else f"exit {done.returncode}")
-        return os.fsdecode(done.stdout)
+            return git(self._folder, *words, given=given, limit_s=_LIMIT_S)
+        except GitError as error:
+            if "not a git repository (or any" in error.found:
+                raise GitError(f"{self._folder}: not in a git repository") from None
+            raise
 
     def _try(self, *words: str) -> str:
         """The answer, empty if there is none."""

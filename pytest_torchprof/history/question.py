@@ -164,20 +164,31 @@ class SeriesAnswer(NamedTuple):
     changes: list[Change]
 
 
+class Sides(NamedTuple):
+    """The commit that is compared, where it left the other branch, and the commits since."""
+
+    tip: str
+    base: str
+    since: frozenset[str]
+    until: frozenset[str]
+
+
 class Answer(NamedTuple):
     """The runs in order, and the series; ``skipped`` counts files that are no documents, by kind.
 
     ``line`` are the positions of runs along the main line. ``series`` leaves out metrics that never
     changed, unless the question is narrow; ``total`` is the number of those that were asked for.
-    ``notes`` say what is not known.
+    ``notes`` say what is not known. ``sides``: what was compared, if two branches were.
     """
 
+    address: str
     order: Order
     line: list[int]
     series: list[SeriesAnswer]
     total: int
     skipped: dict[str, int]
     notes: list[str]
+    sides: Sides | None = None
 
 
 def answer(store: Store, question: Question, here: Path) -> Answer:
@@ -206,7 +217,7 @@ def answer(store: Store, question: Question, here: Path) -> Answer:
     if changed := sum(len(known) > 1 for known in sources.values()):
         what = "1 test was" if changed == 1 else f"{changed:,} tests were"
         notes.append(f"{what} changed: their series begin anew")
-    return Answer(order, line, found, len(series), history.skipped, notes)
+    return Answer(store.shown, order, line, found, len(series), history.skipped, notes)
 
 
 def _values(
@@ -279,33 +290,7 @@ def _ordered(runs: Sequence[RunInfo], git: Git | None, why: str, notes: list[str
 # ---- Compare a branch with the point where it left another one.
 
 
-class Sides(NamedTuple):
-    """The commit that is compared, where it left the other branch, and the commits since."""
-
-    tip: str
-    base: str
-    since: frozenset[str]
-    until: frozenset[str]
-
-
-class Comparison(NamedTuple):
-    """What differs between the two sides, as changes.
-
-    ``new`` counts series without a value at the merge base, ``short`` series of times with too few
-    runs on a side for an answer.
-    """
-
-    sides: Sides
-    order: Order
-    series: list[SeriesAnswer]
-    compared: int
-    new: int
-    short: int
-    skipped: dict[str, int]
-    notes: list[str]
-
-
-def compare(store: Store, branch: str, question: Question, here: Path) -> Comparison:
+def compare(store: Store, branch: str, question: Question, here: Path) -> Answer:
     """What the branch of the question (what is checked out by default) needs against the merge base
     with ``branch``.
 
@@ -345,7 +330,10 @@ def compare(store: Store, branch: str, question: Question, here: Path) -> Compar
             short += 1
         elif after:
             answers.append(SeriesAnswer(one, values, _changes(one, values, before, after)))
-    return Comparison(sides, order, answers, len(answers), new, short, history.skipped, notes)
+    notes += [f"{new:,} series are new since the merge base"] if new else []
+    notes += [f"{short:,} series of times have too few runs for an answer"] if short else []
+    shown, skipped = store.shown, history.skipped
+    return Answer(shown, order, [], answers, len(answers), skipped, notes, sides)
 
 
 def _sides(git: Git, branch: str, now: str | None) -> Sides:

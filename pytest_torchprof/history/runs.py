@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Frozen, in_json
 from pytest_torchprof.core.values import MissingValue, Number, Record, Verdict
 from pytest_torchprof.verdict.own import metric_of
 
@@ -124,15 +124,7 @@ def encode(run: Run) -> bytes:
     try:
         return msgspec.json.encode(run)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_spelled(msgspec.to_builtins(run)))
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list) else value
+        return msgspec.json.encode(in_json(msgspec.to_builtins(run)))
 
 
 _DECODER = msgspec.json.Decoder(Run)

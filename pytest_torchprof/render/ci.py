@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
-from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.files import is_other_file
-from pytest_torchprof.core.units import UNKNOWN, format_change, format_pair, format_quantity, plural
+from pytest_torchprof.core.errors import keep_others
+from pytest_torchprof.core.files import head_of
+from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, shorten_text
@@ -157,26 +157,26 @@ def annotations_of(rows: Iterable[FindingRow], root: Path) -> list[Annotation]:
 
 
 def code_quality(rows: Sequence[FindingRow], root: Path) -> tuple[str, int]:
-    """GitLab's Code Quality report, and how many findings it cannot have, for want of a line.
-
-    The format is that of GitLab's documentation, "Code Quality report format".
-    """
+    """GitLab's Code Quality report, and how many findings it cannot have, for want of a line."""
     issues = []
     for row, fingerprint in zip(rows, fingerprints(rows, root), strict=True):
-        at = source_line(row["location"], row["path"], root)
-        if at is None:
-            continue
-        issues.append(
-            {
-                "description": sentence(row, place=False),
-                "check_name": row["rule"],
-                "fingerprint": fingerprint,
-                "severity": severity_of(row).gitlab,
-                "location": {"path": at.path, "lines": {"begin": at.line}},
-            }
-        )
-    text = escape.strict_json_text(issues, indent=1)
-    return text + "\n", len(rows) - len(issues)
+        if at := source_line(row["location"], row["path"], root):
+            text, severity = sentence(row, place=False), severity_of(row).gitlab
+            issues.append(_issue(text, row["rule"], fingerprint, severity, at))
+    return escape.json_text(issues, indent=1) + "\n", len(rows) - len(issues)
+
+
+def _issue(
+    description: str, name: str, fingerprint: str, severity: str, at: SourceLine
+) -> dict[str, Any]:
+    """As GitLab's documentation says, "Code Quality report format"."""
+    return {
+        "description": description,
+        "check_name": name,
+        "fingerprint": fingerprint,
+        "severity": severity,
+        "location": {"path": at.path, "lines": {"begin": at.line}},
+    }
 
 
 # -------------------------------------------------------------------- SARIF
@@ -218,7 +218,7 @@ def sarif(
         "results": results,
     }
     log = {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-    return escape.strict_json_text(log, indent=1) + "\n"
+    return escape.json_text(log, indent=1) + "\n"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -324,12 +324,8 @@ def check_comment(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, lambda path: path.read_bytes().startswith(MARK.encode())):
-        raise SettingsError(
-            f"{path} is not replaced",
-            "it exists and is not a comment of torchprof",
-            "name another file, or remove this one first",
-        )
+    ours = MARK.encode()
+    keep_others(path, lambda path: head_of(path).startswith(ours), "a comment of torchprof")
 
 
 def _size(lines: Iterable[str]) -> int:
@@ -360,7 +356,8 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
     unchecked = [
         one
         for one in series
-        if one.metric.status == "not_measured" and _limit(one) + _number(one, "baseline")
+        if one.metric.status == "not_measured"
+        and (one.metric.limits or one.metric.baseline is not None)
     ]
     others = [test for test in report.tests if test.status == "not_profiled"]
     new = [test for test in report.tests if test.status == "new"]
@@ -400,11 +397,7 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
 
 def _compared(one: Series) -> list[str]:
     metric = one.metric
-    before, now = format_pair(metric.baseline, one.value, metric.unit)
-    if one.value is None and metric.at_least is not None:
-        now = f"at least {format_quantity(metric.at_least, metric.unit)}"
-    known = metric.baseline is not None and one.value is not None
-    change = format_change(metric.baseline, one.value) if known else ""
+    before, now, change = metric.in_words
     return [
         _code(one.benchmark),
         _code(one.label),
@@ -412,22 +405,8 @@ def _compared(one: Series) -> list[str]:
         _words(before if metric.baseline is not None else ""),
         _words(now),
         _words(change),
-        _words(_limit(one)),
+        _words(metric.limits),
     ]
-
-
-def _limit(one: Series) -> str:
-    limits = {"at least": one.metric.least, "at most": one.metric.limit}
-    return ", ".join(
-        f"{word} {format_quantity(value, one.metric.unit)}"
-        for word, value in limits.items()
-        if value is not None
-    )
-
-
-def _number(one: Series, field: str) -> str:
-    value = getattr(one.metric, field)
-    return "" if value is None else format_quantity(value, one.metric.unit)
 
 
 def _findings(report: StoredReport) -> list[list[str]]:
@@ -457,13 +436,10 @@ def sentences(failed: Sequence[Series]) -> str:
     parts = []
     for one in failed:
         label = one.label if one.region is None else f"{one.label} of {one.region}"
-        before, now = format_pair(one.metric.baseline, one.value, one.metric.unit)
+        before, now, change = one.metric.in_words
         if one.metric.status == "over_budget":
-            if one.value is None and one.metric.at_least is not None:
-                now = f"at least {format_quantity(one.metric.at_least, one.metric.unit)}"
-            parts.append(f"{label} {now}, limit: {_limit(one)}")
+            parts.append(f"{label} {now}, limit: {one.metric.limits}")
         else:
-            change = format_change(one.metric.baseline, one.value)
             parts.append(f"{label} {before} → {now} ({change})")
     return "; ".join(parts)
 
@@ -513,8 +489,7 @@ _LEVELS: Final = {"error": "major", "warning": "minor", "notice": "info"}
 def code_quality_of(found: Sequence[Annotation]) -> str:
     """GitLab's Code Quality report of these; those without a line cannot be in it.
 
-    The format is that of GitLab's documentation, "Code Quality report format". Fingerprints are of
-    the title and the file, not of the line, which moves as a file is edited.
+    Fingerprints are of the title and the file, not of the line, which moves as a file is edited.
     """
     seen: dict[str, int] = {}
     issues = []
@@ -523,16 +498,8 @@ def code_quality_of(found: Sequence[Annotation]) -> str:
             continue
         key = repr((title, place.path))
         number = seen[key] = seen.get(key, 0) + 1
-        issues.append(
-            {
-                "description": message,
-                "check_name": title,
-                "fingerprint": digest(f"{key}{number}"),
-                "severity": _LEVELS[level],
-                "location": {"path": place.path, "lines": {"begin": place.line}},
-            }
-        )
-    return escape.strict_json_text(issues, indent=1) + "\n"
+        issues.append(_issue(message, title, digest(f"{key}{number}"), _LEVELS[level], place))
+    return escape.json_text(issues, indent=1) + "\n"
 
 
 def _own_name(nodeid: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import in_json
 
 # ---- Escape untrusted text for each kind of output; all output goes through here.
 #
@@ -173,83 +174,32 @@ def csv_value(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
-    r"""JSON with the same content: hidden characters are escaped, non-finite numbers are null.
+    r"""JSON with hidden characters escaped; see `in_json` for what JSON cannot have.
 
     ``compact``: without spaces.
 
-    >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
-    {"a": "\u009b\u202e テスト", "b": null}
+    >>> print(json_text({"a": "\x9b\u202e テスト \ud800", "b": float("nan")}))
+    {"a": "\u009b\u202e テスト \\ud800", "b": null}
     """
     import json
 
     separators = (",", ":") if compact else None
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, separators=separators)
+    text = json.dumps(in_json(value), indent=indent, ensure_ascii=False, separators=separators)
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
-
-
-def strict_json_text(value: Any, indent: int | None = None, *, compact: bool = False) -> str:
-    r"""JSON that strict readers accept, too: lone surrogates are spelled out.
-
-    >>> print(strict_json_text(["a\ud800"]))
-    ["a\\ud800"]
-    """
-    text = json_text(value, indent=indent, compact=compact)
-    again = "\\ud" in text
-    return json_text(_spelled(value), indent=indent, compact=compact) if again else text
-
-
-def _spelled(value: Any) -> Any:
-    """The same with lone surrogates, as in undecodable file names, spelled out."""
-    if isinstance(value, str):
-        return spelled(value)
-    if isinstance(value, Mapping):
-        return {_spelled(key): _spelled(inner) for key, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def spelled(text: str) -> str:
-    r"""Text that UTF-8 can hold: lone surrogates are spelled out.
-
-    >>> print(spelled("a\ud800"))
-    a\ud800
-    """
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # -------------------------------------------------------------------- commands to paste
 
 
 def command(words: Iterable[str]) -> str:
-    r"""A one-line command that a shell reads as these words, whatever they contain.
+    r"""A one-line command that a shell reads as these words; hidden characters are shown.
 
-    >>> print(command(["pytest", "test_a.py::test_b[\x1b'x]"]))
-    pytest $'test_a.py::test_b[\x1b\'x]'
+    >>> print(command(["pytest", "test_a.py::test_b[a b]"]))
+    pytest 'test_a.py::test_b[a b]'
     """
-    return " ".join(map(_quoted, words))
+    import shlex
 
-
-def _quoted(word: str) -> str:
-    if not _IN_LINE.search(word):
-        import shlex
-
-        return shlex.quote(word)
-    text = word.replace("\\", r"\\").replace("'", r"\'")
-    return f"$'{_IN_LINE.sub(_in_shell, text)}'"
-
-
-def _in_shell(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\U{code:08x}" if code > 0xFFFF else _shown(match)
+    return line(shlex.join(words))
 
 
 # ---- Print escaped text to standard output and standard error.

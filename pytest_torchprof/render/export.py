@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.analysis.operators import NO_OPERATOR
-from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, writing
-from pytest_torchprof.core.files import is_other_file, replacing, same_file
+from pytest_torchprof.core.errors import TraceError, keep_others, not_onto_itself, writing
+from pytest_torchprof.core.files import replacing, same_file
 from pytest_torchprof.render import escape
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Kind
@@ -73,8 +73,7 @@ def write_augmented(source: Path, target: Path, work: Callable[[Events], KernelW
     """
     if same_file(source, target):
         raise not_onto_itself(target)
-    if is_other_file(target, is_trace):
-        raise not_replaced(target, "a trace")
+    keep_others(target, is_trace, "a trace", TraceError)
     layout = lay_out(source)
     places = device_events(layout)
     trace = parse_trace(layout.text, source=str(source))
@@ -321,8 +320,7 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     found = measured_stacks(trace, metric)
     if trace.source and same_file(Path(trace.source), target):
         raise not_onto_itself(target)
-    if is_other_file(target, _is_folded):
-        raise not_replaced(target, "a file of folded stacks")
+    keep_others(target, _is_folded, "a file of folded stacks", TraceError)
     lines = 0
     with writing(target), replacing(target) as file:
         for lines, line in enumerate(found, 1):  # noqa: B007 - the last counts

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,11 +17,11 @@ from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import end_of, shorten, width_of
 from pytest_torchprof.rules.registry import RULES
-from pytest_torchprof.rules.rule import HEADINGS, Rule
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.values import Baseline, Finding, Profile
     from pytest_torchprof.rules.check import Checked
+    from pytest_torchprof.rules.rule import Rule
 
 
 # ---- Findings as text: one block per rule, with its places, their cost, and the fix once.
@@ -390,7 +390,6 @@ NEEDS = {
     "device": "an accelerator",
     "live": "a live test",
 }
-_CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def page_of(code: str) -> str | None:
@@ -408,68 +407,9 @@ def page(rule: Rule) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def index(rules: Iterable[Rule]) -> str:
-    """The page that lists all rules."""
-    table = ["| rule | finds | needs | thresholds |", "|---|---|---|---|"]
-    for rule in rules:
-        needs = ", ".join([*sorted(rule.needs), *(["see its page"] if rule.ready else [])]) or "–"
-        values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
-        link = f"[{rule.code}]({rule.code}.md)"
-        table.append(f"| {link} | {rule.summary} | {needs} | {values} |")
-    return "\n".join([MARK, "# Anti-pattern rules", "", _INDEX, "", *table]) + "\n"
-
-
-_INDEX = """\
-`pytest --torchprof` checks these rules in each test, and `torchprof lint` in a stored trace.
-`torchprof rules` prints this list, and `torchprof rules CODE` a page. If a capture lacks what a
-rule needs, the rule is *not checked*. To change a threshold, use
-`--torchprof-thresholds=RULE.NAME=VALUE,…` or `torchprof lint --thresholds`."""
-
-
 def defaults(rule: Rule) -> list[str]:
     """The thresholds with their values: ``bytes=1 MiB``."""
     return [f"{name}={format_quantity(t.default, t.unit)}" for name, t in rule.thresholds.items()]
-
-
-def sections(text: str) -> Iterator[tuple[str, str]]:
-    r"""The parts of a docstring below its first paragraph: heading (or none yet) and text.
-
-    >>> list(sections("Sum.\n\nMore.\n\n## Example\n\nOne."))
-    [('', 'More.'), ('Example', 'One.')]
-    """
-    before, *parts = re.split(r"^## +", text.partition("\n\n")[2], flags=re.MULTILINE)
-    if before.strip():
-        yield "", before.strip("\n")
-    for part in parts:
-        name, _, body = part.partition("\n")
-        yield name.rstrip(), body.strip("\n")
-
-
-def examples(rule: Rule) -> list[str]:
-    """The code of a page, block by block."""
-    return _CODE.findall(rule.page)
-
-
-def page_faults(rule: Rule) -> list[str]:
-    """What a docstring lacks to make a page."""
-    found = []
-    parts = [(name, body) for name, body in sections(rule.page) if name]
-    if [name for name, _ in parts] != list(HEADINGS):
-        found.append(f"its headings must be {', '.join(HEADINGS)}, in this order")
-    found += [f"nothing below {name!r}" for name, body in parts if not body.strip()]
-    for name, body in parts:
-        if name in HEADINGS[2:] and not _CODE.search(body):
-            found.append(f"no code below {name!r}")
-    for code in examples(rule):
-        try:
-            compile(code, rule.code, "exec")
-        except SyntaxError as error:
-            found.append(f"an example that is not Python: {error}")
-    words = rule.page.replace("_", " ")
-    for name in rule.thresholds:
-        if name.replace("_", " ") not in words and "threshold" not in words:
-            found.append(f"the threshold {name} is not mentioned")
-    return found
 
 
 _MEMORY: Final = (

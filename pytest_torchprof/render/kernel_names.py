@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from re import Match, Pattern
 from typing import Final
@@ -109,8 +109,8 @@ def dtype_in(text: str, *, reals: bool = False) -> str | None:
 # n for column-major, t for transposed), Tensile's ``Cijk_Ailk_Bljk_…_MT128x128x32`` (indices of
 # C, A and B, then the macro tile), and the template arguments of the others.
 
-#: A recognized name, and the same without namespaces and noise → the short one, if there is one.
-Make = Callable[["Match[str]", str], "str | None"]
+#: A recognized name → the short one, if there is one.
+Make = Callable[["Match[str]"], "str | None"]
 
 #: A dtype among the words of a name → as torch's users write it.
 _WORDS: Final[Mapping[str, str]] = {
@@ -177,16 +177,7 @@ def _flat(library: str, text: str, *, simt: bool = False) -> str | None:
     return joined(library, what, dtype, size, layout and layout[1], extra)
 
 
-def _cutlass(match: Match[str], _plain: str) -> str | None:
-    return _flat("cutlass", match["rest"], simt=match["unit"] == "simt")
-
-
-def _cublas(match: Match[str], _plain: str) -> str | None:
-    text = match["rest"]
-    return _flat("cudnn" if "cudnn" in match.string else "cublas", f"_{text}")
-
-
-def _xmma(match: Match[str], _plain: str) -> str | None:
+def _xmma(match: Match[str]) -> str | None:
     what, types, rest = match["what"], match["types"], match["rest"]
     library = "cublas" if what == "gemm" and "cudnn" not in match.string else "cudnn"
     tile, layout = _XMMA_TILE.search(rest), _XMMA_LAYOUT.search(f"_{rest}")
@@ -200,38 +191,31 @@ _XMMA_LAYOUT: Final = late(r"_([nt]{2}(?=_[nt]_)|nd?hwc|ncd?hw|nchw)")
 
 #: Letters of cuBLAS's newer kernels, for the types of A, B and C.
 _NVJET: Final = {"t": "bf16", "h": "f16", "s": "tf32", "q": "f8", "d": "f64", "o": "f4"}
-
-
-def _nvjet(match: Match[str], _plain: str) -> str | None:
-    tile = f"{match['tile']}x{match['depth']}"
-    return joined("nvjet gemm", _NVJET.get(match["types"][0]), tile, match["layout"])
-
-
 #: Tensile's letters for the type of A. Source: Tensile's DataType.py.
 _TENSILE: Final = {
     "S": "f32", "D": "f64", "C": "c64", "Z": "c128", "H": "f16", "B": "bf16", "X": "tf32",
     "I8": "i8", "I": "i32", "F8": "f8", "B8": "f8", "F4": "f4",
 }  # fmt: skip
+_DIRECTION: Final = {"F": "fwd", "B": "bwd", "fprop": "fwd", "bprop": "bwd"}
 
 
-def _tensile(match: Match[str], _plain: str) -> str | None:
-    a, b, types = match["a"], match["b"], match["types"] or ""
+def _tensile(match: Match[str]) -> str | None:
+    a, b = match["a"], match["b"]
     # A's first index is that of rows unless A is transposed, B's that of the sum.
     layout = ("N" if a[0] == "i" else "T") + ("N" if b[0] == "l" else "T")
-    dtype = _TENSILE.get(types[:2]) or _TENSILE.get(types[:1])
     tile = _MACRO_TILE.search(match["rest"])
-    return joined("Tensile gemm", dtype, tile and tile[1], layout)
+    return joined("Tensile gemm", _tensile_type(match), tile and tile[1], layout)
+
+
+def _tensile_type(match: Match[str]) -> str | None:
+    types = match["types"] or ""
+    return _TENSILE.get(types[:2]) or _TENSILE.get(types[:1])
 
 
 _MACRO_TILE: Final = late(r"_(MT\d+x\d+x\d+)")
 
 
-def _tensile_sum(match: Match[str], _plain: str) -> str | None:
-    dtype = _TENSILE.get(match["types"][:2]) or _TENSILE.get(match["types"][:1])
-    return joined("Tensile split sum", dtype)
-
-
-def _cutlass_template(match: Match[str], _plain: str) -> str | None:
+def _cutlass_template(match: Match[str]) -> str | None:
     """CUTLASS 3 and CUTLASS 2, where the template arguments are in the name."""
     text = match.string
     shape = _CUTLASS_SHAPE.search(text)
@@ -252,7 +236,7 @@ _CUTLASS_SHAPE: Final = late(
 _CUTLASS_WHAT: Final = late(r"Fprop|Dgrad|Wgrad|fmha", 0)
 
 
-def _flash(match: Match[str], _plain: str) -> str | None:
+def _flash(match: Match[str]) -> str | None:
     """``<head dimension, rows of queries, rows of keys, warps, …, dtype>, dropout, causal, …``."""
     given = arguments(match.string[match.start() :])
     traits = arguments(given[0]) if given else []
@@ -267,7 +251,7 @@ def _flash(match: Match[str], _plain: str) -> str | None:
     return joined("flash", short, dtype, f"hdim{traits[0]}", tile, "causal" if causal else None)
 
 
-def _flash_3(match: Match[str], _plain: str) -> str | None:
+def _flash_3(match: Match[str]) -> str | None:
     shape = _CUTLASS_SHAPE.search(match.string)
     if shape is None or not shape[1]:
         return None
@@ -276,22 +260,13 @@ def _flash_3(match: Match[str], _plain: str) -> str | None:
     return joined("flash", match["what"].lower(), dtype, f"hdim{dim}", f"{m}x{n}")
 
 
-def _fmha(match: Match[str], _plain: str) -> str | None:
-    direction = {"F": "fwd", "B": "bwd"}[match["direction"]]
-    return joined("cutlass fmha", direction, _WORDS.get(match["type"]), match["tile"])
-
-
-def _cudnn_sdpa(match: Match[str], _plain: str) -> str | None:
-    direction = {"fprop": "fwd", "bprop": "bwd"}[match["direction"]]
-    return joined("cudnn sdpa", direction, _WORDS.get(match["type"]), match["tile"])
-
-
-def _cudnn(_match: Match[str], plain: str) -> str | None:
+def _cudnn(match: Match[str]) -> str | None:
+    plain = readable_kernel(match.string)
     name = head(plain).removesuffix("Kernel").removesuffix("_kernel")
     return joined("cudnn", name, dtype_in(",".join(arguments(plain)))) if name else None
 
 
-def _gemv(match: Match[str], _plain: str) -> str | None:
+def _gemv(match: Match[str]) -> str | None:
     text = match.string[match.end("what") :]
     operands = _OPERAND.search(text)
     dtype = dtype_in(operands[1] if operands else text, reals=True)
@@ -310,43 +285,31 @@ _GEMV_NAMES: Final = {
 }
 
 
-def _triton(match: Match[str], _plain: str) -> str | None:
-    """``_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu`` of triton_kernels."""
-    return joined(
-        "triton", match["what"], match["types"], match["tile"], match["layout"], match["extra"]
-    )
-
-
-def _signed(match: Match[str], _plain: str) -> str | None:
-    """Triton 2 appended the arguments that it specialized for: ``0d1d2d3de4``.
-
-    Where nothing else tells kernels apart, that stays.
-    """
-    return match["name"] if match["name"].strip("_") != "triton" else None
-
-
 FAMILIES: Final[tuple[tuple[Pattern[str], Make], ...]] = (
     (late(r"\bcutlass(?:3x)?(?:_sm)?_?\d*_(?:\w+?_)??(?P<unit>tensorop|simt)(?P<rest>_\w+)"),
-     _cutlass),
+     lambda m: _flat("cutlass", m["rest"], simt=m["unit"] == "simt")),
     (late(r"^(?:cudnn_)?(?:maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell|sm\d+)_(?!xmma)"
           r"(?P<rest>\w+)"),
-     _cublas),
+     lambda m: _flat("cudnn" if "cudnn" in m.string else "cublas", f"_{m['rest']}")),
     (late(r"\bsm\d+_xmma_(?P<what>gemm|fprop|dgrad|wgrad)\w*?_(?P<types>bf16|tf32|f16|f32|f64|e4m3"
           r"|e5m2|i8)(?P<rest>[a-z0-9]*_\w+)"),
      _xmma),
     (late(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{2,5})_(?:mma_)?(?P<tile>\d+x\d+)_(?P<depth>\d+)x\d+_\w*?"
           r"(?P<layout>[NT]{3})"),
-     _nvjet),
+     lambda m: joined("nvjet gemm", _NVJET.get(m["types"][0]), f"{m['tile']}x{m['depth']}",
+                      m["layout"])),
     (late(r"Cijk_A(?P<a>[a-z]{3,4})_B(?P<b>[a-z]{3,4})_(?P<types>[A-Z][A-Z0-9]*)?(?P<rest>\w*)"),
      _tensile),
-    (late(r"Cijk_(?P<types>[A-Z][A-Z0-9]*)_?\w*PostGSU"), _tensile_sum),
+    (late(r"Cijk_(?P<types>[A-Z][A-Z0-9]*)_?\w*PostGSU"),
+     lambda m: joined("Tensile split sum", _tensile_type(m))),
     (late(r"flash::(?P<what>flash_\w+)(?=<)|^(?:void )?(?P<other>flash_(?:fwd|bwd)\w*)(?=<)"),
      _flash),
     (late(r"FlashAttn(?P<what>Fwd|Bwd)Sm\d+"), _flash_3),
-    (late(r"fmha_cutlass(?P<direction>[FB])_(?P<type>[a-z]+\d+)_\w*?(?P<tile>\d+x\d+)"), _fmha),
-    (late(r"cudnn_generated_\w*sdpa_\w*?(?P<direction>fprop|bprop)_\w*?(?P<type>bf16|f16|e4m3|e5m2)"
+    (late(r"fmha_cutlass(?P<way>[FB])_(?P<type>[a-z]+\d+)_\w*?(?P<tile>\d+x\d+)"),
+     lambda m: joined("cutlass fmha", _DIRECTION[m["way"]], _WORDS.get(m["type"]), m["tile"])),
+    (late(r"cudnn_generated_\w*sdpa_\w*?(?P<way>fprop|bprop)_\w*?(?P<type>bf16|f16|e4m3|e5m2)"
           r"_\w*?(?P<tile>\d+x\d+x\d+)"),
-     _cudnn_sdpa),
+     lambda m: joined("cudnn sdpa", _DIRECTION[m["way"]], _WORDS.get(m["type"]), m["tile"])),
     (late(r"\bcutlass::(?:device_kernel|Kernel2?)<"), _cutlass_template),
     (late(r"(?<![\w>])(?P<what>gemmSN_[NT]{2}_kernel|gemmk1_kernel|gemv\w*?(?=<|::)|dot_kernel"
           r"|reduce_1Block_kernel|splitKreduce_kernel|(?<=epilogue::impl::)globalKernel)"),
@@ -356,8 +319,11 @@ FAMILIES: Final[tuple[tuple[Pattern[str], Make], ...]] = (
      _cudnn),
     (late(r"^_?(?P<what>(?:p_)?matmul_ogs)_(?P<layout>[NT]{3})_(?P<types>\w+?)_"
           r"(?P<tile>\d+x\d+x\d+)x\d+(?:_(?P<extra>\w+))?$"),
-     _triton),
-    (late(r"^(?P<name>\w*[a-z])_+0d?c?1[dce\d]*$"), _signed),
+     # Of triton_kernels: _matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu.
+     lambda m: joined("triton", m["what"], m["types"], m["tile"], m["layout"], m["extra"])),
+    # Triton 2 appended the arguments that it specialized for: 0d1d2d3de4. Where nothing else tells
+    # kernels apart, that stays.
+    (late(r"^(?!_*triton_*0)(?P<name>\w*[a-z])_+0d?c?1[dce\d]*$"), lambda m: m["name"]),
 )  # fmt: skip
 
 
@@ -391,13 +357,13 @@ def _functor(text: str) -> tuple[str, str | None]:
     return short.removeprefix("direct_"), dtype or dtype_in(inside)
 
 
-def _is_type(text: str) -> bool:
-    return dtype_in(head(text)) is not None
+def _functors(given: Sequence[str]) -> list[str]:
+    return [one for one in given if not _NUMBER.match(one) and dtype_in(head(one)) is None]
 
 
-def _elementwise(match: Match[str], _plain: str) -> str | None:
+def _elementwise(match: Match[str]) -> str | None:
     given = arguments(match.string)
-    functors = [one for one in given if not _NUMBER.match(one) and not _is_type(one)]
+    functors = _functors(given)
     if not functors:
         return None
     inner = functors[0]
@@ -410,13 +376,13 @@ def _elementwise(match: Match[str], _plain: str) -> str | None:
     return joined("elementwise", what, dtype, vector or unrolled)
 
 
-def _distribution(match: Match[str], _plain: str) -> str | None:
+def _distribution(match: Match[str]) -> str | None:
     given = arguments(match.string)
-    functors = [one for one in given if not _NUMBER.match(one) and not _is_type(one)]
+    functors = _functors(given)
     return joined("elementwise", _functor(functors[0])[0], dtype_in(given[0])) if functors else None
 
 
-def _reduce(match: Match[str], _plain: str) -> str | None:
+def _reduce(match: Match[str]) -> str | None:
     inner = next((one for one in arguments(match.string) if head(one) == "ReduceOp"), "")
     given = arguments(inner)
     if len(given) < 2:
@@ -427,27 +393,25 @@ def _reduce(match: Match[str], _plain: str) -> str | None:
     return joined("reduce", _functor(operation)[0], dtype_in(given[0]))
 
 
-def _foreach(match: Match[str], _plain: str) -> str | None:
+def _foreach(match: Match[str]) -> str | None:
     given = [one for one in arguments(match.string) if "TensorList" not in head(one)]
-    functors = [one for one in given if not _NUMBER.match(one) and not _is_type(one)]
+    functors = _functors(given)
     if not functors:
         return None
     names = [_functor(one)[0] for one in functors[:2]]
     return joined("foreach", *names, dtype_in(",".join(arguments(functors[0]))))
 
 
-def _cat(match: Match[str], _plain: str) -> str | None:
+def _cat(match: Match[str]) -> str | None:
     given = arguments(match.string)
     dims = f"{given[2]}d" if len(given) > 2 and given[2].isdigit() else None
     return joined("cat", dtype_in(given[0]) if given else None, dims)
 
 
-def _cub(_match: Match[str], plain: str) -> str | None:
+def _cub(match: Match[str]) -> str | None:
+    plain = readable_kernel(match.string)
     found = _CUB.search(plain)
-    if found is None:
-        return None
-    given = arguments(plain)
-    return joined("cub", found[1], dtype_in(",".join(given)) if given else None)
+    return found and joined("cub", found[1], dtype_in(",".join(arguments(plain))))
 
 
 _CUB: Final = late(r"^Device(\w+?)(?:Kernel)?(?=<|$)")
@@ -458,7 +422,7 @@ _CK_LAYOUT: Final = late(r"tensor_layout::gemm::(Row|Column)Major")
 _CK_TILE: Final = late(r"GemmSpecialization\)\d+, \d+, (\d+), (\d+), (\d+)")
 
 
-def _ck(match: Match[str], _plain: str) -> str | None:
+def _ck(match: Match[str]) -> str | None:
     """``ck::kernel_gemm_xdl_cshuffle_v3<…>``: layouts of A, B and C by row (r) or column (c)."""
     text = match.string
     layouts = "".join(found[1][0].lower() for found in list(_CK_LAYOUT.finditer(text))[:3])
@@ -469,7 +433,7 @@ def _ck(match: Match[str], _plain: str) -> str | None:
     return joined("CK", what, dtype, "x".join(tile.groups()) if tile else None, layouts)
 
 
-def _ck_tile(match: Match[str], _plain: str) -> str | None:
+def _ck_tile(match: Match[str]) -> str | None:
     """``ck_tile::kentry<…, ck_tile::FmhaFwdKernel<…> >``."""
     found = _CK_TILE_NAME.search(match.string[match.end() :])
     if found is None:
@@ -492,55 +456,25 @@ _MANGLED_TYPE: Final = late(r"DF16b|DF16_|DF16|(?<=[IEL_])f(?=[A-Z])|(?<=[IEL_])
 _CODES: Final = {"DF16b": "bf16", "DF16_": "f16", "DF16": "f16", "f": "f32", "d": "f64"}
 
 
-def identifiers(mangled: str) -> list[str]:
-    """The identifiers in a mangled name, in order: each is written after its length.
-
-    >>> identifiers("_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_")
-    ['ck_tile', 'kentry', 'Rmsnorm2dFwd']
-    """
-    found, at = [], 0
-    while at < len(mangled):
-        end = at
-        while end < len(mangled) and mangled[end] in "0123456789":
-            end += 1
-        if end == at:
-            at += 1
-            continue
-        size = int(mangled[at:end]) if end - at < 4 else 0
-        literal = at and mangled[at - 1] in "ijlmxybLS"  # a number, such as Li128E, or a reference
-        part = mangled[end : end + size]
-        if literal or not 1 < size == len(part) or not part.replace("_", "a").isalnum():
-            at = end
-            continue
-        found.append(part)
-        at = end + size
-    return found
-
-
-def _mangled(match: Match[str], _plain: str) -> str | None:
+def _mangled(match: Match[str]) -> str | None:
     text = match.string
-    names = identifiers(text)
-    if not names:
-        return None
-    if names[:2] == ["ck_tile", "kentry"]:
+    if found := _MANGLED_CK.match(text):
         sizes, code = _MANGLED_SIZES.search(text), _MANGLED_TYPE.search(text)
         tile = "x".join(_MANGLED_SIZE.findall(sizes[1])[:3]) if sizes else None
-        name = names[2].removesuffix("Kernel") if len(names) > 2 else None
-        return joined("CK", name, _CODES[code[0]] if code else None, tile) if name else None
-    own = [name for name in _nested(text) if not name.startswith("_GLOBAL_")]
-    return own[-1] if own else None
-
-
-def _nested(mangled: str) -> list[str]:
-    """The identifiers of the name itself, outermost first, without template arguments."""
-    found, at = [], len("_ZN") if mangled.startswith("_ZN") else len("_Z")
-    while (digits := _DIGITS.match(mangled, at)) and len(digits[0]) < 4:
+        what = text[found.end() : found.end() + int(found[1])].removesuffix("Kernel")
+        return joined("CK", what, _CODES[code[0]] if code else None, tile) if what else None
+    # The last of the nested identifiers, each of which is written after its length.
+    name: str | None = None
+    at = len("_ZN") if text.startswith("_ZN") else len("_Z")
+    while digits := _DIGITS.match(text, at):
         at = digits.end() + int(digits[0])
-        found.append(mangled[digits.end() : at])
-    return [name for name in found if name]
+        part = text[digits.end() : at]
+        name = part if part and not part.startswith("_GLOBAL_") else name
+    return name
 
 
-_DIGITS: Final = late(r"[0-9]+")
+_MANGLED_CK: Final = late(r"_ZN7ck_tile6kentryI\w*?NS_([0-9]{1,3})")
+_DIGITS: Final = late(r"[0-9]{1,3}(?![0-9])")
 
 NATIVE: Final[tuple[tuple[Pattern[str], Make], ...]] = (
     (late(r"^(?P<how>vectorized_|unrolled_|index_)?(?:templated_)?elementwise_kernel\w*(?=<)"),
@@ -630,7 +564,7 @@ def short_kernel(name: str) -> str:
     plain = readable_kernel(name)
     for text, families in ((plain, NATIVE), (name, (*OTHERS, *FAMILIES))):
         for pattern, make in families:
-            if (match := pattern.search(text)) and (short := make(match, plain)):
+            if (match := pattern.search(text)) and (short := make(match)):
                 return short
     return plain
 

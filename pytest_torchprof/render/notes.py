@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # ---- What the user can do.
 
 HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
-_ANEW = "--accept --torchprof-time=gate takes it anew"
 
 
 # ---- Metrics of a trace as a table: values, or the reasons why there are none, in words.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_torchprof.core.errors import ReportError, SettingsError
-from pytest_torchprof.core.files import is_other_file, opened, replacing, system_message
-from pytest_torchprof.core.records import Frozen, require_floats
+from pytest_torchprof.core.errors import ReportError, keep_others
+from pytest_torchprof.core.files import opened, replacing, system_message
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.units import format_change, format_pair, format_quantity
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
@@ -137,12 +139,7 @@ def check_target(path: Path) -> None:
     Raises:
         SettingsError: such a file exists.
     """
-    if is_other_file(path, _is_report):
-        raise SettingsError(
-            f"{path} is not replaced",
-            f"it exists and is not a report ({REPORT_SCHEMA})",
-            "name another file, or remove this one first",
-        )
+    keep_others(path, _is_report, f"a report ({REPORT_SCHEMA})")
 
 
 class _Head(msgspec.Struct):
@@ -183,7 +180,7 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = escape.strict_json_text(report, indent=1)
+    text = escape.json_text(report, indent=1)
     with replacing(path) as file:
         file.write(text.encode() + b"\n")
 
@@ -193,7 +190,16 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
 _NEXT = "name a report of pytest --torchprof --torchprof-json=FILE"
 
 
-class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
+class _Stored(Frozen, frozen=True):
+    def __post_init__(self) -> None:
+        """Refuse an integer of hundreds of digits, with which no arithmetic goes well."""
+        for value in map(self.__getattribute__, self.__struct_fields__):
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, int) and abs(number) > sys.float_info.max:
+                    raise ValueError("a number is out of range")
+
+
+class StoredMetric(_Stored, frozen=True, rename={"klass": "class"}):
     """A metric as the report has it; the unit is that of its numbers, which are None if unknown."""
 
     unit: str
@@ -213,13 +219,27 @@ class StoredMetric(Frozen, frozen=True, rename={"klass": "class"}):
     spread: int | float | None = None
     rounds: list[int | float] = msgspec.field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """See `require_floats`."""
-        own = (self.value, self.baseline, self.limit, self.least, self.at_least, self.n, self.low)
-        require_floats((*own, self.high, self.min, self.spread, *self.rounds))
+    @property
+    def in_words(self) -> tuple[str, str, str]:
+        """Before, now, and the change, which is empty if one of both is unknown."""
+        before, now = format_pair(self.baseline, self.value, self.unit)
+        if self.at_least is not None:
+            now = f"at least {format_quantity(self.at_least, self.unit)}"
+        known = self.baseline is not None and self.value is not None
+        return before, now, format_change(self.baseline, self.value) if known else ""
+
+    @property
+    def limits(self) -> str:
+        """``at least 2, at most 9``; empty if there is no limit."""
+        return self.named({"at least": self.least, "at most": self.limit})
+
+    def named(self, values: Mapping[str, float | None]) -> str:
+        """Those that are known, in the metric's unit, each with its name before it."""
+        known = {name: value for name, value in values.items() if value is not None}
+        return ", ".join(f"{name} {format_quantity(n, self.unit)}" for name, n in known.items())
 
 
-class StoredFinding(Frozen, frozen=True):
+class StoredFinding(_Stored, frozen=True):
     """A finding of a test; ``cost_ms`` is None if unknown."""
 
     rule: str
@@ -235,10 +255,6 @@ class StoredFinding(Frozen, frozen=True):
     modules: int | None = None
     reason: str | None = None
     gated: bool = True
-
-    def __post_init__(self) -> None:
-        """See `require_floats`."""
-        require_floats((self.bytes,))
 
 
 class StoredRegion(Frozen, frozen=True):
@@ -356,7 +372,8 @@ def merged(reports: Mapping[str, StoredReport]) -> dict[str, Any]:
     }
     errors = dict.fromkeys(line for report in reports.values() for line in report.errors)
     document |= {"errors": list(errors)} if errors else {}
-    document |= _others(documents)
+    # Those of newer versions.
+    document |= {k: v for one in documents.values() for k, v in one.items() if k not in _KNOWN}
     if any(report.interrupted for report in reports.values()):
         document["interrupted"] = True
     return document
@@ -408,23 +425,6 @@ def _tests(
                     "merge reports of shards that ran different tests",
                 )
     return list(tests.values())
-
-
-def _others(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys of newer versions, if all reports that have them agree."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, document in documents.items():
-        for key, value in document.items():
-            if key in _KNOWN:
-                continue
-            first, known = found.setdefault(key, (name, value))
-            if known != value:
-                raise ReportError(
-                    f"{first} and {name} cannot be merged",
-                    f"{_quoted(key)} differs, which this version does not know",
-                    "update torchprof",
-                )
-    return {key: value for key, (_, value) in found.items()}
 
 
 def _quoted(value: object) -> str:

@@ -97,7 +97,7 @@ def bmf(report: StoredReport) -> Exported:
             numbers["lower_value"], numbers["upper_value"] = one.quartiles
         measures = found.setdefault(_cut(one.benchmark, _LONGEST_BENCHMARK), {})
         measures[_cut(one.label, _LONGEST_MEASURE)] = numbers
-    return Exported(escape.strict_json_text(found, indent=1) + "\n")
+    return Exported(escape.json_text(found, indent=1) + "\n")
 
 
 def gha_benchmark(report: StoredReport) -> Exported:
@@ -116,7 +116,7 @@ def gha_benchmark(report: StoredReport) -> Exported:
             low, high = one.quartiles
             row["range"] = f"± {(high - low) / 2:.4g}"
         rows.append({**row, **({"extra": key} if key else {})})
-    return Exported(escape.strict_json_text(rows, indent=1) + "\n", len(known) - len(rows))
+    return Exported(escape.json_text(rows, indent=1) + "\n", len(known) - len(rows))
 
 
 def openmetrics(report: StoredReport) -> Exported:

@@ -21,7 +21,6 @@ from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.core.records import Sendable
 from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.core.values import (
-    LargeRegionNumber,
     Record,
     RegionNumber,
     in_unit_of,
@@ -784,8 +783,7 @@ def relation_lines(sign: str, left: object, right: object) -> list[str] | None:
     the first region on each side. If these differ by less than half of what the comparison lacks,
     or one side is a plain number, the operators that have most of the metric are shown.
     """
-    known = RegionNumber | LargeRegionNumber
-    numbers = [number for number in (left, right) if isinstance(number, known)]
+    numbers = [number for number in (left, right) if isinstance(number, RegionNumber)]
     if not numbers:
         return None
     lines = [f"{in_unit_of(right, left)} {sign} {in_unit_of(left, right)}"]

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from pytest_torchprof.core.errors import OtherJsonError, TorchprofError, TraceError
+from pytest_torchprof.core.errors import TorchprofError, TraceError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace.read import WANTED, peek, read_trace
@@ -59,39 +59,16 @@ class LeftOut(NamedTuple):
     maybe_rank: bool
 
 
-class Job(NamedTuple):
-    """Traces by ascending rank, and the files of the folders that were left out."""
-
-    traces: list[tuple[int, Events]]
-    left_out: tuple[LeftOut, ...]
-
-
 def read_ranks(
     paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
 ) -> list[tuple[int, Events]]:
-    """The traces of `read_job`, with a warning in the first one on each file that was left out.
-
-    Raises:
-        TraceError: see `read_job`.
-    """
-    traces, left_out = read_job(paths, rank=rank, progress=progress)
-    if left_out:
-        number, first = traces[0]
-        notes = (f"left out: {file.error}" for file in left_out)
-        traces[0] = number, replace(first, warnings=(*first.warnings, *notes))
-    return traces
-
-
-def read_job(
-    paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
-) -> Job:
     """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
 
     The rank is from the trace's ``distributedInfo``, else from the name of its file or folder
     (``rank0``, ``worker_1``), else the next free number, in the given order; files of a folder are
     in the order of their names, numbers by value. A second file of one rank gets the next free
-    number too, and a warning. Other files in a folder are left out. ``rank`` reads only that rank,
-    and the others' metadata.
+    number too, and a warning. Other files in a folder are left out, with a warning in the first
+    trace. ``rank`` reads only that rank, and the others' metadata.
 
     Raises:
         TraceError: a named file that is not a trace, a folder without any, or no such rank.
@@ -100,7 +77,7 @@ def read_job(
     claims = [_claim(file, look_inside=rank is not None) for file in files]
     track = _tracker(progress, sum(f.size for f in files))
     found: list[_Found] = []
-    left_out: list[LeftOut] = []
+    left_out: list[TraceError] = []
     for file, claim in zip(files, claims, strict=True):
         if rank is not None and claim not in {None, rank}:
             found.append(_Found(file.path, claim, None))
@@ -112,14 +89,14 @@ def read_job(
         except TraceError as error:
             if file.named:
                 raise
-            foreign = isinstance(error, OtherJsonError) and _rank_in(file.path.name) is None
-            left_out.append(LeftOut(str(file.path), error, not foreign))
+            left_out.append(error)
             continue
         own = rank_of(trace.metadata)
         found.append(_Found(file.path, claim if own is None else own, trace))
     if not found:
-        raise nothing_found(paths, [file.error for file in left_out])
-    chosen = []
+        raise nothing_found(paths, left_out)
+    traces: list[tuple[int, Events]] = []
+    lost = tuple(f"left out: {error}" for error in left_out)
     for one in chosen_ranks(
         [str(f.path) for f in found],
         [f.claim for f in found],
@@ -128,10 +105,10 @@ def read_job(
     ):
         events = found[one.at].trace
         assert events is not None  # noqa: S101 - only those that were read are chosen
-        if one.notes:
-            events = replace(events, warnings=(*events.warnings, *one.notes))
-        chosen.append((one.number, events))
-    return Job(chosen, tuple(left_out))
+        if notes := (*one.notes, *(() if traces else lost)):
+            events = replace(events, warnings=(*events.warnings, *notes))
+        traces.append((one.number, events))
+    return traces
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -235,13 +212,8 @@ def _claim(file: _File, *, look_inside: bool) -> int | None:
     return rank_in_name(file.path) if rank is None else rank
 
 
-def rank_source(trace: Events) -> RankSource:
-    """What tells the rank of this trace."""
-    return rank_source_of(rank_of(trace.metadata), Path(trace.source))
-
-
 def rank_source_of(own: int | None, path: Path) -> RankSource:
-    """The same of a trace at this path, whose metadata has the rank ``own``."""
+    """What tells the rank of a trace at this path, whose metadata has the rank ``own``."""
     if own is not None:
         return "metadata"
     if _rank_in(path.name) is not None:
@@ -388,11 +360,6 @@ def job_facts(trace: Events) -> JobFacts:
         start,
         end,
     )
-
-
-def several_jobs(traces: Sequence[Events]) -> str:
-    """Why these are not the ranks of one job; empty if they may be. See `not_one_job`."""
-    return not_one_job([job_facts(trace) for trace in traces])
 
 
 def not_one_job(traces: Sequence[JobFacts]) -> str:

@@ -175,17 +175,6 @@ def by_a_namespace(world: World) -> None:
     world.pth(world.b / "src")
 
 
-def by_setuptools(world: World) -> None:
-    """The finder that `pip install -e` writes for a flat layout or an odd package_dir."""
-    world.both("lib/foo")
-    world.both("lib/single.py")
-    template = pytest.importorskip("setuptools.command.editable_wheel")._finder_template
-    places = {"foo": str(world.b / "lib" / "foo"), "single": str(world.b / "lib" / "single")}
-    name = "__editable___foo_1_0_finder"
-    (world.site / f"{name}.py").write_text(template(name, places, {}), "utf-8")
-    world.pth(f"import {name}; {name}.install()")
-
-
 LAYOUTS = [
     by_pth_to_src,
     by_pth_to_the_top,
@@ -196,7 +185,6 @@ LAYOUTS = [
     by_a_copy,
     by_a_copy_flat,
     by_a_copy_from_an_index,
-    by_setuptools,
 ]
 
 
@@ -210,13 +198,7 @@ def test_each_side_imports_its_own_code(world: World, layout: Callable[[World], 
     }
     a, b = (result["origins"] for result in results.values())
     proven(a, b)
-    if layout is not by_setuptools:  # whose finder a new process sets up anew, from site-packages
-        assert {"A": ["A"], "B": ["B"]} == {side: r["child"] for side, r in results.items()}
-
-
-def test_modules_of_one_file_are_found_by_setuptools_finder(world: World) -> None:
-    by_setuptools(world)
-    assert {"single": "A"} == world.run("A", "single")["values"]
+    assert {"A": ["A"], "B": ["B"]} == {side: r["child"] for side, r in results.items()}
 
 
 def test_parts_of_a_namespace_package_stay_together(world: World) -> None:

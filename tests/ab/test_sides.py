@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.ab.sides import Request, Side, sides, unbuilt
+from pytest_torchprof.ab.sides import Request, Side, sides
 from pytest_torchprof.ab.worker import matches, select
 from pytest_torchprof.core.errors import AbError
-from pytest_torchprof.core.unknown import because
 
 WHO = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -304,16 +303,6 @@ def test_a_submodule_that_is_not_here_is_a_note(parent: Path, tmp_path: Path) ->
     assert "git submodule update --init" in a.notes[0]
 
 
-def test_a_dirty_submodule_is_a_note(parent: Path) -> None:
-    write(parent / "deps" / "sub", code="N = 3")
-    _, b = both(request(parent, "old"))
-    assert ("submodule deps/sub has uncommitted changes; they are part of B",) == b.notes
-    assert "working tree, uncommitted changes" == b.label
-    git(parent / "deps" / "sub", "checkout", "-qf", "v1")
-    _, b = both(request(parent, "old"))
-    assert ("submodule deps/sub is not at the recorded commit; B has it as it is",) == b.notes
-
-
 def test_a_submodule_has_revisions_of_its_own(parent: Path) -> None:
     sub = parent / "deps" / "sub"
     with sides(request(sub, "v1")) as (a, b, _):
@@ -339,40 +328,6 @@ def test_generated_modules_are_copied_and_reported(repo: Path) -> None:
         } == found
     shown = "A uses tests/_version.py from the working tree, because git ignores these files"
     assert (shown,) == a.notes
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("E   ImportError: cannot import name '_c' from 'pkg' (/a/pkg/__init__.py)", "pkg._c"),
-        (
-            "ImportError: cannot import name '_c' from partially initialized module 'pkg' (",
-            "pkg._c",
-        ),
-        ("ModuleNotFoundError: No module named 'pkg._c'", "pkg._c"),
-        ("ModuleNotFoundError: No module named 'pkg._d'", "pkg._d"),
-        ("ModuleNotFoundError: No module named 'pkg._e'", None),
-        ("AssertionError", None),
-    ],
-)
-def test_a_module_built_elsewhere_is_reported(
-    tmp_path: Path, text: str, expected: str | None
-) -> None:
-    write(tmp_path / "b", src__pkg__e="")
-    for name in ("_c.cpython-311-x86_64-linux-gnu.so", "_d.pyd"):
-        (tmp_path / "b" / "src" / "pkg" / name).touch()
-    told = unbuilt(text, tmp_path / "a", [tmp_path / "b"])
-    tree = str(tmp_path / "b")
-    built = expected and because(
-        "built_elsewhere",
-        (
-            "{module} is compiled, but built only in {tree}: build it in both trees "
-            "and pass them with --a and --b"
-        ),
-        module=expected,
-        tree=tree,
-    )
-    assert built == told
 
 
 # Folders and interpreters

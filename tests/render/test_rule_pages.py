@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.render import findings
-from pytest_torchprof.render.findings import examples, index, page, page_faults, page_of
+from pytest_torchprof.render.findings import page, page_of
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.rules.rule import Rule, Threshold, rule
+from tools.doc_rules import examples, index, page_faults
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
 from pytest_torchprof.core.values import CountedNames
-from pytest_torchprof.render.kernel_names import arguments, identifiers, short_kernel, short_kernels
+from pytest_torchprof.render.kernel_names import arguments, short_kernel, short_kernels
 
 # fmt: off
 NAMES: dict[str, str] = {
@@ -240,11 +240,6 @@ def test_any_name_has_a_short_form(name: str) -> None:
 @given(st.text("ab<>(){},:- ", max_size=60))
 def test_any_text_has_arguments_or_none(text: str) -> None:
     assert all(part and part in text for part in arguments(text))
-
-
-@given(st.text("_ZNEIabc0123456789", max_size=40))
-def test_any_text_has_identifiers_or_none(text: str) -> None:
-    assert all(part in text for part in identifiers(text))
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ import pytest
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import main
-from pytest_torchprof.trace.ranks import several_jobs
+from pytest_torchprof.trace.ranks import job_facts, not_one_job
 from pytest_torchprof.trace.read import read_trace
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -70,7 +70,7 @@ def test_ranks_of_one_job_are_distinguished_from_traces_of_several(
     tmp_path: Path, files: dict[str, tuple[Any, float]], why: str
 ) -> None:
     paths = [save(tmp_path / f"{n}.json", info, after_s=s) for n, (info, s) in files.items()]
-    assert several_jobs([read_trace(path) for path in paths]) == why
+    assert not_one_job([job_facts(read_trace(path)) for path in paths]) == why
 
 
 @pytest.mark.parametrize("command", ["ops", "kernels", "summary", "memory", "lint"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from pytest_torchprof.history.git import Order
-    from pytest_torchprof.history.question import SeriesAnswer
+    from pytest_torchprof.history.question import Answer, SeriesAnswer
 
 #: Of more, the page has the newest, and says how many are left out.
 _MOST_CHANGES, _MOST_CURVES = 500, 300
@@ -23,35 +23,24 @@ _MOST_CHANGES, _MOST_CURVES = 500, 300
 _KEY = ("test", "region", "metric", "environment", "machine")
 
 
-class History(NamedTuple):
-    """What a page shows: the address, the runs, those of the line that curves are along, the series
-    to draw, the rows of all changes as JSON has them, and notes.
+def history_page(found: Answer, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page, with the rows of all changes as JSON has them.
+
+    The series that changed last come first.
     """
-
-    address: str
-    order: Order
-    line: Sequence[int]
-    series: Sequence[SeriesAnswer]
-    rows: Sequence[Mapping[str, Any]]
-    notes: Sequence[str]
-
-
-def history_page(history: History) -> str:
-    """The whole page; the series that changed last come first."""
     ranked = sorted(
-        history.series, key=lambda one: -max((change.at for change in one.changes), default=-1)
+        found.series, key=lambda one: -max((change.at for change in one.changes), default=-1)
     )
     drawn = {f"series-{at}": one for at, one in enumerate(ranked[:_MOST_CURVES], 1)}
     anchors = {_key_of(one.series): anchor for anchor, one in drawn.items()}
-    rows = history.rows[:_MOST_CHANGES]
     made = macros("history.html", curve=curve, key_of=_key_of)
-    sections = [Section("changes", "Changes", made.changes(history, rows, anchors))]
+    sections = [Section("changes", "Changes", made.changes(found, rows, anchors, _MOST_CHANGES))]
     if drawn:
-        sections.append(Section("curves", "Curves", made.curves(history, drawn)))
-    count = plural(len(history.rows), "change") if history.rows else "No change"
-    title = f"{count} in {plural(len(history.order.runs), 'run')}"
-    data = {"schema": "torchprof-history/1", "history": history.address, "rows": list(rows)}
-    return page(title, sections, data=data)
+        sections.append(Section("curves", "Curves", made.curves(found, drawn)))
+    count = plural(len(rows), "change") if rows else "No change"
+    title = f"{count} in {plural(len(found.order.runs), 'run')}"
+    data = {"schema": "torchprof-history/1", "history": found.address}
+    return page(title, sections, data={**data, "rows": rows[:_MOST_CHANGES]})
 
 
 def _key_of(one: Any) -> tuple[object, ...]:
@@ -78,7 +67,7 @@ class Point(NamedTuple):
     title: str
 
 
-def curve(one: SeriesAnswer, history: History) -> Markup:
+def curve(one: SeriesAnswer, history: Answer) -> Markup:
     """The curve of a series with at least one value, along the history's line if it has some there:
     the line of exact values, or dots of times with the median between changes.
     """

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import stat
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.files import is_other_file, replacing
+from pytest_torchprof.core.errors import SettingsError, keep_others
+from pytest_torchprof.core.files import head_of, replacing
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import (
     format_change,
@@ -39,7 +39,6 @@ from pytest_torchprof.render.table import cell, heading
 
 #: Near the beginning of each page, by which it is known as one of ours.
 MARK = '<meta name="generator" content="torchprof'
-_MARK_WITHIN_BYTES = 1_000
 #: The first line of styles and scripts in a folder; a comment in both.
 ASSET_MARK = "/* of a page of torchprof */"
 
@@ -52,7 +51,7 @@ def check_page(path: Path) -> None:
     """
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder", next_step="name a file in it")
-    _check(path, lambda head: MARK.encode() in head, "a page of torchprof", "file")
+    keep_others(path, lambda path: MARK.encode() in head_of(path), "a page of torchprof")
 
 
 def check_asset(path: Path) -> None:
@@ -62,17 +61,7 @@ def check_asset(path: Path) -> None:
         SettingsError: such a file exists.
     """
     ours = ASSET_MARK.encode()
-    _check(path, lambda head: head.startswith(ours), "of a page of torchprof", "folder")
-
-
-def _check(path: Path, is_ours: Callable[[bytes], bool], wanted: str, other: str) -> None:
-    def is_page(path: Path) -> bool:
-        with path.open("rb") as file:
-            return is_ours(file.read(_MARK_WITHIN_BYTES))
-
-    if is_other_file(path, is_page):
-        next_step = f"name another {other}, or remove this file first"
-        raise SettingsError(f"{path} is not replaced", f"it exists and is not {wanted}", next_step)
+    keep_others(path, lambda path: head_of(path).startswith(ours), "of a page of torchprof")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -144,7 +133,7 @@ def json_block(data: object) -> Markup:
     >>> print(json_block({"a": "</script>"}))
     {"a":"\u003c/script>"}
     """
-    text = escape.strict_json_text(data, compact=True)
+    text = escape.json_text(data, compact=True)
     return Markup(text.replace("<", r"\u003c"))  # noqa: S704 - JSON, not HTML
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from pytest_torchprof.core.units import format_change, format_pair, format_quantity, plural
+from pytest_torchprof.core.units import format_change, format_quantity, plural
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, shorten_text
 from pytest_torchprof.render.html.page import Section, macros, page, render
@@ -144,19 +144,8 @@ def _of_budget(metric: StoredMetric) -> Markup:
         fill=round(max(value or 0, 0) * scale, 1),
         limits=[round(min(max(limit, 0) * scale, _WIDTH - 1), 1) for limit in limits],
         over=metric.status == "over_budget",
-        title=f"{now}, limit: {limits_in_words(metric)}",
+        title=f"{now}, limit: {metric.limits}",
     )
-
-
-def limits_in_words(metric: StoredMetric) -> str:
-    """``at least 2, at most 9``; empty if there is no limit."""
-    return _named(metric, {"at least": metric.least, "at most": metric.limit})
-
-
-def _named(metric: StoredMetric, values: Mapping[str, float | None]) -> str:
-    """Those that are known, each with its name before it."""
-    known = {name: value for name, value in values.items() if value is not None}
-    return ", ".join(f"{name} {format_quantity(n, metric.unit)}" for name, n in known.items())
 
 
 def _of_rounds(metric: StoredMetric, before: Sequence[float]) -> Markup:
@@ -176,7 +165,7 @@ def _of_rounds(metric: StoredMetric, before: Sequence[float]) -> Markup:
         quartiles = f"quartiles {low_words} and {high_words}"
     others = {"fastest": metric.min, "baseline": metric.baseline, "limit": metric.limit}
     count, middle = plural(metric.n or 0, "round"), format_quantity(metric.value, metric.unit)
-    title = [f"{count}, median {middle}", quartiles, _named(metric, others)]
+    title = [f"{count}, median {middle}", quartiles, metric.named(others)]
     return render(
         "rounds.svg",
         width=_WIDTH,
@@ -394,11 +383,7 @@ def _row(label: str, metric: StoredMetric, ab: Mapping[str, Any]) -> Row:
     """``ab`` has the rounds of the other revision, and the ratio of pairs of rounds, which says
     more of a change than the medians of both sides.
     """
-    before, now = format_pair(metric.baseline, metric.value, metric.unit)
-    if metric.value is None and metric.at_least is not None:
-        now = f"at least {format_quantity(metric.at_least, metric.unit)}"
-    known = metric.baseline is not None and metric.value is not None
-    change = format_change(metric.baseline, metric.value) if known else ""
+    before, now, change = metric.in_words
     if isinstance(ratio := ab.get("ratio"), int | float):
         change = format_change(1.0, ratio)
     side = ab.get("a")
@@ -412,7 +397,7 @@ def _row(label: str, metric: StoredMetric, ab: Mapping[str, Any]) -> Row:
         now,
         before,
         change,
-        limits_in_words(metric),
+        metric.limits,
         picture(metric, earlier),
     )
 

@@ -10,10 +10,10 @@ from support.hostile import EVERY, HOSTILE
 from support.html_pages import Element, assert_quiet, data_of_page, read_page
 
 from pytest_torchprof.history.git import order_of
-from pytest_torchprof.history.question import Change, SeriesAnswer
+from pytest_torchprof.history.question import Answer, Change, SeriesAnswer
 from pytest_torchprof.history.series import RunInfo, Series
 from pytest_torchprof.render.html import history_page as module
-from pytest_torchprof.render.html.history_page import History, history_page
+from pytest_torchprof.render.html.history_page import history_page
 
 COMMITS = [f"{number:040x}" for number in range(300)]
 
@@ -34,7 +34,7 @@ def series(**values: Any) -> Series:
     return Series(**{**known, **values})
 
 
-def history(*answers: SeriesAnswer, runs: int = 10, **values: Any) -> History:
+def history(*answers: SeriesAnswer, runs: int = 10, **values: Any) -> tuple[Answer, Any]:
     """A history along one line, with the rows that the answers' changes make."""
     made = [
         RunInfo(n, str(n), "r", COMMITS[n], None, None, "main", dirty=False,
@@ -44,8 +44,8 @@ def history(*answers: SeriesAnswer, runs: int = 10, **values: Any) -> History:
     chain = [(c, COMMITS[max(n - 1, 0) : n]) for n, c in enumerate(COMMITS[:runs])]
     order = order_of(made, chain)
     rows = [row(one.series, change) for one in answers for change in one.changes]
-    known: dict[str, Any] = {"address": "/h", "rows": rows, "notes": ["a note"], **values}
-    return History(order=order, line=list(range(runs)), series=answers, **known)
+    found = Answer("/h", order, list(range(runs)), [*answers], len(answers), {}, ["a note"])
+    return found._replace(**values), rows
 
 
 def row(one: Series, change: Change) -> Mapping[str, Any]:
@@ -76,8 +76,8 @@ def timed(runs: int) -> SeriesAnswer:
     return SeriesAnswer(one, numbers, [Change(6, 5, 11.0, 16.0, "drift")])
 
 
-def read(made: History) -> Element:
-    page = read_page(history_page(made))
+def read(made: tuple[Answer, Any]) -> Element:
+    page = read_page(history_page(*made))
     assert_quiet(page)
     return page
 
@@ -90,7 +90,7 @@ def test_every_change_is_a_row_with_its_numbers() -> None:
         [cell.attributes["data-value"] for cell in one.every("td", class_="number")[:2]]
         for one in rows
     ]
-    assert list(made.rows) == data_of_page(page)["rows"]
+    assert made[1] == data_of_page(page)["rows"]
     assert "2 changes in 10 runs" == page.one("h1").text
     assert "a note" in page.text
     assert COMMITS[4][:10] in rows[0].text

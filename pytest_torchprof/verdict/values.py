@@ -26,7 +26,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Value
 from pytest_torchprof.trace.names import HOST_KINDS, Kind, uses_workers
 from pytest_torchprof.work.counting import has_shapes
-from pytest_torchprof.work.devices import DEVICES
+from pytest_torchprof.work.devices import known_chips
 from pytest_torchprof.work.launches import SILENT
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def chip_of(trace: Events) -> Device | Reason:
     name = trace.facts.chip
     if name is None:
         return because("no_chip", "no chip to estimate for (--torchprof-device=CHIP names one)")
-    found = next((chip for chip in DEVICES if chip.name == name), None)
+    found = next((chip for chip in known_chips() if chip.name == name), None)
     return (
         because("unknown_chip", "no chip {name} is known (docs/devices.md lists them)", name=name)
         if found is None

@@ -24,10 +24,10 @@ from pytest_torchprof.analysis.estimates import (
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.values import bound_ms
-from pytest_torchprof.work.devices import make_row
+from pytest_torchprof.work.devices import Device
 
 #: 1 TFLOP/s and 1 GB/s.
-CHIP = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1, "tf32": 2, "bf16": 4})
+CHIP = Device("Slow", {"fp32": 1e12, "tf32": 2e12, "bf16": 4e12}, 1e9)
 BF16 = ["c10::BFloat16"] * 2
 
 

@@ -16,10 +16,10 @@ from support.trace_builder import TraceBuilder
 import pytest_torchprof
 from pytest_torchprof import NotMeasured, SettingsError, Trace, diff, load_ranks
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.work.devices import make_row
+from pytest_torchprof.work.devices import Device
 
 #: 1 GB/s.
-SLOW = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1})
+SLOW = Device("Slow", {"fp32": 1e12}, 1e9)
 DOCS = Path(__file__).parents[2] / "docs" / "traces.md"
 
 

@@ -207,9 +207,6 @@ class Why:
     COMPILED_FOR_HOST: Final = Sentence(
         "compiled_for_host", "was compiled for the CPU, and for a device becomes other kernels"
     )
-    MAYBE_META: Final = Sentence(
-        "maybe_meta", "may be on meta or fake tensors, which have no values"
-    )
     RULE_RAISED: Final = Sentence("rule_raised", "the rule failed: {error}")
     PRODUCTS_ON_UNKNOWN_CHIP: Final = Sentence(
         "products_on_unknown_chip",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -191,9 +191,6 @@ def _of_test(metric: Metric, whole: Events) -> Value:
 
 # ---- Metrics of a device's work, estimated from operators that ran anywhere.
 
-#: In a graph, the host can read nothing.
-_READ_NOTHING: Final = frozenset({Why.MAYBE_META, Why.REPLAYED})
-
 
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
@@ -203,7 +200,7 @@ def host_reads(trace: Events) -> Value:
     parts = [
         part
         for part in unknown_parts(trace)
-        if part.name not in SILENT and part.missing not in _READ_NOTHING
+        if part.name not in SILENT and part.missing != Why.REPLAYED  # a graph reads nothing
     ]
     return _whole_or_part(total, parts)
 

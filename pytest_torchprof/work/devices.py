@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -217,23 +218,8 @@ def _whole(value: object) -> int | None:
 
 #: A file that describes chips, or chips.
 Peaks = str | Path | Sequence[Device]
-_Value = TypeVar("_Value")
-
-_KEYS = (
-    "name",
-    "match",
-    "capability",
-    "architecture",
-    "memory",
-    "multiprocessors",
-    "bandwidth",
-    "peaks",
-    "source",
-)
 #: No table of devices is this large, and some special files never end.
 _LARGEST_COUNT = 2**24
-#: Characters of a wrong value that an error shows.
-_WIDEST = 40
 _EXAMPLE = '{"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}'
 
 
@@ -281,124 +267,66 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
     entries = document if isinstance(document, list) else [document]
     if not entries:
         raise SettingsError(f"{path} lists no device", "an empty list", f"write {_EXAMPLE}")
-    return tuple(
-        _Entry(f"{path}, device {number}", entry).device()
-        for number, entry in enumerate(entries, start=1)
-    )
+    places = (f"{path}, device {number}" for number in count(1))
+    return tuple(_chip_of(entry, place) for entry, place in zip(entries, places, strict=False))
 
 
-class _Entry:
-    """One device in the file; `place` begins every error message."""
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One device in the file: quantities are numbers, or text with a unit."""
 
-    def __init__(self, place: str, entry: object) -> None:
-        self.place = place
-        self.entry = self._table(entry, _KEYS, "")
-        for key in ("name", "bandwidth", "peaks"):
-            if key not in self.entry:
-                raise SettingsError(f"{place}: no {key}", self._has(), f"write {_EXAMPLE}")
+    name: str
+    bandwidth: float | str
+    peaks: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"], float | str]
+    match: str | list[str] | None = None
+    capability: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")] | None = None
+    architecture: Annotated[str, msgspec.Meta(pattern=r"^gfx[0-9]{2,4}[0-9a-f]$")] | None = None
+    memory: float | str | None = None
+    multiprocessors: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
+    source: str | None = None
 
-    def device(self) -> Device:
-        name = self._text("name", self.entry["name"])
-        return Device(
-            name=name,
-            peaks=self._peaks(self.entry["peaks"]),
-            bandwidth_bytes_per_s=self._quantity("bandwidth", self.entry["bandwidth"], "B/s"),
-            memory_bytes=self._optional("memory", self._memory),
-            capability=self._optional("capability", self._capability),
-            architecture=self._optional("architecture", self._architecture),
-            source=self._optional("source", self._text) or self.place,
-            names=self._optional("match", self._names) or (name,),
-            multiprocessors=self._optional("multiprocessors", self._count),
-        )
 
-    def _optional(self, key: str, read: Callable[[str, object], _Value]) -> _Value | None:
-        value = self.entry.get(key)
-        return None if value is None else read(key, value)
+def _chip_of(document: object, place: str) -> Device:
+    try:
+        entry = msgspec.convert(document, _Entry)
+    except msgspec.ValidationError as error:
+        keys = ", ".join(_Entry.__struct_fields__)
+        raise SettingsError(f"{place} cannot be", str(error), f"its keys are {keys}") from None
 
-    def _table(self, value: object, known: tuple[str, ...], key: str) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self._refusal(key, value, f"write an object with {', '.join(known)}")
-        for word in value:
-            if word not in known:
-                import difflib
-
-                close = difflib.get_close_matches(word[:40], known, n=3)
-                hint = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
-                raise SettingsError(f"{self._at(key)}unknown key", _shown(word), hint)
-        return value
-
-    def _peaks(self, value: object) -> Mapping[str, float]:
-        peaks = self._table(value, DTYPES, "peaks")
-        if not peaks:
-            raise self._refusal("peaks", value, f"give one or more of {', '.join(DTYPES)}")
-        return MappingProxyType({dtype: self._peak(dtype, rate) for dtype, rate in peaks.items()})
-
-    def _peak(self, dtype: str, rate: object) -> float:
-        unit = "OP/s" if dtype == "int8" else "FLOP/s"
-        return self._quantity(f"peaks.{dtype}", rate, unit)
-
-    def _memory(self, key: str, value: object) -> int:
-        return int(self._quantity(key, value, "B"))
-
-    def _quantity(self, key: str, value: object, unit: str) -> float:
-        if value is None or isinstance(value, bool | list | dict):
-            raise self._refusal(key, value, f"write a number in {unit}, or a string with its unit")
+    def quantity(key: str, value: float | str, unit: str) -> float:
         try:
-            quantity = parse_quantity(value, unit)
+            found = parse_quantity(value, unit)
         except UnitError as error:
-            raise SettingsError(self._at(key) + error.what, error.found, error.next_step) from None
-        if quantity < 1:
-            raise self._refusal(key, value, "write what the datasheet says")
-        return quantity
+            what = f"{place}: {key}: {error.what}"
+            raise SettingsError(what, error.found, error.next_step) from None
+        if found < 1:
+            raise refusal(key, value, "write what the datasheet says")
+        return found
 
-    def _names(self, key: str, value: object) -> tuple[str, ...]:
-        names = value if isinstance(value, list) else [value]
-        if not names:
-            raise self._refusal(key, value, "write the names that the driver prints")
-        return tuple(self._text(key, name) for name in names)
+    def refusal(key: str, value: object, mend: str) -> SettingsError:
+        shown = msgspec.json.encode(value).decode()
+        return SettingsError(f"{place}: {key}: this cannot be", shown, mend)
 
-    def _text(self, key: str, value: object) -> str:
-        if isinstance(value, str) and value.strip() and value.isprintable():
-            return value.strip()
-        raise self._refusal(key, value, "write a line of text")
-
-    def _capability(self, key: str, value: object) -> tuple[int, int]:
-        # A number would do for 9.0, but would turn 10.10 into 10.1.
-        match = (
-            re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", value) if isinstance(value, str) else None
-        )
-        if match is None:
-            raise self._refusal(key, value, 'write it as a string, "9.0"')
-        return int(match[1]), int(match[2])
-
-    def _architecture(self, key: str, value: object) -> str:
-        if isinstance(value, str) and re.fullmatch(r"gfx[0-9]{2,4}[0-9a-f]", value):
-            return value
-        raise self._refusal(key, value, 'write it as "gfx942"')
-
-    def _count(self, key: str, value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
-            return value
-        raise self._refusal(key, value, "write a whole number above 0")
-
-    def _refusal(self, key: str, value: object, next_step: str) -> SettingsError:
-        return SettingsError(f"{self._at(key)}this cannot be", _shown(value), next_step)
-
-    def _at(self, key: str) -> str:
-        return f"{self.place}: {key}: " if key else f"{self.place}: "
-
-    def _has(self) -> str:
-        return f"it has {', '.join(self.entry)}" if self.entry else "it is empty"
-
-
-def _shown(value: object) -> str:
-    """A value as JSON, shortened."""
-    if value and isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    import json
-
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+    names = [entry.match] if isinstance(entry.match, str) else entry.match or [entry.name]
+    for key, texts in (("name", [entry.name]), ("match", names), ("source", [entry.source or "-"])):
+        if not all(text.strip() and text.isprintable() for text in texts):
+            raise refusal(key, texts, "write a line of text")
+    if not entry.peaks:
+        raise refusal("peaks", entry.peaks, f"give one or more of {', '.join(DTYPES)}")
+    major, _, minor = (entry.capability or "").partition(".")
+    return Device(
+        name=entry.name.strip(),
+        peaks=MappingProxyType({
+            dtype: quantity(f"peaks.{dtype}", rate, "OP/s" if dtype == "int8" else "FLOP/s")
+            for dtype, rate in entry.peaks.items()
+        }),
+        bandwidth_bytes_per_s=quantity("bandwidth", entry.bandwidth, "B/s"),
+        memory_bytes=None if entry.memory is None else int(quantity("memory", entry.memory, "B")),
+        capability=(int(major), int(minor)) if major else None,
+        architecture=entry.architecture,
+        source=entry.source or place,
+        names=tuple(name.strip() for name in names),
+        multiprocessors=entry.multiprocessors,
+    )  # fmt: skip
 
 
 # ---- What a limit's ``on`` names: a chip, a compute capability, or a type of device.

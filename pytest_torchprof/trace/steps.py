@@ -138,8 +138,9 @@ def within_steps(trace: Events, name: str, chosen: StepRange) -> Bools:
     step = step_of(trace, name)
     if chosen == ALL_STEPS:
         return step >= 0
-    inside: Bools = np.append(steps_of(trace, name).within(chosen), False)  # the last is of none
-    return inside[step]
+    inside = np.append(steps_of(trace, name).within(chosen), False)  # the last is of no step
+    found: Bools = inside[step]
+    return found
 
 
 def at_steps(trace: Events, chosen: StepRange, name: str = "") -> Events:

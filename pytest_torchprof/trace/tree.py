@@ -199,12 +199,14 @@ def _optimizers(trace: Events) -> Bools | None:
 @_once
 def free_named(trace: Events, *names: Name) -> Ints:
     """All such operators of these names, in time order."""
-    rows = outermost_named(trace, *names)
+    rows: Ints = outermost_named(trace, *names)
     optimizers = _optimizers(trace)
     if optimizers is None or not len(rows):
         return rows
     rows = rows[~optimizers[trace.parent[rows]]]  # mostly the parent is one already
-    return rows[~nesting.below(optimizers, trace.parent, rows)] if len(rows) else rows
+    if len(rows):
+        rows = rows[~nesting.below(optimizers, trace.parent, rows)]
+    return rows
 
 
 @_once

@@ -951,8 +951,12 @@ class CallSites:
             location = self._roots.relative(places[place].location)
             if location is not None and calls_there:
                 count[location, places[place].module] += calls_there
-        found = [(location, module, calls) for (location, module), calls in count.items()]
-        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+        return _most_called(count)
+
+
+def _most_called(count: Counter[tuple[str, str | None]]) -> list[tuple[str, str | None, int]]:
+    found = [(location, module, calls) for (location, module), calls in count.items()]
+    return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
 
 
 def joined_sites(
@@ -965,7 +969,6 @@ def joined_sites(
         for one in sites:
             for location, module, calls in one(name):
                 count[location, module] += calls
-        found = [(location, module, calls) for (location, module), calls in count.items()]
-        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+        return _most_called(count)
 
     return where

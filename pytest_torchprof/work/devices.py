@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +90,6 @@ _NO_NAME = {"", "graphics device", "radeon graphics"}
 #: Reported memory relative to the nominal size: less, because of ECC and firmware, or a little
 #: more, where the nominal size counts in powers of 1000.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.08
-_MOST_DIGITS = 18
 _LARGEST = 2**63 - 1
 
 
@@ -205,13 +203,8 @@ def _read_facts(properties: Mapping[object, object]) -> _Facts:
 
 def _whole(value: object) -> int | None:
     """A count given as a number or as text; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value) if len(value) <= _MOST_DIGITS else None
-    if isinstance(value, float) and math.isfinite(value) and value % 1 == 0:
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value <= _LARGEST else None
+    count = -1 if isinstance(value, bool) else whole_number(value)
+    return count if 0 <= count <= _LARGEST else None
 
 
 # ---- Read a user's file of additional accelerators.

@@ -36,7 +36,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import D2H, H2D, Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.trace.tree import marked, parents
-from pytest_torchprof.work.devices import DEVICES, find, normalize_name
+from pytest_torchprof.work.devices import find, known_chips, normalize_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -252,7 +252,7 @@ def _chip(trace: Events) -> Device | None:
         return found
     name = _ALIASES.get(str(entry.get("name")) if isinstance(entry, dict) else "")
     return next(
-        (d for d in DEVICES if name and normalize_name(d.name) == normalize_name(name)), None
+        (d for d in known_chips() if name and normalize_name(d.name) == normalize_name(name)), None
     )
 
 

@@ -49,7 +49,7 @@ from pytest_torchprof.work.devices import Peaks, as_chip, as_chips
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.diff import DiffBy, DiffRow
-    from pytest_torchprof.analysis.estimates import BoundRow, Fusion
+    from pytest_torchprof.analysis.estimates import BoundRow
     from pytest_torchprof.analysis.memory import DeviceMemory, LeakRow, MemoryPoint
     from pytest_torchprof.core.values import Sample
     from pytest_torchprof.render.export import Augmented
@@ -216,12 +216,6 @@ class Trace:
         from pytest_torchprof.analysis.estimates import BoundRow, bound_rows
 
         return Rows(bound_rows(self.events, as_chip(device)), fields_of(BoundRow))
-
-    def fusions(self) -> Rows[Fusion]:
-        """Chains of elementwise operators, and what one kernel for each would save, most first."""
-        from pytest_torchprof.analysis.estimates import Fusion, fusions
-
-        return Rows(fusions(self.events), fields_of(Fusion))
 
     def collectives(self) -> Rows[CollectiveRow]:
         """Calls that communicate with other ranks, by operation, group, size and dtype.

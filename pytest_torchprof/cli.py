@@ -269,7 +269,7 @@ COMMANDS = (
         "bound",
         "commands.ops:run_bound",
         "TRACE|REPORT… [--device CHIP]…",
-        "what a chip would at least have to do for each operator, and what fusing would save",
+        "what a chip would at least have to do for each operator",
         (
             argument(
                 "files",

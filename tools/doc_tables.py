@@ -32,7 +32,7 @@ from pytest_torchprof.session.options import (
     TOLERANCE_HELP,
 )
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.work.devices import DEVICES, DTYPES
+from pytest_torchprof.work.devices import DTYPES, known_chips
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 88
@@ -83,7 +83,7 @@ def options() -> str:
 def devices() -> str:
     """The table of accelerators."""
     rows = []
-    for device in DEVICES:
+    for device in known_chips():
         title, _, address = device.source.rpartition(", ")
         peaks = [f"{device.peaks[d] / 1e12:g}" if d in device.peaks else "–" for d in DTYPES]
         bandwidth = f"{device.bandwidth_bytes_per_s / 1e12:g}"

@@ -520,16 +520,6 @@ _ARGUMENTS: Final[Mapping[str, tuple[int, bool]]] = {
 }
 #: Of all others: the first argument is what the rank gives, so these get as much of each rank.
 _GETS_OF_ALL: Final = frozenset({"all_gather", "gather"})
-#: Where a functional collective has the number of ranks. Source: Functional.cpp.
-_RANKS_AT: Final = {
-    "all_gather_into_tensor": 1,
-    "all_gather_into_tensor_out": 1,
-    "all_gather_into_tensor_coalesced": 1,
-    "reduce_scatter_tensor": 2,
-    "reduce_scatter_tensor_coalesced": 2,
-}
-#: Output and input, the larger of which is the other by the number of ranks.
-_WHOLE_AND_PART: Final = {"_allgather_base_": (0, 1), "_reduce_scatter_base_": (1, 0)}
 #: How ``record_param_comms`` names dtypes. Source: c10/core/ScalarType.h.
 _SCALARS: Final = {
     "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
@@ -543,8 +533,6 @@ _NAMELESS: Final = ("", "undefined")
 #: No memory is as large; damaged files may say so.
 _TOO_LARGE: Final = 2**50
 _MOST_RANKS: Final = 2**31
-#: Their tensors are no lists, so that a dtype is recorded.
-_FUNCTIONAL: Final = late(r"_?c10d_functional(_autograd)?::")
 #: They carry nothing.
 _EMPTY: Final = "barrier"
 
@@ -583,32 +571,27 @@ def comm_sizes(trace: Events) -> CommSizes:
     own = trace.operands(calls.event)
     marks = _marks(trace, calls.event, calls.work)
     inner = trace.operands(np.maximum(marks, 0))
-    around = _functional(trace, calls.event, marks)
-    outer = trace.operands(np.maximum(around, 0))
     only = _only_group(trace.metadata)
-    common = _common_ranks(trace.metadata)
     size = np.full(len(calls), -1, np.int64)
     ranks = np.zeros(len(calls), np.int64)
     dtypes, groups, keys = list[str](), list[str](), list[str]()
-    for i, (args, event, mark, functional, operation) in enumerate(
-        zip(noted, own, inner, outer, calls.operation, strict=True)
+    for i, (args, event, mark, operation) in enumerate(
+        zip(noted, own, inner, calls.operation, strict=True)
     ):
         name = _short_name(trace, calls.event[i])
         group, key = args.description, f"{args.group} {args.members}".strip()
         if group in _NAMELESS:
             group = args.group
-        count = args.ranks or _ranks_of(name, event)
+        count = args.ranks
         if not group and only is not None:
             group, key, count = only[0], only[1], count or only[2]
-        ranks[i] = count = min(max(count or common, 0), _MOST_RANKS)
+        ranks[i] = count = min(max(count, 0), _MOST_RANKS)
         known = [
             _of_parameters(args, operation, count),
             _of_operands(name, operation, event, count),
         ]
         if marks[i] >= 0:
             known.append(_of_operands("", operation, mark, count))
-        if around[i] >= 0:
-            known.append(_of_operands(_short_name(trace, around[i]), operation, functional, count))
         elements = next((one.elements for one in known if one.elements >= 0), -1)
         dtype = next((one.dtype for one in known if one.dtype), "")
         if operation == _EMPTY:
@@ -643,16 +626,6 @@ def _marks(trace: Events, event: Ints, work: Ints) -> Ints:
     first = np.full(len(event), -1, np.int64)
     _least(first, event.searchsorted(call), inner)
     return np.where(work < 0, first, work)
-
-
-def _functional(trace: Events, event: Ints, mark: Ints) -> Ints:
-    """The functional collective around each call without an annotation, -1 for none.
-
-    Gloo's is not recorded if nobody has waited for the work before the end of the recording.
-    """
-    is_functional = trace.names_where(_FUNCTIONAL.match)
-    around = nesting.nearest(is_functional, trace.parent, parents(trace, event))
-    return np.where(mark < 0, around, -1)
 
 
 def _short_name(trace: Events, event: np.integer[Any]) -> str:
@@ -711,22 +684,6 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
-def _ranks_of(name: str, args: OpArgs) -> int:
-    """The number of ranks, as far as the operator's arguments tell; 0 if unknown."""
-    if name in _RANKS_AT:
-        values = decode_list(args.concrete)
-        at = _RANKS_AT[name]
-        return max(whole_number(values[at]), 0) if at < len(values) else 0
-    if name in _WHOLE_AND_PART:
-        dims = decode_list(args.dims)
-        whole, part = (
-            prod(dims[at]) if at < len(dims) and _is_shape(dims[at]) else 0
-            for at in _WHOLE_AND_PART[name]
-        )
-        return whole // part if part and whole % part == 0 else 0
-    return 0
-
-
 def _config(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The groups of the job that the trace lists: torch writes them since 2.4."""
     info = metadata.get("distributedInfo")
@@ -746,12 +703,6 @@ def _only_group(metadata: Mapping[str, Any]) -> tuple[str, str, int] | None:
     members = str(ranks) if isinstance(ranks, list) else ""
     label = name if described in _NAMELESS else described
     return label, f"{name} {members}".strip(), max(whole_number(groups[0].get("pg_size")), 0)
-
-
-def _common_ranks(metadata: Mapping[str, Any]) -> int:
-    """The size that all groups have; 0 if they differ, or none is listed."""
-    sizes = {max(whole_number(group.get("pg_size")), 0) for group in _config(metadata)}
-    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _apart(groups: list[str], keys: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
@@ -326,20 +326,14 @@ def _cpu_ms(trace: Events) -> float | None:
     return None if gap else self_cpu_ns(trace) / 1e6 or None
 
 
-# ---- Align two sequences of operators or kernels to find what replaced what.
+# ---- What replaced what: a rename or a fusion becomes one change.
 #
-# A rename or a fusion becomes one change. The alignment is nearly linear: where the sequences
-# differ, the longest common subsequence of a window of each decides how they continue, and the
-# result for one pair of windows is reused for equal pairs, as in every step of a loop.
+# What ran as often in both traces is where it was, and what changed lies between: in one trace
+# what is gone, in the other what has come. Where also such operators are in another order, only
+# what comes before and after that is compared.
 
 #: Called first by many operators: inside another operator they are part of it.
 _PRELUDES = frozenset({"aten::fill_", "aten::zero_"})
-
-_WINDOW = 128
-_RUN = 4  # this many equal names in a row identify a place
-_FAR = (1_000, 30_000, 2**62)  # how far ahead to search for such a run, in stages
-_MOST_SEARCHES = 5_000  # about a second
-_MOST_DIFFERENCES = 500_000
 _MOST_IN_ONE = 200  # names in one replacement; more means a different program
 _MOST_SHOWN = 6
 
@@ -363,7 +357,7 @@ class Replacement:
 
 
 class Replacements(NamedTuple):
-    """What was replaced, the most frequent first; ``complete`` if compared to the traces' ends."""
+    """What was replaced, the most frequent first; ``complete`` if no operators are out of order."""
 
     rows: list[Replacement]
     complete: bool
@@ -373,30 +367,36 @@ def replacements(a: Events, b: Events, *, by: DiffBy = "op") -> Replacements:
     """What in ``b`` replaced what in ``a``.
 
     The sequences are kernels, copies and memsets, stream by stream, or the innermost operators that
-    do more than allocate and view, thread by thread. If the traces differ throughout, the
-    comparison stops after about a second of work.
+    do more than allocate and view, thread by thread.
     """
     numbers: dict[str, int] = {}
-    one, other = (_sequence(trace, by, numbers) for trace in (a, b))
+    sides = [_sequence(trace, by, numbers) for trace in (a, b)]
     names = list(numbers)
-    found: Counter[tuple[bytes, bytes]] = Counter()
-    alignment = _Alignment(one, other)
-    for i, i_end, j, j_end in alignment.differences():
-        found[one[i:i_end].tobytes(), other[j:j_end].tobytes()] += 1
-    times: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
-    calls = [np.bincount(side, minlength=len(names)) for side in (one, other)]
+    calls = [np.bincount(side, minlength=len(names)) for side in sides]
     fewer, more = calls[1] < calls[0], calls[1] > calls[0]
-    for (before, after), count in found.items():
-        gone, come = (np.frombuffer(side, np.int64) for side in (before, after))
-        # What runs as often as before has only moved: it is not part of a replacement.
+    kept = [np.flatnonzero(~(fewer | more)[side]) for side in sides]
+    one, other = (side[at] for side, at in zip(sides, kept, strict=True))
+    head = _alike(one, other)
+    tail = min(_alike(one[::-1], other[::-1]), len(one) - head)
+    fixed = [np.concatenate([[-1], at[:head], at[len(at) - tail :], [len(side)]])
+             for at, side in zip(kept, sides, strict=True)]  # fmt: skip
+    times: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+    for i in np.flatnonzero((np.diff(fixed[0]) > 1) & (np.diff(fixed[1]) > 1)).tolist():
+        gone, come = (side[at[i] + 1 : at[i + 1]] for side, at in zip(sides, fixed, strict=True))
         gone, come = gone[fewer[gone]].tolist(), come[more[come]].tolist()
         if gone and come and len(gone) + len(come) <= _MOST_IN_ONE:
             folds = gcd(_folds(gone), _folds(come))
             gone, come = gone[: len(gone) // folds], come[: len(come) // folds]
-            times[tuple(names[n] for n in gone), tuple(names[n] for n in come)] += count * folds
-    rows = [Replacement(*sides, count) for sides, count in times.items()]
+            times[tuple(names[n] for n in gone), tuple(names[n] for n in come)] += folds
+    rows = [Replacement(*found, count) for found, count in times.items()]
     rows.sort(key=lambda r: (-r.times * (len(r.before) + len(r.after)), r.before, r.after))
-    return Replacements(rows, alignment.complete)
+    return Replacements(rows, head + tail == len(one))
+
+
+def _alike(a: Ints, b: Ints) -> int:
+    """Length of the common beginning."""
+    differ = np.flatnonzero(a != b)
+    return int(differ[0]) if len(differ) else len(a)
 
 
 # -------------------------------------------------------------------- sequences
@@ -431,168 +431,6 @@ def _innermost(trace: Events) -> Bools:
         around[level] = np.where(ops[above], above, around[above])
     alone = (around < 0) | outer[around]
     return (works & ~outer) | (ops & prelude & alone)
-
-
-# -------------------------------------------------------------------- alignment
-
-
-_Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences and where they end
-
-
-class _Alignment:
-    """Where two sequences of numbers, none of them negative, differ."""
-
-    def __init__(self, a: Ints, b: Ints) -> None:
-        self.complete = True
-        self._ends = len(a), len(b)
-        # Numbers that are in only one sequence are made equal: they match nothing.
-        self._a = np.where(nesting.among(a, b), a, -1)
-        self._b = np.where(nesting.among(b, a), b, -2)
-        self._bytes = self._a.tobytes(), self._b.tobytes()
-        self._known: dict[tuple[bytes, bytes, bool], _Step | None] = {}
-        self._searches = 0
-        self._runs: tuple[Ints, Ints] | None = None
-
-    def differences(self) -> Iterator[tuple[int, int, int, int]]:
-        """(start, end, start, end) of the differing parts, at least one of which is not empty."""
-        last = (0, 0, 0, 0)
-        for found in self._differences():
-            if found[0] == last[1] and found[2] == last[3]:
-                last = (last[0], found[1], last[2], found[3])
-                continue
-            if last[1] > last[0] or last[3] > last[2]:
-                yield last
-            last = found
-        if last[1] > last[0] or last[3] > last[2]:
-            yield last
-
-    def _differences(self) -> Iterator[tuple[int, int, int, int]]:
-        (end_a, end_b), i, j = self._ends, 0, 0
-        for _ in range(_MOST_DIFFERENCES):
-            same = self._same_from(i, j)
-            i, j = i + same, j + same
-            if i == end_a or j == end_b:
-                yield i, end_a, j, end_b
-                return
-            step = self._apart(i, j)
-            if step is None:
-                break
-            for start, stop, first, last in step[0]:
-                yield i + start, i + stop, j + first, j + last
-            i, j = i + step[1], j + step[2]
-        self.complete = False
-
-    def _same_from(self, i: int, j: int) -> int:
-        size, start = 32, i
-        while True:
-            a, b = self._a[i : i + size], self._b[j : j + size]
-            length = min(len(a), len(b))
-            differ = a[:length] != b[:length]
-            at = int(differ.argmax()) if length else 0
-            if not length or differ[at]:
-                return i + at - start
-            i, j, size = i + length, j + length, size * 2
-
-    def _apart(self, i: int, j: int) -> _Step | None:
-        """How the sequences continue after a difference; None if that takes too much work."""
-        (a, b), (end_a, end_b) = self._bytes, self._ends
-        at_end = i + _WINDOW >= end_a and j + _WINDOW >= end_b
-        key = a[i * 8 : (i + _WINDOW) * 8], b[j * 8 : (j + _WINDOW) * 8], at_end
-        if key not in self._known:
-            if self._searches >= _MOST_SEARCHES:
-                return None
-            self._searches += 1
-            windows = (np.frombuffer(side, np.int64).tolist() for side in key[:2])
-            self._known[key] = _way_on(*windows, to_the_end=at_end)
-        return self._known[key] or self._to_next_run(i, j)
-
-    def _to_next_run(self, i: int, j: int) -> _Step:
-        """Up to the nearest run that both have, or to the end."""
-        if self._runs is None:
-            self._runs = _hashed_runs(self._a), _hashed_runs(self._b)
-        in_a, in_b = self._ends[0] - i, self._ends[1] - j
-        for reach in _FAR:
-            self._searches += min(reach, max(in_a, in_b)) // 1000
-            a, at_a = np.unique(self._runs[0][i : i + reach], return_index=True)
-            b, at_b = np.unique(self._runs[1][j : j + reach], return_index=True)
-            _, of_a, of_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
-            if len(of_a):
-                best = int((at_a[of_a] + at_b[of_b]).argmin())
-                in_a, in_b = int(at_a[of_a[best]]), int(at_b[of_b[best]])
-                break
-        return ((0, in_a, 0, in_b),), in_a, in_b
-
-
-def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> _Step | None:
-    """The differences in the first half of two windows, or in all; None if nothing is common.
-
-    Of all paths to the end of either window, the one that leaves out the fewest.
-    """
-    rows = _common_lengths(a, b)
-    end = (len(a), len(b)) if to_the_end else _cheapest_end(rows, len(b))
-    pairs = _common(rows, *end)
-    if not to_the_end:
-        if not pairs:
-            return None
-        half = sum(end) / 2
-        pairs = [pair for pair in pairs if sum(pair) <= half] or pairs[:1]
-        end = pairs[-1][0] + 1, pairs[-1][1] + 1
-    found, i, j = list[tuple[int, int, int, int]](), 0, 0
-    for in_a, in_b in [*pairs, end]:
-        if in_a > i or in_b > j:
-            found.append((i, in_a, j, in_b))
-        i, j = in_a + 1, in_b + 1
-    return tuple(found), *end
-
-
-def _common_lengths(a: list[int], b: list[int]) -> list[int]:
-    """Lengths of longest common subsequences, as bits. For each prefix of ``a`` a number: its zero
-    bits among the lowest k count the length in common with the first k of ``b``.
-
-    H. Hyyrö, Bit-parallel LCS-length computation revisited, AWOCA 2004.
-    """
-    where: dict[int, int] = {}
-    for at, number in enumerate(b):
-        where[number] = where.get(number, 0) | 1 << at
-    every = (1 << len(b)) - 1
-    rows = [every]
-    for number in a:
-        common = rows[-1] & where.get(number, 0)
-        rows.append(((rows[-1] + common) | (rows[-1] - common)) & every)
-    return rows
-
-
-def _cheapest_end(rows: list[int], width: int) -> tuple[int, int]:
-    """The farthest cell on the far edges of the table with the fewest left out."""
-    in_a, in_last = len(rows) - 1, f"{rows[-1]:0{width}b}"[::-1]
-    common, ends = 0, [(in_a, in_a, 0)]
-    for in_b, bit in enumerate(in_last, 1):
-        common += bit == "0"
-        ends.append((in_a + in_b - 2 * common, in_a, in_b))
-    ends += [(x - width + 2 * row.bit_count(), x, width) for x, row in enumerate(rows)]
-    return min(ends, key=lambda end: (end[0], -end[1] - end[2]))[1:]
-
-
-def _common(rows: list[int], i: int, j: int) -> list[tuple[int, int]]:
-    """Positions of a longest common subsequence of prefixes of these lengths."""
-    pairs = []
-    while i and j:
-        if rows[i] >> (j - 1) & 1:
-            j -= 1
-        else:
-            i -= 1
-            if rows[i] >> (j - 1) & 1:
-                j -= 1
-                pairs.append((i, j))
-    return pairs[::-1]
-
-
-def _hashed_runs(numbers: Ints) -> Ints:
-    """A number for each run of `_RUN`, by where it begins."""
-    out = np.zeros(max(len(numbers) - _RUN + 1, 0), np.uint64)
-    for k in range(_RUN):
-        out = out * np.uint64(0x9E3779B97F4A7C15) + numbers[k : k + len(out)].astype(np.uint64)
-    return out.view(np.int64)
 
 
 def _folds(numbers: Sequence[int]) -> int:

@@ -21,7 +21,6 @@ from pytest_torchprof.analysis.uncounted import (
     forms,
     host_only,
     in_script,
-    meta_calls,
     named,
     packages,
     ran_on_host,
@@ -48,15 +47,12 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import (
-    engine_steps,
     marked,
     operators_around,
     outermost,
-    within,
-    within_named,
 )
 from pytest_torchprof.work import flops as masks
-from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise, read, written
+from pytest_torchprof.work.bytes import is_elementwise, read, written
 from pytest_torchprof.work.counting import (
     by_call,
     counts_flops,
@@ -174,8 +170,7 @@ def unknown_parts(trace: Events) -> list[UncountedPart]:
     """What is selected and starts an unknown number of kernels, the longest first."""
     unknown = units_of(trace).unknown
     parts = [
-        *by_name(trace, _selected(trace, unknown), lambda _: Why.NO_LAUNCHES),
-        *by_name(trace, _selected(trace, meta_calls(trace).unclear), lambda _: Why.MAYBE_META),
+        *by_name(trace, unknown[trace.selection[unknown]], lambda _: Why.NO_LAUNCHES),
         *compiled_parts(trace),
         *in_script(trace),
         *packages(trace),
@@ -183,11 +178,6 @@ def unknown_parts(trace: Events) -> list[UncountedPart]:
     ]
     parts.sort(key=lambda part: (-part.share, part.name))
     return parts
-
-
-def _selected(trace: Events, events: Ints) -> Ints:
-    found: Ints = events[trace.selection[events]]
-    return found
 
 
 def compiled_parts(trace: Events) -> Iterable[UncountedPart]:
@@ -249,13 +239,11 @@ def _moves(trace: Events, events: Ints) -> Bools:
 
 @once_of_whole
 def on_host(trace: Events) -> Bools:
-    """What is no work of a device: loading data, optimizers' counters of steps, checks that only
-    the CPU makes, and operators on tensors without values.
+    """What is no work of a device: loading data, optimizers' counters of steps, and checks that
+    only the CPU makes.
     """
     roots = marked(trace, events_named(trace, _FETCH))[:-1]
     roots[host_only(trace)] = True
-    meta = meta_calls(trace)
-    roots[meta.idle] = roots[meta.unclear] = True
     steps = events_named(trace, _STEP)
     if len(steps):
         adds = (trace.is_kind(Kind.OP) & trace.named("aten::add_")).nonzero()[0]
@@ -703,103 +691,6 @@ def repeats(at: Ints, first: Ints, second: Ints) -> Bools:
         seen = {b} if found[i] else seen | {b}
         last = place
     return found
-
-
-# ---- What fusing elementwise operators in a row would save, whatever ran them.
-#
-# A chain is of operators that follow on each other in one thread, with nothing but views in
-# between, each of which reads a tensor of the shape and dtype that the one before writes; the
-# last may be a reduction. Fused, a result within the chain is not read again, and not written
-# unless it may be needed later: in the forward pass if there is a backward pass, as a sum of two
-# tensors, or by a reduction.
-
-_OPTIMIZER: Final = Names(r"Optimizer\.")
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """Chains of the same operators on one shape.
-
-    ``calls`` is how often they ran; ``bytes`` are what all of them move, ``fused_bytes`` what
-    kernels of one chain each would, and ``saved_launches`` the kernels that would not start.
-    """
-
-    operators: tuple[str, ...]
-    shape: tuple[int, ...] | None
-    calls: int
-    bytes: int
-    fused_bytes: int
-    saved_launches: int
-
-    ADDS_UP: ClassVar = ("calls", "bytes", "fused_bytes", "saved_launches")
-
-
-@once_per_trace
-def fusions(trace: Events) -> list[Fusion]:
-    """The chains of the selected operators, those that save the most bytes first."""
-    call, chain, saved, shape = _chains(trace)
-    if not len(call):
-        return []
-    moved = counted_bytes(trace.whole)
-    starts = np.flatnonzero(np.diff(chain, prepend=-1)).tolist()
-    found: dict[tuple[tuple[str, ...], tuple[int, ...] | None], list[int]] = {}
-    for start, stop in zip(starts, [*starts[1:], len(chain)], strict=True):
-        mine = call[start:stop]
-        names = tuple(trace.names[n].removeprefix("aten::") for n in trace.name[mine].tolist())
-        sums = found.setdefault((names, shape[start]), [0, 0, 0])
-        sums[0] += 1
-        sums[1] += int(np.maximum(moved[mine], 0).sum())
-        sums[2] += int(saved[start:stop].sum())
-    rows = [
-        Fusion(names, where, calls, size, max(size - less, 0), calls * (len(names) - 1))
-        for (names, where), (calls, size, less) in found.items()
-    ]
-    return sorted(rows, key=lambda row: (row.fused_bytes - row.bytes, row.operators))
-
-
-def _chains(trace: Events) -> tuple[Ints, Ints, Ints, list[tuple[int, ...] | None]]:
-    """Calls in chains, the number of each one's chain, the bytes between it and the next one that
-    fusing saves, and the shape of its result.
-    """
-    units = units_of(trace)
-    event = units.event[(units.launches > 0) & trace.selection[units.event]]
-    event = event[~is_compiled(trace)[event] & ~within_named(trace, event, _OPTIMIZER)]
-    event = event[np.argsort(trace.thread[event], kind="stable")]
-    writes = trace.names_where(is_elementwise)[event]
-    ends = writes | trace.names_where(REDUCTIONS.__contains__)[event]
-    thread = trace.thread[event]
-    at = np.flatnonzero(writes[:-1] & ends[1:] & (thread[:-1] == thread[1:]))
-    if not len(at):
-        return at, at, at, []
-    kinds, kind = kinds_of(trace, event)
-    alike = numbered([one.alike for one in kinds])[kind]
-    size = np.array(
-        [
-            passed_bytes(kinds[a], kinds[b])
-            for a, b in zip(kind[at].tolist(), kind[at + 1].tolist(), strict=True)
-        ],
-        np.int64,
-    )
-    kept = _keeps(trace, event[at]) | trace.names_where(REDUCTIONS.__contains__)[event[at + 1]]
-    kept |= np.array([one.is_sum for one in kinds], bool)[kind[at]]
-    at, size, kept = at[size > 0], size[size > 0], kept[size > 0]
-    ends_chain = repeats(at, alike[at], alike[at + 1])
-    at, size, kept = at[~ends_chain], size[~ends_chain], kept[~ends_chain]
-    # Runs of pairs that follow on each other, each with one operator more than pairs.
-    number = np.cumsum(np.diff(at, prepend=-2) > 1) - 1
-    members = distinct(np.concatenate([at, at + 1]))
-    chain = number[np.maximum(np.searchsorted(at, members, side="right") - 1, 0)]
-    saved = np.zeros(len(members), np.int64)
-    saved[np.searchsorted(members, at)] = np.where(kept, size, 2 * size)
-    return event[members], chain, saved, [kinds[k].shape for k in kind[members].tolist()]
-
-
-def _keeps(trace: Events, calls: Ints) -> Bools:
-    """Whether a backward pass may need the results of these calls: then they are written anyway."""
-    steps = engine_steps(trace)
-    if not len(steps):
-        return np.zeros(len(calls), bool)
-    return ~within(trace, calls, lambda events: among(events, steps))
 
 
 # ---- Where the host would wait for values, if the tensors of a trace were on a device.

@@ -791,10 +791,8 @@ def _chance(level: Ints) -> float:
 
 def _stacks(trace: Events, events: Ints) -> tuple[Ints, Callable[[int], str | None]]:
     """The path of Python functions around each of these events, as a number, and its text."""
-    parent, depth = trace.frames
     path, text = paths_of(trace, list(trace.names), ";")
-    rows = (depth >= 0).nonzero()[0]
-    around = nesting.enclosing(trace.ts, trace.ts + trace.dur, parent, rows, trace.thread, events)
+    around = trace.frame_around(events)
     return np.where(around >= 0, path[around], -1), text
 
 

@@ -545,9 +545,7 @@ def _place_device(trace: Events, node: Ints) -> None:
     launch = trace.launch[device]
     node[device] = np.where(launch >= 0, node[launch], -1)
     memory = trace.memory.event
-    parent, depth = trace.frames
-    rows = (depth >= 0).nonzero()[0]
-    around = nesting.enclosing(trace.ts, trace.ts + trace.dur, parent, rows, trace.thread, memory)
+    around = trace.frame_around(memory)
     node[memory] = np.where(around >= 0, node[around], -1)
 
 

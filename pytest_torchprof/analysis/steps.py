@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -135,8 +135,6 @@ _USUAL_SHARE: Final = 0.05
 _ALPHA: Final = 0.01
 #: A change over the whole series by less of the median does not matter.
 _LEAST_SHARE: Final = 0.01
-#: Up to this many values, the exact distribution is used.
-_EXACT: Final = 30
 
 
 class Trend(Frozen, frozen=True):
@@ -169,9 +167,9 @@ def outliers(values: Sequence[float]) -> Bools:
 def trend(values: Sequence[float]) -> Trend | None:
     """The trend of a series with one value per step, None without a clear one.
 
-    The test is that of Mann and Kendall (Mann, Econometrica 13, 1945), two-sided: its p-value is
-    exact for up to 30 distinct values, normal with the correction for ties otherwise. The slope is
-    Theil's from pairs that are half the series apart (Theil, Indagationes Mathematicae 12, 1950).
+    The test is that of Mann and Kendall (Mann, Econometrica 13, 1945), two-sided, by the normal
+    distribution, with the correction for ties. The slope is Theil's from pairs that are half the
+    series apart (Theil, Indagationes Mathematicae 12, 1950).
     Outliers, as a first step that warms up, are left out.
 
     >>> trend([1, 2, 3, 4, 5, 6, 7, 8]).per_step, trend([1, 2, 1, 2, 1, 2, 1, 2])
@@ -192,8 +190,6 @@ def _p_value(column: npt.NDArray[np.float64]) -> float:
     count = len(column)
     rises = _rises(column)
     _, ties = np.unique(column, return_counts=True)
-    if count <= _EXACT and (ties == 1).all():
-        return _exact(count, abs(rises))
     spread = _cubic(np.array([count])) - _cubic(ties)
     if not spread:
         return 1.0
@@ -220,29 +216,6 @@ def _cubic(numbers: npt.NDArray[np.int64]) -> int:
     return int((numbers * (numbers - 1) * (2 * numbers + 5)).sum())
 
 
-def _exact(count: int, rises: int) -> float:
-    """How often a random order of so many values rises, or falls, at least as clearly.
-
-    ``rises``: pairs of values that rise less those that fall.
-    """
-    pairs = count * (count - 1) // 2
-    return min(2 * float(_orders(count)[(pairs - rises) // 2]), 1.0)
-
-
-@lru_cache(maxsize=_EXACT)
-def _orders(count: int) -> npt.NDArray[np.float64]:
-    """The share of orders of so many values with at most 0, 1, 2, … inversions.
-
-    Their numbers are the coefficients of the product of 1 + x + … + x^k for k below ``count``
-    (Kendall, Rank Correlation Methods, 1948).
-    """
-    ways = np.ones(1)
-    for size in range(2, count + 1):
-        ways = np.convolve(ways, np.ones(size))
-    shares: npt.NDArray[np.float64] = ways.cumsum() / ways.sum()
-    return shares
-
-
 # ---- Change points of a noisy series: where its level changes for good.
 #
 # The method is E-divisive (Matteson and James, A Nonparametric Approach for Multiple Change Point
@@ -251,11 +224,12 @@ def _orders(count: int) -> npt.NDArray[np.float64]:
 #
 #     Q(X, Y) = m n / (m + n) · 2 (mean X − mean Y)²
 #
-# The split with the largest Q is a change point if few of the random orders of the same values
-# have a split as good; then both sides are looked at in the same way. As in the paper, Y need not
-# reach to the end, so that a change that was taken back is found, too; its ends are those of
-# seeded intervals (Kovács, Bühlmann, Li and Munk, Seeded Binary Segmentation, Biometrika 110,
-# 2023), which takes n log n steps in place of n².
+# The split with the largest Q is a change point if few random orders of the same values would have
+# a split as good; then both sides are looked at in the same way. How few follows from the normal
+# distribution: many orders of noise show that chance is as of one independent split a value. As in
+# the paper, Y need not reach to the end, so that a change that was taken back is found, too; its
+# ends are those of seeded intervals (Kovács, Bühlmann, Li and Munk, Seeded Binary Segmentation,
+# Biometrika 110, 2023), which takes n log n steps in place of n².
 #
 # Times are skewed and have outliers. So the logarithms are compared, with outliers drawn in. And
 # a level must be further from the one before than levels of the series usually are; see
@@ -269,12 +243,6 @@ if TYPE_CHECKING:
 LEAST_RUNS: Final = 6
 #: How often a series without a change is said to have one.
 _CHANGE_ALPHA: Final = 0.001
-#: Random orders that are tried; none may have a split as good: 1 / (999 + 1) = 0.001.
-_ORDERS: Final = round(1 / _CHANGE_ALPHA) - 1
-#: If all splits together have such a chance, no random order has one as good: none is tried.
-_CERTAIN: Final = 1e-9
-#: Orders that are looked at together: they fit the processor's cache.
-_ROWS: Final = 27
 #: A level that changes by less does not matter.
 LEAST_SHARE: Final = 0.02
 #: A level must change by so many standard deviations of what is usual in the series.
@@ -328,10 +296,10 @@ def _significant(column: Floats, offset: int) -> dict[int, float]:
     if len(column) < 2 * LEAST_RUNS:
         return {}
     scaled = _drawn_in(column)
-    splits = _splits(len(column))
-    split, height = _best(scaled, splits)
-    p_value = _p_value_of_change(scaled, height, splits)
-    if p_value is None:
+    split, height = _best(scaled)
+    spread = float(scaled.var())
+    p_value = len(column) * math.erfc(math.sqrt(height / spread) / 2) if spread else 1.0
+    if p_value >= _CHANGE_ALPHA:
         return {}
     return {
         **_significant(column[:split], offset),
@@ -340,52 +308,27 @@ def _significant(column: Floats, offset: int) -> dict[int, float]:
     }
 
 
-def _best(column: Floats, splits: Splits) -> tuple[int, float]:
-    """The split with the largest divergence, and how large it is."""
-    heights = _heights(_sums(column[np.newaxis]), splits)[0]
+def _best(column: Floats) -> tuple[int, float]:
+    """The split with the largest divergence Q, of every interval, and how large it is."""
+    start, at, end = _splits(len(column))
+    left, right = at - start, end - at
+    sums = np.concatenate([[0.0], np.cumsum(column)])
+    apart = (sums[at] - sums[start]) / left - (sums[end] - sums[at]) / right
+    heights = 2 * left * right / (left + right) * apart**2
     top = int(heights.argmax())
-    return int(splits.at[top]), float(heights[top])
-
-
-def _sums(rows: Floats) -> Floats:
-    """Running sums of each row, from 0."""
-    sums = np.zeros((len(rows), rows.shape[1] + 1))
-    np.cumsum(rows, axis=1, out=sums[:, 1:])
-    return sums
-
-
-def _heights(sums: Floats, splits: Splits) -> Floats:
-    """Q of each split, for rows of running sums."""
-    at = sums[:, splits.at]
-    heights: Floats = (at - sums[:, splits.start]) * splits.by_left
-    heights -= (sums[:, splits.end] - at) * splits.by_right
-    heights *= heights
-    heights *= splits.weight
-    return heights
-
-
-class Splits(NamedTuple):
-    """Intervals from ``start`` to ``end``, split at ``at``, and the factors of their divergence."""
-
-    start: Places
-    at: Places
-    end: Places
-    by_left: Floats
-    by_right: Floats
-    weight: Floats
+    return int(at[top]), float(heights[top])
 
 
 @lru_cache(maxsize=32)
-def _splits(count: int) -> Splits:
-    """Every split of every interval."""
+def _splits(count: int) -> tuple[Places, Places, Places]:
+    """Every split of every interval: from where, at what, and to where."""
     parts = [
         (np.full(len(at), start), at, np.full(len(at), end))
         for start, end in _intervals(count)
         for at in (np.arange(start + LEAST_RUNS, end - LEAST_RUNS + 1),)
     ]
     start, at, end = (np.concatenate(column) for column in zip(*parts, strict=True))
-    left, right = at - start, end - at
-    return Splits(start, at, end, 1 / left, 1 / right, 2 * left * right / (left + right))
+    return start, at, end
 
 
 def _intervals(count: int) -> list[tuple[int, int]]:
@@ -400,35 +343,11 @@ def _intervals(count: int) -> list[tuple[int, int]]:
     return list(found)
 
 
-def _p_value_of_change(column: Floats, height: float, splits: Splits) -> float | None:
-    """The share of random orders with a split as good; None if it is too large."""
-    # Many orders of noise show that chance is as of about one independent split a value.
-    apart = len(column) // 2
-    spread = float(column.var())
-    chance = math.erfc(math.sqrt(height / spread) / 2) if spread else 1.0
-    if chance * apart > 2 * _CHANGE_ALPHA:
-        return None
-    if chance * len(splits.at) < _CERTAIN:
-        return 1 / (_ORDERS + 1)
-    from numpy.random import PCG64, Generator  # loads OpenSSL
-
-    random = Generator(PCG64(len(column)))  # the same answer each time
-    limit = height * (1 - 1e-9)
-    tried = 0
-    while tried < _ORDERS:
-        rows = min(_ROWS, _ORDERS - tried)
-        orders = random.permuted(np.broadcast_to(column, (rows, len(column))), axis=1)
-        if _heights(_sums(orders), splits).max() >= limit:
-            return None
-        tried += rows
-    return 1 / (tried + 1)
-
-
 class _Swings:
     """How far neighboring levels of a series are apart that differ by noise alone.
 
     Times of a busy machine are not independent of each other: there are slow hours. Levels then
-    differ by more than in the random orders of a permutation test, which have no hours. What is
+    differ by more than in random orders, which have no hours. What is
     usual between neighboring means of so many values is measured in the series itself, as in
     Allan's variance (Proceedings of the IEEE 54, 1966); with a median in place of the mean, as a
     few differences may be real changes.

@@ -28,7 +28,6 @@ from pytest_torchprof.trace.tree import (
     forward_of,
     marked,
     operators_around,
-    outermost,
     parents,
 )
 from pytest_torchprof.work.counting import (
@@ -46,7 +45,7 @@ from pytest_torchprof.work.counting import (
     work_parent,
 )
 from pytest_torchprof.work.flops import kernel_may_multiply, missing_input, work_of
-from pytest_torchprof.work.launches import RECURRENT, may_move
+from pytest_torchprof.work.launches import RECURRENT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -576,73 +575,3 @@ def host_only(trace: Events) -> Ints:
     ]
     found: Ints = rows[np.array(fits, bool)]
     return found
-
-
-# ---- Operators on meta and fake tensors, which have no values, so that nothing is computed.
-#
-# A trace does not say which tensors have none. But where it has memory events, an allocation that
-# allocates nothing gives them away: then so does every operator that makes no tensor and writes
-# into none. Of those that write into a tensor, nobody knows.
-
-#: They allocate memory for all of the size that is their first argument.
-_ALLOCATORS: Final = ("aten::empty", "aten::empty_strided")
-_PINNED: Final = {"aten::empty": 4, "aten::empty_strided": 5}
-
-
-class MetaCalls(Frozen, frozen=True):
-    """Outermost operators: ``idle`` are on tensors without values, ``unclear`` perhaps."""
-
-    idle: Ints
-    unclear: Ints
-
-
-@once_of_whole
-def meta_calls(trace: Events) -> MetaCalls:
-    """The calls of the whole trace."""
-    none = np.zeros(0, np.int64)
-    memory = trace.memory
-    made = memory.event[memory.bytes > 0]
-    evidence = _without_memory(trace, made)
-    if not len(evidence):
-        return MetaCalls(none, none)
-    calls = outermost(trace)
-    allocates, empty = (_holding(trace, rows) for rows in (trace.enclosing(made), evidence))
-    moves = calls[trace.names_where(may_move)[calls]]
-    writes = trace.names_where(_writes)[moves]
-    idle = nesting.distinct(np.append(moves[~writes & ~allocates[moves]], calls[empty[calls]]))
-    writing = moves[writes & ~allocates[moves]]
-    return MetaCalls(idle, nesting.distinct(writing[~nesting.among(writing, idle)]))
-
-
-def _holding(trace: Events, rows: Ints) -> nesting.Bools:
-    """Everything that is, or has nested in it, one of these events."""
-    rows = rows[rows >= 0]
-    return nesting.above(rows, trace.parent) | marked(trace, rows)[:-1]
-
-
-def _without_memory(trace: Events, made: Ints) -> Ints:
-    """Allocators of a size that have no allocation within, on threads that record any."""
-    rows = operators_named(trace, *_ALLOCATORS)
-    # Some builds of torch set the flag and record nothing; our captures were tried.
-    records = len(made) or (trace.region is not None and trace.metadata.get("profile_memory"))
-    if not records or trace.facts.no_memory is not None or not ran_on_host(trace):
-        return rows[:0]
-    rows = rows[~_holding(trace, trace.enclosing(made))[rows]]
-    if len(made):
-        rows = rows[nesting.among(trace.thread[rows], trace.thread[made])]
-    if not len(rows):
-        return rows
-    found: Ints = rows[by_call(trace, rows, _allocates, bool)]
-    return found
-
-
-def _allocates(name: str, call: Operands) -> bool:
-    """Whether this has a size of its own in memory that the profiler sees."""
-    try:
-        return 0 not in call.integers(0) and call.text(_PINNED[name]) != "True"
-    except (LookupError, TypeError, ValueError):
-        return False
-
-
-def _writes(name: str) -> bool:
-    return name.endswith("_") or name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp"))

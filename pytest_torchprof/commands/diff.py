@@ -67,8 +67,8 @@ def run_diff(options: Namespace) -> int:
         mark += "" if side.steps is None else "in the last step: "
         notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:
-            notes.append("the traces differ throughout: only their first part was searched for "
-                         "replacements")  # fmt: skip
+            notes.append("operators run in another order: only what comes before and after was "
+                         "searched for replacements")  # fmt: skip
     if target is not None:
         from pytest_torchprof.commands.pages import write_page
 

@@ -12,7 +12,6 @@ from pytest_torchprof import api
 from pytest_torchprof.analysis.estimates import (
     BoundRow,
     bound_rows,
-    fusions,
     has_operands,
     unknown_parts,
 )
@@ -72,12 +71,11 @@ from pytest_torchprof.work.devices import chip_named
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.api import Trace
     from pytest_torchprof.commands.inputs import Body
-    from pytest_torchprof.render.table import Row
     from pytest_torchprof.work.devices import Device
 
 
@@ -253,8 +251,6 @@ _WHAT: Final = (
     "a lower bound, no prediction: without the host, waits, copies to and from it, and caches"
 )
 _NEXT: Final = "name a trace, or a report of pytest --torchprof --torchprof-json=FILE"
-#: How many fusions a table names.
-_SOME: Final = 5
 
 
 def run_bound(options: Namespace) -> int:
@@ -273,10 +269,8 @@ def run_bound(options: Namespace) -> int:
 
     notes = [_WHAT, *_peaks(chips)]
     notes += notes_of(ranks, _unknown)
-    notes += ranks.marked({at: _fusion_notes(trace, chips) for at, trace in ranks.traces.items()})
-    extra_rows = {"fusions": _fusion_rows(ranks.traces.values(), chips)}
     tables = {rank: rows(trace).table() for rank, trace in ranks.traces.items()}
-    return show(options, ranks, tables, order="bound_ms", notes=notes, extra=extra_rows)
+    return show(options, ranks, tables, order="bound_ms", notes=notes)
 
 
 def _traces(name: str) -> list[str]:
@@ -337,38 +331,3 @@ def _unknown(trace: Trace) -> str:
         return f"only a kernel's least time for each operator: {because(*Why.NO_SHAPES).text}"
     parts = unknown_parts(trace.events)
     return f"left out: {reason_of(parts, 0, '1').text}" if parts else ""
-
-
-def _fusion_rows(traces: Iterable[Trace], chips: Sequence[Device]) -> list[Row]:
-    """Chains of elementwise operators, and what one kernel each would save on each chip."""
-    rows = [row for trace in traces for row in trace.fusions().to_dicts()]
-    for row in rows:
-        less = row["bytes"] - row["fused_bytes"]
-        row["saved_ms"] = {chip.name: _saved_ms(less, chip) for chip in chips}
-    return rows
-
-
-def _saved_ms(less: int, chip: Device) -> float:
-    return less / chip.bandwidth_bytes_per_s * 1e3
-
-
-def _fusion_notes(trace: Trace, chips: Sequence[Device]) -> Iterator[str]:
-    """The chains that save most, a line each."""
-    found = fusions(trace.events)
-    if found:
-        yield "fusing elementwise neighbors would save about:"
-    for row in found[:_SOME]:
-        less = row.bytes - row.fused_bytes
-        saved = ", ".join(
-            f"{format_quantity(_saved_ms(less, chip), 'ms')}"
-            + (f" on {chip.name}" if len(chips) > 1 else "")
-            for chip in chips
-        )
-        shape = "" if row.shape is None else f" on {list(row.shape)}"
-        yield (
-            f"  {' + '.join(row.operators)}{shape}, {plural(row.calls, 'time')}: {saved}; "
-            f"{cell('bytes', row.bytes)} become {cell('bytes', row.fused_bytes)}, and "
-            f"{plural(row.saved_launches, 'kernel')} fewer start"
-        )
-    if left := len(found[_SOME:]):
-        yield f"  … and {plural(left, 'more chain')} (--format json has all)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import select
 import stat
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 # ---- Write files atomically, keeping their kind and mode.
 #
@@ -210,3 +211,10 @@ def _umask() -> int:
 def system_message(error: Exception) -> str:
     """The error's text, without error number and path."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """A document of TOML; of Python 3.10 pytest brings the reader."""
+    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    document: dict[str, Any] = reader.loads(text)
+    return document

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import configparser
-import importlib
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -15,7 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_torchprof.core.errors import HistoryError, error_line
-from pytest_torchprof.core.files import TEMPORARY_PREFIX, in_the_way, replacing, system_message
+from pytest_torchprof.core.files import (
+    TEMPORARY_PREFIX,
+    in_the_way,
+    read_toml,
+    replacing,
+    system_message,
+)
 from pytest_torchprof.core.urls import file_system, scheme_of, shown_address
 
 SUFFIX = ".run.json"
@@ -220,8 +224,7 @@ def _ini(text: str, sections: tuple[str, ...]) -> str:
 
 
 def _toml(text: str, sections: tuple[str, ...]) -> str:
-    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"  # pytest brings the second one
-    document = importlib.import_module(name).loads(text)
+    document = read_toml(text)
     for section in sections:
         table: Any = document
         for key in section.split("."):

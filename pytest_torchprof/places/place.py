@@ -12,14 +12,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import ALL_STEPS, DEVICE_KINDS, REGION, Kind, shown_name
+from pytest_torchprof.trace.names import (
+    ALL_STEPS,
+    DEVICE_KINDS,
+    REGION,
+    Kind,
+    Names,
+    operators_named,
+)
 from pytest_torchprof.trace.names import MODULE as MODULE_NAME
 from pytest_torchprof.trace.tree import ENGINE, forward_of, has_frames, node_around
 
@@ -203,10 +209,6 @@ def _owner_and_class(name: str, classes: dict[str, int]) -> tuple[int, int]:
 
 #: Encloses everything, so it does not identify a place.
 _HIDDEN = (ALL_STEPS, REGION)
-#: As a plain number, which compares faster.
-_RUNTIME: Final = int(Kind.RUNTIME)
-#: Up to this number, events are handled one by one.
-_FEW = 20
 
 
 #: Between the operators of a path.
@@ -349,8 +351,6 @@ def by_operator(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[l
     for several gets its own.
     """
     del parts
-    if len(events) <= _FEW:
-        return _one_by_one(trace, events)
     known = events >= 0
     rows = nesting.distinct(events[known])
     around = nesting.above(rows, trace.parent)
@@ -372,22 +372,6 @@ def by_operator(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[l
     out = np.full(len(events), len(places) - 1, np.int64)
     out[known] = index[np.searchsorted(rows, events[known])]
     return places, out
-
-
-def _one_by_one(trace: Events, events: Ints) -> tuple[list[Place], Ints]:
-    """The same, faster for a few events."""
-    parent, kind, name = trace.parent, trace.kind, trace.name
-    number: dict[str | None, int] = {}
-    at = []
-    for row in events.tolist():
-        words = []
-        while row >= 0:
-            shown = shown_name(trace.names[name[row]])
-            if shown not in _HIDDEN and kind[row] != _RUNTIME:
-                words.append(shown)
-            row = parent[row]  # noqa: PLW2901 - upwards
-        at.append(number.setdefault(PATH_SEPARATOR.join(words[::-1]) or None, len(number)))
-    return [Place(path=path) for path in number], np.array(at, np.int64)
 
 
 def labels_of(trace: Events, events: Ints) -> Ints:
@@ -577,7 +561,7 @@ LINE, MODULE, CONSTRUCTOR = "torchprof::line#", "torchprof::module#", "torchprof
 MARKERS: Final = (LINE, MODULE, CONSTRUCTOR)
 
 #: torch's operator around the backward of one node of the graph.
-_BACKWARD = "autograd::engine::evaluate_function: "
+_BACKWARD = Names(ENGINE)
 
 
 def lines_with_events(trace: Events) -> tuple[frozenset[int], frozenset[int]]:
@@ -599,15 +583,6 @@ def lines_with_events(trace: Events) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(found.tolist()), frozenset(above.tolist())
 
 
-class _Node(msgspec.Struct, gc=False):
-    """The number of an operator's node in the autograd graph, which its backward shares."""
-
-    number: int = msgspec.field(name="Sequence number", default=-1)
-
-
-_NODES = msgspec.json.Decoder(list[_Node | None], strict=False)
-
-
 def labels(trace: Events) -> tuple[Ints, Ints]:
     """The numbers of the innermost line's and module's marker around each event, -1 for none.
 
@@ -617,7 +592,9 @@ def labels(trace: Events) -> tuple[Ints, Ints]:
     begun, lines = _begun_in(trace, own[0])
     own[0][begun] = lines
     found = [_spread(trace, numbers) for numbers in own]
-    backward, forward = _nodes(trace)
+    backward = operators_named(trace, _BACKWARD)
+    forward = forward_of(trace, backward)
+    backward, forward = backward[forward >= 0], forward[forward >= 0]
     for numbers, known in zip(own, found, strict=True):
         numbers[backward] = np.where(found[0][forward] >= 0, known[forward], -1)
     return _spread(trace, own[0]), _spread(trace, own[1])
@@ -714,30 +691,6 @@ def _numbered(trace: Events, prefix: str) -> Ints:
     return np.array(number, np.int64)[trace.name] if number else np.zeros(0, np.int64)
 
 
-def _nodes(trace: Events) -> tuple[Ints, Ints]:
-    """Backwards of nodes, and the operator that created each node."""
-    roots = trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(_BACKWARD))
-    backward = np.flatnonzero(roots)
-    if not len(backward):
-        return backward, backward
-    ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~roots)
-    ops = ops[~nesting.below(roots, trace.parent, ops)]
-    wanted, made = _node_numbers(trace, backward), _node_numbers(trace, ops)
-    ops, made = ops[made >= 0], made[made >= 0]
-    if not len(ops):
-        return ops, ops
-    # Operators that create no node carry the number of the next one, so the last one created it.
-    numbers, last = np.unique(made[::-1], return_index=True)
-    at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-    hit: Bools = numbers[at] == wanted
-    return backward[hit], ops[::-1][last[at[hit]]]
-
-
-def _node_numbers(trace: Events, events: Ints) -> Ints:
-    nodes = _NODES.decode(trace.args[events].as_list())
-    return np.array([-1 if node is None else node.number for node in nodes], np.int64)
-
-
 # ---- Locate events by the user's lines, which another run of the same code marked.
 
 #: Numbers at the end of names of steps and compiled regions, which a process counts up.
@@ -783,7 +736,7 @@ class Located:
     ) -> tuple[list[Place], Ints]:
         """Return the distinct places, and the index of each event's place."""
         paths, path = by_operator(trace, events)
-        place = trace.once(self._places_of)
+        place = trace.once(self._spread, "place")
         mine = np.full(len(events), -1, np.int64)
         mine[events >= 0] = place[events[events >= 0]]
         keys, at = np.unique((mine + 1) * len(paths) + path, return_inverse=True)
@@ -810,11 +763,11 @@ class Located:
 
     def module_calls(self, trace: Events) -> Ints:
         """The number of each event's outermost call of a module, -1 for none or unknown."""
-        return self._spread(trace, _Run.calls)
+        return self._spread(trace, "call")
 
     def _around(self, trace: Events, stretch: PlacedEvents) -> Place | None:
         """What encloses the whole stretch, outside of any module; None where no line is known."""
-        outside = trace.once(self._outside_of)
+        outside = trace.once(self._spread, "outside")
         number = outside[stretch.events]
         known = [self._outer[one] for one in nesting.distinct(number[number >= 0]).tolist()]
         path = np.array([path for path, _ in self._outer] + [-1], np.int64)
@@ -829,7 +782,7 @@ class Located:
 
     def _called(self, trace: Events, steps: PlacedEvents, around: Place) -> Place:
         """The same, or the line that a loop repeats where that calls what has this place."""
-        marks = trace.once(self._marks_of)[steps.events].tolist()
+        marks = trace.once(self._spread, "mark")[steps.events].tolist()
         inner, most = list[int](), -1
         # A loop may run several times: the steps before and after a join share the most lines.
         for at in np.searchsorted(steps.events, steps.apart).tolist():
@@ -842,7 +795,7 @@ class Located:
 
     def _repeated(self, trace: Events, stretch: PlacedEvents) -> str | None:
         """The line that a loop repeats; None where no line is known."""
-        marks = trace.once(self._marks_of)[stretch.events].tolist()
+        marks = trace.once(self._spread, "mark")[stretch.events].tolist()
         first, last = (self._marks.around(mark) for mark in marks)
         both = sum(a == b for a, b in zip(first, last, strict=False))
         if not (first and last):
@@ -852,30 +805,15 @@ class Located:
 
     def _constructed(self, trace: Events, step: PlacedEvents) -> str | None:
         """The line that constructed what steps or fetches; None where that is not known."""
-        line = int(trace.once(self._constructors_of)[step.events[0]])
+        line = int(trace.once(self._spread, "constructor")[step.events[0]])
         return self._lines[line] if line >= 0 else None
 
-    def _constructors_of(self, trace: Events) -> Ints:
-        """The number of the line that constructed what steps or fetches, or -1."""
-        return self._spread(trace, _Run.constructors)
-
-    def _marks_of(self, trace: Events) -> Ints:
-        """The marker of the innermost line around each event, or -1."""
-        return self._spread(trace, _Run.marks)
-
-    def _places_of(self, trace: Events) -> Ints:
-        """The number of each event's place, or -1."""
-        return self._spread(trace, _Run.places)
-
-    def _outside_of(self, trace: Events) -> Ints:
-        """The number of what is around each event outside of modules, or -1."""
-        return self._spread(trace, _Run.outsides)
-
-    def _spread(self, trace: Events, of: Callable[[_Run, Ints], Ints]) -> Ints:
+    def _spread(self, trace: Events, what: str) -> Ints:
+        """A column of `_Run` for each event of another run, -1 where unknown."""
         words = self._words_of(trace)
         place = np.full(len(trace), -1, np.int64)
         for rows, run in zip(_sequences(trace), self._runs, strict=True):
-            place[rows] = of(run, words[rows])
+            place[rows] = run.laid(what, words[rows])
         ops = trace.is_kind(Kind.OP)
         for level in nesting.levels(trace.depth):
             todo = level[(place[level] < 0) & ops[trace.parent[level]]]
@@ -904,27 +842,9 @@ class _Run(NamedTuple):
     mark: Ints
     constructor: Ints
 
-    def places(self, words: Ints) -> Ints:
-        """The places of another run's sequence, -1 where uncertain."""
-        return self._laid(self.place, words)
-
-    def outsides(self, words: Ints) -> Ints:
-        """What is around the events of another run's sequence, -1 where uncertain."""
-        return self._laid(self.outside, words)
-
-    def calls(self, words: Ints) -> Ints:
-        """The outermost calls of modules around another run's sequence, -1 where uncertain."""
-        return self._laid(self.call, words)
-
-    def marks(self, words: Ints) -> Ints:
-        """The innermost markers of lines around another run's sequence, -1 where uncertain."""
-        return self._laid(self.mark, words)
-
-    def constructors(self, words: Ints) -> Ints:
-        """What constructed what steps or fetches in another run's sequence, -1 where uncertain."""
-        return self._laid(self.constructor, words)
-
-    def _laid(self, place: Ints, words: Ints) -> Ints:
+    def laid(self, what: str, words: Ints) -> Ints:
+        """One of these columns for another run's sequence, -1 where uncertain."""
+        place = getattr(self, what)
         out = np.full(len(words), -1, np.int64)
         shorter = min(len(words), len(self.words))
         head = _alike(words[:shorter], self.words[:shorter])
@@ -1031,8 +951,12 @@ class CallSites:
             location = self._roots.relative(places[place].location)
             if location is not None and calls_there:
                 count[location, places[place].module] += calls_there
-        found = [(location, module, calls) for (location, module), calls in count.items()]
-        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+        return _most_called(count)
+
+
+def _most_called(count: Counter[tuple[str, str | None]]) -> list[tuple[str, str | None, int]]:
+    found = [(location, module, calls) for (location, module), calls in count.items()]
+    return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
 
 
 def joined_sites(
@@ -1045,7 +969,6 @@ def joined_sites(
         for one in sites:
             for location, module, calls in one(name):
                 count[location, module] += calls
-        found = [(location, module, calls) for (location, module), calls in count.items()]
-        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))
+        return _most_called(count)
 
     return where

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, TypeVar, overload
 
@@ -184,30 +185,15 @@ class MemoryTotals(msgspec.Struct, gc=False):
     reserved: int = msgspec.field(name="Total Reserved", default=-1)
 
 
-_Args = TypeVar(
-    "_Args",
-    DeviceArgs,
-    FormerIds,
-    CopyArgs,
-    LaunchArgs,
-    OpArgs,
-    CollectiveArgs,
-    AutogradArgs,
-    MemoryArgs,
-    MemoryTotals,
-)
-# Numbers come as strings from some versions, hence not strict.
-_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
-    DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
-    FormerIds: msgspec.json.Decoder(list[FormerIds | None], strict=False),
-    CopyArgs: msgspec.json.Decoder(list[CopyArgs | None], strict=False),
-    LaunchArgs: msgspec.json.Decoder(list[LaunchArgs | None], strict=False),
-    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
-    CollectiveArgs: msgspec.json.Decoder(list[CollectiveArgs | None], strict=False),
-    AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
-    MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
-    MemoryTotals: msgspec.json.Decoder(list[MemoryTotals | None], strict=False),
-}
+_Args = TypeVar("_Args", bound=msgspec.Struct)
+
+
+@cache
+def _decoder(of: type[_Args]) -> msgspec.json.Decoder[list[_Args | None]]:
+    """Not strict, as numbers come as strings from some versions."""
+    return msgspec.json.Decoder(list[of | None], strict=False)  # type: ignore[valid-type]
+
+
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -230,7 +216,7 @@ def decode_texts(of: type[_Args], texts: Sequence[bytes | None]) -> list[_Args]:
 
 def _decoded(of: type[_Args], every_one: bytes, each: Iterable[bytes | None]) -> list[_Args]:
     try:
-        every = _DECODERS[of].decode(every_one)
+        every = _decoder(of).decode(every_one)
     except _NOT_DECODED:
         every = [_decode_one(of, raw or b"null") for raw in each]
     return [of() if args is None else args for args in every]

@@ -340,6 +340,12 @@ class Events:
         host, end = (self.depth >= 0).nonzero()[0], self.ts + self.dur
         return nesting.enclosing(self.ts, end, self.parent, host, self.thread, events)
 
+    def frame_around(self, events: Ints) -> Ints:
+        """The same where Python functions and modules count as enclosing events, see `frames`."""
+        (parent, depth), end = self.frames, self.ts + self.dur
+        rows = (depth >= 0).nonzero()[0]
+        return nesting.enclosing(self.ts, end, parent, rows, self.thread, events)
+
     # ---------------------------------------------------------------- device links
 
     @cached

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from contextlib import suppress
+from typing import Annotated, Final
 
 # Under names that no test replaces.
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, ValidationError, convert
 from msgspec.json import decode, encode
 from msgspec.structs import asdict, replace
 
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.unknown import Reason
 from pytest_torchprof.core.values import Sample
 
 #: The metadata key of the facts.
@@ -21,17 +21,12 @@ FACTS_KEY: Final = "torchprof"
 #: The version of what is stored. Early files have none; readers ignore unknown keys.
 VERSION: Final = 1
 
-_Part = TypeVar("_Part", bound=Struct)
-
 #: Older msgspec raises the second for whole numbers beyond 64 bits.
 _UNFIT = (ValidationError, SystemError)
 
 
 class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
-    """A quantity of the timed rounds: the fields of a `Sample`, or those of a `Reason`.
-
-    Early versions stored a number or a text, which is read as a ``median`` or a reason.
-    """
+    """A quantity of the timed rounds: the fields of a `Sample`, or those of a `Reason`."""
 
     n: int | None = None
     median: float | None = None
@@ -41,7 +36,6 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     rounds: tuple[float, ...] = ()
     code: str | None = None
     text: str | None = None
-    why: str | None = None  #: a reason of an early version
 
     @classmethod
     def of(cls, measured: Sample | Reason) -> Quantity:
@@ -65,8 +59,9 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def reason(self) -> Reason | None:
         """Why there is no sample; None if no reason is stored."""
-        parts = {"code": self.code, "text": self.text, "why": self.why}
-        return reason_of({name: part for name, part in parts.items() if part is not None})
+        if self.code is None or self.text is None:
+            return None
+        return convert({"code": self.code, "text": self.text}, Reason)
 
 
 class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
@@ -263,100 +258,12 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         try:
             return convert(noted, cls)
         except _UNFIT:
-            return _by_part(cls, noted)
+            pass
+        found = {}
+        for name in noted.keys() & {*cls.__struct_fields__}:
+            with suppress(*_UNFIT):
+                found[name] = getattr(convert({name: noted[name]}, cls), name)
+        return cls(**found)
 
 
 _NOTHING: Final = Facts()
-
-
-def reason_of(noted: object) -> Reason | None:
-    """The stored reason; None if there is none.
-
-    Early versions stored text, and later ones may store reasons that this one does not know.
-    """
-    if isinstance(noted, str):
-        return because(*Why.SOMEBODY_SAID, text=noted) if noted else None
-    if not isinstance(noted, dict):
-        return None
-    try:
-        return convert(noted, Reason)
-    except _UNFIT:
-        name = noted.get("why")
-        return (
-            because("unknown", "for a reason that this version does not know ({name})", name=name)
-            if isinstance(name, str)
-            else None
-        )
-
-
-# -------------------------------------------------------------------- other versions, and junk
-
-
-def _by_part(kind: type[_Part], noted: Mapping[str, Any]) -> _Part:
-    """Read each field by itself, so that an invalid one does not lose the others."""
-    found: dict[str, Any] = {}
-    for name in kind.__struct_fields__:
-        if name not in noted:
-            continue
-        try:
-            found[name] = getattr(convert({name: noted[name]}, kind), name)
-        except _UNFIT:
-            if other := _OTHERWISE.get(name):
-                found[name] = other(noted[name])
-    return kind(**found)
-
-
-def _quantity(noted: object) -> Quantity | None:
-    if (reason := reason_of(noted)) is not None:
-        return Quantity.of(reason)
-    if isinstance(noted, dict):
-        return _by_part(Quantity, noted)
-    try:
-        return Quantity(median=convert(noted, float))
-    except _UNFIT:
-        return None
-
-
-def _reference(noted: object) -> ReferenceNote | None:
-    return _by_part(ReferenceNote, noted) if isinstance(noted, dict) else None
-
-
-def _regions(noted: object) -> dict[str, RegionTimes] | None:
-    if not isinstance(noted, dict):
-        return None
-    return {
-        name: _by_part(RegionTimes, times)
-        for name, times in noted.items()
-        if isinstance(name, str) and isinstance(times, dict)
-    }
-
-
-def _compile_work(noted: object) -> CompileWork | None:
-    return _by_part(CompileWork, noted) if isinstance(noted, dict) else None
-
-
-def _graphs(noted: object) -> dict[str, Graph] | None:
-    if not isinstance(noted, dict):
-        return None
-    found = {}
-    for key, row in noted.items():
-        try:
-            found[key] = convert(row, Graph)
-        except _UNFIT:
-            continue
-    return found
-
-
-#: How to read fields of another type than now. Rows are counted, so if one cannot be read, all are
-#: unknown.
-_OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
-    **dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), _quantity),
-    **dict.fromkeys(
-        ("no_device", "no_memory", "no_device_memory", "elsewhere", "graph_breaks", "recompiles"),
-        reason_of,
-    ),
-    "reference": _reference,
-    "regions": _regions,
-    "graphs": _graphs,
-    "compile_work": _compile_work,
-}

@@ -215,6 +215,36 @@ def _encoded(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
 
 
+# ---- Functions of a trace that are computed once, and whose result is cached with the trace.
+
+_Shared = TypeVar("_Shared")
+_Options = ParamSpec("_Options")
+
+
+def once_per_trace(
+    compute: Callable[Concatenate[Events, _Options], _Shared],
+) -> Callable[Concatenate[Events, _Options], _Shared]:
+    """Make a function of a trace compute its result once for the same options."""
+
+    @wraps(compute)
+    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
+        return trace.once(compute, *options, **named)
+
+    return cached
+
+
+def once_of_whole(
+    compute: Callable[Concatenate[Events, _Options], _Shared],
+) -> Callable[Concatenate[Events, _Options], _Shared]:
+    """The same for what does not depend on the selection: of the whole trace."""
+
+    @wraps(compute)
+    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
+        return trace.whole.once(compute, *options, **named)
+
+    return cached
+
+
 # ---- Look up events by name: each name is matched once per process, each column once per trace.
 
 #: As plain numbers, which numpy compares four times as fast.
@@ -474,15 +504,8 @@ def operators_named(trace: Events, *names: Name) -> Ints:
     index = trace.by_name
     if (known := index.operators.get(names)) is not None:
         return known
-    numbers, marked = index.vocabulary[names]
-    if not numbers:
-        return _NONE
-    rows = None if index.is_small else index.sparse(numbers)
-    if rows is None:
-        rows = marked[index.operator_name].nonzero()[0]
-    else:
-        rows = rows[index.is_operator[rows]]
-    return index.kept(index.operators, names, rows)
+    rows = events_named(trace, *names)
+    return index.kept(index.operators, names, rows[index.is_operator[rows]])
 
 
 def selected_operators(trace: Events, *names: Name) -> Ints:
@@ -552,18 +575,10 @@ def _found_by(_: Callable[[str], object]) -> dict[str, bool]:
     return {}
 
 
+@once_of_whole
 def communicates(trace: Events) -> bool:
     """Whether any event of the whole trace has a name of communication between ranks."""
-    return trace.whole.once(_communicates)
-
-
-def _communicates(trace: Events) -> bool:
-    return any(map(_is_communication, trace.names))
-
-
-@lru_cache(maxsize=10_000)
-def _is_communication(name: str) -> bool:
-    return COMMUNICATION.search(name) is not None
+    return True in verdicts_on(trace.names, COMMUNICATION.search)
 
 
 # ---- Regions within the measured one: ``record_function`` labels, and those that a test has
@@ -595,12 +610,9 @@ def received(trace: Events) -> Ints:
     return found
 
 
-def named_regions(trace: Events) -> dict[str, int]:
+@once_of_whole
+def named_regions(trace: Events) -> Mapping[str, int]:
     """The regions that the test has named, in the order in which they began, and their laps."""
-    return dict(trace.whole.once(_named_regions))
-
-
-def _named_regions(trace: Events) -> dict[str, int]:
     if not any(name.startswith(REGION_MARK) for name in trace.names):
         return {}
     marks = trace.is_kind(Kind.ANNOTATION) & trace.in_region
@@ -609,15 +621,12 @@ def _named_regions(trace: Events) -> dict[str, int]:
     return dict(Counter(names))
 
 
+@once_per_trace
 def laps_of(trace: Events, what: str) -> Ints:
     """The annotations of this name or glob in the measured region, in time order.
 
     A test's own regions alone have their mark before the name.
     """
-    return trace.once(_laps, what)
-
-
-def _laps(trace: Events, what: str) -> Ints:
     named = trace.names_where(
         lambda name: name == what or (name != REGION and is_of_name(what, region_name(name)))
     )
@@ -634,33 +643,3 @@ def within_laps(trace: Events, laps: Ints) -> Bools:
         launch = trace.launch[device]
         inside[device] = np.where(launch >= 0, inside[launch], inside[device])
     return inside
-
-
-# ---- Functions of a trace that are computed once, and whose result is cached with the trace.
-
-_Shared = TypeVar("_Shared")
-_Options = ParamSpec("_Options")
-
-
-def once_per_trace(
-    compute: Callable[Concatenate[Events, _Options], _Shared],
-) -> Callable[Concatenate[Events, _Options], _Shared]:
-    """Make a function of a trace compute its result once for the same options."""
-
-    @wraps(compute)
-    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
-        return trace.once(compute, *options, **named)
-
-    return cached
-
-
-def once_of_whole(
-    compute: Callable[Concatenate[Events, _Options], _Shared],
-) -> Callable[Concatenate[Events, _Options], _Shared]:
-    """The same for what does not depend on the selection: of the whole trace."""
-
-    @wraps(compute)
-    def cached(trace: Events, /, *options: _Options.args, **named: _Options.kwargs) -> _Shared:
-        return trace.whole.once(compute, *options, **named)
-
-    return cached

@@ -28,6 +28,8 @@ from pytest_torchprof.trace.names import (
     Names,
     laps_of,
     marks_named,
+    once_of_whole,
+    once_per_trace,
     region_name,
     within_laps,
 )
@@ -104,14 +106,31 @@ class Steps(Frozen, frozen=True):
         return found
 
 
+@once_of_whole
 def steps_of(trace: Events, name: str = "") -> Steps:
     """The steps of the whole trace; ``name`` is the name or glob of their annotations."""
-    return trace.whole.once(_steps_of, name)
+    title, rows, guessed = _marks(trace, name)
+    rows = rows[trace.in_region[rows] & (trace.dur[rows] > 0)]
+    begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+    outer = intervals.covered(np.zeros(len(rows), np.int64), begin, end).outer
+    rows, begin, end = rows[outer], begin[outer], end[outer]
+    names = [region_name(trace.names[number]) for number in trace.name[rows].tolist()]
+    return Steps(title, rows, np.array(_numbers(names), np.int64), begin, end, guessed)
 
 
+@once_of_whole
 def step_of(trace: Events, name: str = "") -> Ints:
     """For each event the index of its step, see `Steps`; -1 for none."""
-    return trace.whole.once(_step_of, name)
+    steps = steps_of(trace, name)
+    if not len(steps):
+        return np.full(len(trace), -1, np.int64)
+    # Also where ends are rounded up, an event is in one step only: the last that has begun.
+    at = np.searchsorted(steps.begin, trace.ts, side="right") - 1
+    step = np.where((trace.ts < steps.end[at]) & trace.in_region, at, -1)
+    if len(device := trace.device_rows):
+        launch = trace.launch[device]
+        step[device] = np.where(launch >= 0, step[launch], step[device])
+    return step
 
 
 def within_steps(trace: Events, name: str, chosen: StepRange) -> Bools:
@@ -120,7 +139,8 @@ def within_steps(trace: Events, name: str, chosen: StepRange) -> Bools:
     if chosen == ALL_STEPS:
         return step >= 0
     inside = np.append(steps_of(trace, name).within(chosen), False)  # the last is of no step
-    return inside[step]
+    found: Bools = inside[step]
+    return found
 
 
 def at_steps(trace: Events, chosen: StepRange, name: str = "") -> Events:
@@ -173,16 +193,6 @@ def numbers_in_words(numbers: Ints) -> str:
 
 
 # -------------------------------------------------------------------- which annotations
-
-
-def _steps_of(trace: Events, name: str) -> Steps:
-    title, rows, guessed = _marks(trace, name)
-    rows = rows[trace.in_region[rows] & (trace.dur[rows] > 0)]
-    begin, end = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
-    outer = intervals.covered(np.zeros(len(rows), np.int64), begin, end).outer
-    rows, begin, end = rows[outer], begin[outer], end[outer]
-    names = [region_name(trace.names[number]) for number in trace.name[rows].tolist()]
-    return Steps(title, rows, np.array(_numbers(names), np.int64), begin, end, guessed)
 
 
 def _marks(trace: Events, name: str) -> tuple[str, Ints, bool]:
@@ -263,22 +273,6 @@ def _numbers(names: list[str]) -> list[int]:
     return list(range(len(names)))
 
 
-# -------------------------------------------------------------------- which events
-
-
-def _step_of(trace: Events, name: str) -> Ints:
-    steps = steps_of(trace, name)
-    if not len(steps):
-        return np.full(len(trace), -1, np.int64)
-    # Also where ends are rounded up, an event is in one step only: the last that has begun.
-    at = np.searchsorted(steps.begin, trace.ts, side="right") - 1
-    step = np.where((trace.ts < steps.end[at]) & trace.in_region, at, -1)
-    if len(device := trace.device_rows):
-        launch = trace.launch[device]
-        step[device] = np.where(launch >= 0, step[launch], step[device])
-    return step
-
-
 # -------------------------------------------------------------------- errors
 
 
@@ -343,15 +337,14 @@ def selects_by_time(trace: Events) -> bool:
     return trace.scope is None or trace.scope[0] in {"region", "step"}
 
 
+@once_per_trace
 def holds_whole_operators(part: Events) -> bool:
     """Whether it is a part of a trace that holds each operator with all that is nested, or nothing.
 
     What counts in the whole then counts in the part. False for a whole.
     """
-    return part.scope is not None and part.once(_holds_whole_operators)
-
-
-def _holds_whole_operators(part: Events) -> bool:
+    if part.scope is None:
+        return False
     inside, parent = part.selection, part.parent
     cut = (parent >= 0) & (inside != inside[parent])
     at = intervals.distinct(parent[cut])

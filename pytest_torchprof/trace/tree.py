@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from pytest_torchprof.trace.names import (
     are_operators,
     count,
     events_named,
+    once_per_trace,
     operators_between,
     operators_named,
 )
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # ---- What small traces of the same calls share: runs of one test mostly make the same ones.
 
 _Shared = TypeVar("_Shared")
+_Options = ParamSpec("_Options")
 #: So many nestings of the same events are kept.
 _MOST_NESTED: Final = 2
 
@@ -51,6 +54,18 @@ def once_nested(trace: Events, compute: Callable[..., _Shared], *options: Any) -
         if isinstance(found, np.ndarray):
             found.flags.writeable = False
     return found
+
+
+def _once(
+    compute: Callable[Concatenate[Events, _Options], _Shared],
+) -> Callable[Concatenate[Events, _Options], _Shared]:
+    """Make a function compute its result once, as from `once_nested`."""
+
+    @wraps(compute)
+    def shared(trace: Events, /, *options: _Options.args, **_: _Options.kwargs) -> _Shared:
+        return once_nested(trace, compute, *options)
+
+    return shared
 
 
 def once_selected(trace: Events, compute: Callable[..., _Shared], *options: Any) -> _Shared:
@@ -146,59 +161,55 @@ def marked(trace: Events, rows: Ints) -> Bools:
     return mark
 
 
+@_once
 def outermost(trace: Events) -> Ints:
     """All operators that no other operator encloses, in time order; annotations may."""
-    return once_nested(trace, _outermost)
-
-
-def _outermost(trace: Events) -> Ints:
-    return once_nested(trace, _on_top).nonzero()[0]
+    found: Ints = _on_top(trace).nonzero()[0]
+    return found
 
 
 def are_outermost(trace: Events, rows: Ints) -> Bools:
     """Which of these events are `outermost`."""
-    return once_nested(trace, _on_top)[rows]
+    return _on_top(trace)[rows]
 
 
+@_once
 def outermost_named(trace: Events, *names: Name) -> Ints:
     """All operators of these names that are `outermost`, in time order."""
-    return once_nested(trace, _outermost_named, *names)
-
-
-def _outermost_named(trace: Events, *names: Name) -> Ints:
     rows = operators_named(trace, *names)
-    return rows[once_nested(trace, _on_top)[rows]]
+    return rows[_on_top(trace)[rows]]
 
 
 def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
     found = are_outermost(trace, rows)
-    optimizers = once_nested(trace, _optimizers)
+    optimizers = _optimizers(trace)
     if optimizers is not None:
         found[found] = ~nesting.below(optimizers, trace.parent, rows[found])
     return found
 
 
+@_once
 def _optimizers(trace: Events) -> Bools | None:
     """Annotations of optimizers, as from `marked`; None if there are none."""
     marks = events_named(trace, _OPTIMIZER)
     return marked(trace, marks) if len(marks) else None
 
 
+@_once
 def free_named(trace: Events, *names: Name) -> Ints:
     """All such operators of these names, in time order."""
-    return once_nested(trace, _free_named, *names)
-
-
-def _free_named(trace: Events, *names: Name) -> Ints:
-    rows = outermost_named(trace, *names)
-    optimizers = once_nested(trace, _optimizers)
+    rows: Ints = outermost_named(trace, *names)
+    optimizers = _optimizers(trace)
     if optimizers is None or not len(rows):
         return rows
     rows = rows[~optimizers[trace.parent[rows]]]  # mostly the parent is one already
-    return rows[~nesting.below(optimizers, trace.parent, rows)] if len(rows) else rows
+    if len(rows):
+        rows = rows[~nesting.below(optimizers, trace.parent, rows)]
+    return rows
 
 
+@_once
 def _on_top(trace: Events) -> Bools:
     """For each event whether it is `outermost`; the extra last entry, index -1, is false."""
     operators, parent = are_operators(trace), trace.parent
@@ -211,11 +222,7 @@ def _on_top(trace: Events) -> Bools:
 
 def has_frames(trace: Events) -> bool:
     """Whether the trace has Python functions."""
-    return trace.once(_has_frames)
-
-
-def _has_frames(trace: Events) -> bool:
-    return bool((trace.kind == Kind.PYTHON).any())
+    return trace.has(Kind.PYTHON)
 
 
 # ---- The operators that the user's code called directly, thread by thread.
@@ -231,16 +238,13 @@ COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
 _DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
 
 
+@once_per_trace
 def calls(trace: Events) -> Ints:
     """Operators that the user's code called, thread by thread, each in time order.
 
     Annotations may enclose them. Without what runs while torch compiles; the autograd engine's
     steps are included.
     """
-    return trace.once(_calls)
-
-
-def _calls(trace: Events) -> Ints:
     rows = outermost(trace)
     rows = rows[~compiled(trace, rows)]
     return rows[np.argsort(trace.thread[rows], kind="stable")]
@@ -279,12 +283,13 @@ def are_gradchecked(trace: Events, rows: Ints) -> Bools:
     It calls the checked function repeatedly, changes elements one by one in between, and fills its
     tables row by row: this is torch's own code, and intended.
     """
-    checked = trace.once(_gradchecked)
+    checked = _gradchecked(trace)
     if not checked or not len(rows):
         return np.zeros(len(rows), bool)
     return np.array([one in checked for one in _elements(trace, rows)])
 
 
+@once_per_trace
 def _gradchecked(trace: Events) -> set[str]:
     """The types of elements that gradcheck takes differences of."""
     if not all(count(trace, name) for name in _DIFFERENCE):
@@ -339,7 +344,7 @@ def forward_of(trace: Events, events: Ints) -> Ints:
     inner, outer = inner[outer >= 0], outer[outer >= 0]
     wanted[inner] = _sequence(trace, outer)[0]
     again = _recomputed(trace, nodes, wanted)
-    rows, sequence = trace.once(_forward_numbers)
+    rows, sequence = _forward_numbers(trace)
     if not len(rows):
         return out
     # Sorted by number, then by time: the last one that does not start after the node.
@@ -357,7 +362,7 @@ def _recomputed(trace: Events, nodes: Ints, wanted: Ints) -> Ints:
     """The operators that made these nodes, if another node contains both; -1 for none."""
     found = np.full(len(nodes), -1, np.int64)
     mark = trace.parent[nodes]
-    own = (mark >= 0) & trace.once(_is_mark)[mark]
+    own = (mark >= 0) & _is_mark(trace)[mark]
     around = node_around(trace, trace.parent[np.where(own, mark, nodes)])
     for holder in distinct(around[around >= 0]).tolist():
         end = np.searchsorted(trace.ts, trace.ts[holder] + trace.dur[holder])
@@ -372,17 +377,19 @@ def _recomputed(trace: Events, nodes: Ints, wanted: Ints) -> Ints:
     return found
 
 
+@once_per_trace
 def _is_mark(trace: Events) -> Bools:
     return trace.names_where(re.compile(re.escape(ENGINE)).match)
 
 
+@once_per_trace
 def _is_node(trace: Events) -> Bools:
     return trace.is_kind(Kind.OP) & trace.names_where(_NODE.match)
 
 
 def node_around(trace: Events, events: Ints) -> Ints:
     """The innermost node of the graph around each event, or the event itself; -1 for none."""
-    return nesting.nearest(trace.once(_is_node), trace.parent, events)
+    return nesting.nearest(_is_node(trace), trace.parent, events)
 
 
 def _sequence(trace: Events, rows: Ints) -> tuple[Ints, Bools]:
@@ -392,10 +399,11 @@ def _sequence(trace: Events, rows: Ints) -> tuple[Ints, Bools]:
     return number, np.fromiter((a.forward_thread > 0 for a in args), bool, len(args))
 
 
+@once_per_trace
 def _forward_numbers(trace: Events) -> tuple[Ints, Ints]:
     """Forward operators that have a sequence number, by number and then by time."""
-    ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~trace.once(_is_node))
-    ops = ops[~nesting.below(trace.once(_is_node), trace.parent, ops)]
+    ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~_is_node(trace))
+    ops = ops[~nesting.below(_is_node(trace), trace.parent, ops)]
     number, backward = _sequence(trace, ops)
     known = (number >= 0) & ~backward
     ops, number = ops[known], number[known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Value
 from pytest_torchprof.trace.names import HOST_KINDS, Kind, uses_workers
 from pytest_torchprof.work.counting import has_shapes
-from pytest_torchprof.work.devices import DEVICES
+from pytest_torchprof.work.devices import known_chips
 from pytest_torchprof.work.launches import SILENT
 
 if TYPE_CHECKING:
@@ -191,9 +191,6 @@ def _of_test(metric: Metric, whole: Events) -> Value:
 
 # ---- Metrics of a device's work, estimated from operators that ran anywhere.
 
-#: In a graph, the host can read nothing.
-_READ_NOTHING: Final = frozenset({Why.MAYBE_META, Why.REPLAYED})
-
 
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
@@ -203,7 +200,7 @@ def host_reads(trace: Events) -> Value:
     parts = [
         part
         for part in unknown_parts(trace)
-        if part.name not in SILENT and part.missing not in _READ_NOTHING
+        if part.name not in SILENT and part.missing != Why.REPLAYED  # a graph reads nothing
     ]
     return _whole_or_part(total, parts)
 
@@ -248,7 +245,7 @@ def chip_of(trace: Events) -> Device | Reason:
     name = trace.facts.chip
     if name is None:
         return because("no_chip", "no chip to estimate for (--torchprof-device=CHIP names one)")
-    found = next((chip for chip in DEVICES if chip.name == name), None)
+    found = next((chip for chip in known_chips() if chip.name == name), None)
     return (
         because("unknown_chip", "no chip {name} is known (docs/devices.md lists them)", name=name)
         if found is None

@@ -17,7 +17,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
 from pytest_torchprof.trace.facts import Graph
-from pytest_torchprof.trace.names import Kind, once_per_trace
+from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.operands import Operands
@@ -462,12 +462,9 @@ def has_shapes(trace: Events) -> bool:
     return not len(rows) or any(dims for _, dims, *_ in distinct)
 
 
+@once_of_whole
 def dispatched(trace: Events) -> Dispatch:
     """How the calls of the whole trace were dispatched."""
-    return trace.whole.once(_dispatched)
-
-
-def _dispatched(trace: Events) -> Dispatch:
     return Dispatch.of(trace.name, trace.names, trace.parent)
 
 
@@ -475,7 +472,7 @@ def _dispatched(trace: Events) -> Dispatch:
 def _ran(trace: Events) -> Ran:
     if holds_whole_operators(trace):
         return _ran(trace.whole).part(trace.selection)
-    rows, counts = trace.whole.once(_formulas)
+    rows, counts = _formulas(trace)
     flops = np.full(len(trace), -1, np.int64)
     flops[rows] = np.where(trace.selection[rows], counts, -1)
     return ran(flops, trace.name, trace.names, dispatched(trace))
@@ -514,7 +511,7 @@ def total_flops(trace: Events) -> int:
 
 def _of_operators(trace: Events) -> Ints:
     out = np.zeros(len(trace), np.int64)
-    rows, counts = trace.whole.once(_formulas)
+    rows, counts = _formulas(trace)
     if len(rows):
         out[rows] = np.where(counts_flops(trace)[rows], counts, 0)
     return out
@@ -566,7 +563,7 @@ def unknown_flops(trace: Events) -> Bools:
     Excluded are operators with a counted one above them, which covers them, or below them, whose
     parts count instead. Of nested operators without a number, only the outermost is included.
     """
-    rows, counts = trace.whole.once(_formulas)
+    rows, counts = _formulas(trace)
     unknown = np.zeros(len(trace), bool)
     if not (counts < 0).any():
         return unknown
@@ -580,12 +577,9 @@ def unknown_flops(trace: Events) -> Bools:
     return unknown
 
 
+@once_of_whole
 def formula_calls(trace: Events) -> tuple[Ints, Ints, list[Call]]:
     """The calls of operators that have a formula, as in `distinct_calls`."""
-    return trace.whole.once(_formula_calls)
-
-
-def _formula_calls(trace: Events) -> tuple[Ints, Ints, list[Call]]:
     return distinct_calls(trace, trace.names_where(FORMULAS.__contains__))
 
 
@@ -609,6 +603,7 @@ def distinct_calls(trace: Events, named: Bools) -> tuple[Ints, Ints, list[Call]]
     return rows, number if kinds is None else number[kinds], list(known)
 
 
+@once_of_whole
 def _formulas(trace: Events) -> tuple[Ints, Ints]:
     """Events that have a formula, and their FLOPs (nested or not), or -1."""
     rows, call, known = formula_calls(trace)

@@ -136,30 +136,6 @@ def test_groups_of_one_description_are_told_apart() -> None:
     assert ["tp 3", "tp 4"] == sizes(b).group
 
 
-def test_a_functional_collective_says_how_many_ranks_there_are() -> None:
-    b = TraceBuilder()
-    name = "_c10d_functional::all_gather_into_tensor"
-    b.op(name, [[10], [], []], ["float", "Scalar", ""], ["", "4", ""])
-    found = sizes(b)
-    assert ([160], [4]) == (found.size.tolist(), found.ranks.tolist())
-
-
-@pytest.mark.parametrize(
-    ("name", "size"), [("all_reduce", 4 * 32), ("all_gather_into_tensor", 4 * 4 * 32)]
-)
-def test_a_functional_collective_tells_the_dtype_of_work_that_is_not_recorded(
-    name: str, size: int
-) -> None:
-    """As gloo's is not if nobody waits for it: the operator within has lists, without a dtype."""
-    b = TraceBuilder()
-    groups(b, 4)
-    with b.op(f"_c10d_functional::{name}", [[4, 8], [], []], [TENSOR, "", ""]):
-        b.op("c10d::allreduce_" if name == "all_reduce" else "c10d::allgather_",
-             [[[4, 8]], [[4, 8]]], [LIST, LIST])  # fmt: skip
-    found = sizes(b)
-    assert ([size], ["float32"]) == (found.size.tolist(), found.dtype)
-
-
 @pytest.mark.parametrize(
     ("operation", "of_2", "of_8"),
     [

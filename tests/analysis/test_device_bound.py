@@ -19,15 +19,14 @@ from pytest_torchprof.analysis.estimates import (
     bound,
     bound_rows,
     estimated_peak,
-    fusions,
 )
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.values import bound_ms
-from pytest_torchprof.work.devices import make_row
+from pytest_torchprof.work.devices import Device
 
 #: 1 TFLOP/s and 1 GB/s.
-CHIP = make_row("Slow", gb=1, gb_per_s=1, source="", peaks={"fp32": 1, "tf32": 2, "bf16": 4})
+CHIP = Device("Slow", {"fp32": 1e12, "tf32": 2e12, "bf16": 4e12}, 1e9)
 BF16 = ["c10::BFloat16"] * 2
 
 
@@ -105,44 +104,6 @@ def _sorted() -> TraceBuilder:
         with b.op("aten::add", [[10 ** (i + 1) + i], [1]], ["float"] * 2):
             pass
     return b
-
-
-# -------------------------------------------------------------------- fusing
-
-
-def test_what_passes_between_neighbors_need_not_be_moved(tmp_path: Path) -> None:
-    x = torch.randn(64, 64)
-    size = 4 * 64 * 64
-    (found,) = fusions(captured(lambda: (x * 2).sigmoid().neg(), tmp_path))
-    assert ("mul", "sigmoid", "neg") == found.operators
-    assert (1, 6 * size, 2 * size, 2) == (
-        found.calls, found.bytes, found.fused_bytes, found.saved_launches,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        lambda x: (x * 2) @ x,
-        lambda x: (x + 1, torch.ones(3) * 2),
-        lambda x: (x.neg(), x.t().contiguous(), x.neg()),
-    ],
-)
-def test_others_are_no_chain(block: object, tmp_path: Path) -> None:
-    x = torch.randn(64, 64)
-    assert [] == fusions(captured(lambda: block(x), tmp_path))  # type: ignore[operator]
-
-
-def test_a_backward_pass_keeps_what_it_reads(tmp_path: Path) -> None:
-    x = torch.randn(64, 64, requires_grad=True)
-
-    def step() -> None:
-        (x * 2).sigmoid().sum().backward()  # type: ignore[no-untyped-call]
-
-    found = {one.operators: one for one in fusions(captured(step, tmp_path))}
-    size = 4 * 64 * 64
-    chain = found["mul", "sigmoid", "sum"]
-    assert 2 * size == chain.bytes - chain.fused_bytes
 
 
 # -------------------------------------------------------------------- memory

@@ -396,7 +396,6 @@ def test_kernels_without_any_operator_are_not_checked() -> None:
     [
         (asdict(Sample.of([98.0, 100.0, 102.0])), {"launch-bound": 1}),
         (asdict(Sample.of([0.2])), {}),
-        (0.2, {}),
         ("not measured", {"launch-bound": 1}),
     ],
 )

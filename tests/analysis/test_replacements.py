@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis import diff as room
 from pytest_torchprof.analysis.diff import Replacement, replacements
 from pytest_torchprof.trace.read import parse_trace
 
@@ -53,7 +49,6 @@ FUSED = "mm triton_mul_add norm gelu "
         ("a b c d e", "a b x d e", ["c → x"]),
         ("a b c d e", "a b d e", []),  # a row of its own says that it has vanished
         ("a b c d e", "a b c x d e", []),
-        ("a b c d e", "a c b d e", []),  # a change in order
         ("a b b c d e", "a x c d e", ["b ×2 → x"]),
         (LAYER + "softmax sum", FUSED + "softmax_sum", [
             "mul, add → triton_mul_add",
@@ -118,36 +113,9 @@ def test_names_are_shortened_as_asked() -> None:
     assert row.text(lambda name: name[:4]) == "long, mul → fuse"
 
 
-def test_work_is_bounded_and_omissions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = (ran(*(layers * 100).split()) for layers in (LAYER, FUSED))
-    monkeypatch.setattr(room, "_MOST_DIFFERENCES", 3)
-    (row,), complete = replacements(before, after)
-    assert row.text().startswith("mul, add → triton_mul_add  ×")
-    assert 10 < row.times < 100
-    assert not complete
-    monkeypatch.setattr(room, "_MOST_SEARCHES", 0)
-    assert replacements(before, after) == ([], False)
-
-
-SEQUENCES = st.lists(st.integers(0, 4), max_size=150)
-
-
-@pytest.mark.thorough
-@settings(max_examples=200)
-@given(SEQUENCES, SEQUENCES, st.integers(0, 3))
-def test_what_is_between_the_differences_is_equal(a: list[int], b: list[int], copies: int) -> None:
-    a, b = a + b * copies, b * copies + a
-    one, other = np.array(a, np.int64), np.array(b, np.int64)
-    alignment = room._Alignment(one, other)
-    i = j = 0
-    for start, end, first, last in [*alignment.differences(), (len(a), 0, len(b), 0)]:
-        assert a[i:start] == b[j:first]
-        assert end - start + last - first > 0 or (start, first) == (len(a), len(b))
-        i, j = end, last
-    assert alignment.complete
-
-
-@given(SEQUENCES)
-def test_a_sequence_does_not_differ_from_itself(a: list[int]) -> None:
-    numbers = np.array(a, np.int64)
-    assert [*room._Alignment(numbers, numbers).differences()] == []
+def test_before_and_after_another_order_the_rest_is_compared() -> None:
+    before, after = (ran(*(f"{mid} a b c d {mid}").split()) for mid in ("mul add", "fused"))
+    other = ran(*["fused", "a", "c", "b", "d", "fused"])
+    assert [row.text() for row in replacements(before, after).rows] == ["mul, add → fused  ×2"]
+    (row,), complete = replacements(before, other)
+    assert (row.text(), complete) == ("mul, add → fused  ×2", False)

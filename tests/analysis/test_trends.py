@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.analysis.steps import _exact, outliers, trend
+from pytest_torchprof.analysis.steps import outliers, trend
 
 SERIES = st.lists(st.floats(0.001, 1e6), max_size=40)
 
@@ -36,8 +34,8 @@ def test_what_stands_out(values: list[float], expected: list[int]) -> None:
     [
         ([], None),
         ([1, 2], None),
-        ([1, 2, 3, 4, 5], None),  # p = 2/120
-        ([1, 2, 3, 4, 5, 6], 1),  # p = 2/720
+        ([1, 2, 3, 4, 5], None),
+        ([1, 2, 3, 4, 5, 6], 1),
         ([6, 5, 4, 3, 2, 1], -1),
         ([5] * 20, None),
         ([99, *range(1, 20)], 1),  # a warm-up does not hide it
@@ -51,17 +49,6 @@ def test_a_trend_is_a_slope_that_is_clear_and_matters(
 ) -> None:
     found = trend(values)
     assert per_step == (found and pytest.approx(found.per_step))
-
-
-@pytest.mark.parametrize("count", [3, 5, 6])
-def test_the_exact_p_value_is_the_share_of_orders(count: int) -> None:
-    rises = [
-        abs(sum(np.sign(order[j] - order[i]) for j in range(count) for i in range(j)))
-        for order in permutations(range(count))
-    ]
-    for least in sorted(set(rises)):
-        share = sum(one >= least for one in rises) / len(rises)
-        assert pytest.approx(min(share, 1.0)) == _exact(count, int(least))
 
 
 @pytest.mark.parametrize("count", [6, 10, 30, 100])

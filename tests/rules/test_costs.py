@@ -421,7 +421,13 @@ def filling(wall_ms: object) -> Events:
 
 @pytest.mark.parametrize(
     ("wall_ms", "expected_us"),
-    [({"median": 0.2, "n": 3}, 200), (0.4, 400), (3.0, None), ("none", None), (None, None)],
+    [
+        ({"median": 0.2, "n": 3}, 200),
+        ({"median": 0.4}, 400),
+        ({"median": 3.0}, None),
+        ("none", None),
+        (None, None),
+    ],
 )
 def test_costs_are_from_the_timed_rounds_if_there_are_any(
     wall_ms: object, expected_us: float | None

@@ -1021,14 +1021,14 @@ def test_torch_compile_does_not_recompile_anything(tmp_path: Path) -> None:
 def test_runs_are_compared_side_by_side(known: str, now: str, expected: list[int]) -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in (known, now)]
     place = np.arange(len(known))
-    assert expected == _Run(words[0], *[place] * 5).places(words[1]).tolist()
+    assert expected == _Run(words[0], *[place] * 5).laid("place", words[1]).tolist()
 
 
 def test_what_is_always_at_one_place_is_there_however_often() -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in ("axxb", "axxxxb")]
     place = np.array([5, 6, 6, 7])
     run = _Run(words[0], *[place] * 5)
-    assert [5, 6, 6, 6, 6, 7] == run.places(words[1]).tolist()
+    assert [5, 6, 6, 6, 6, 7] == run.laid("place", words[1]).tolist()
 
 
 def gpu_step(*, marked: bool) -> Events:

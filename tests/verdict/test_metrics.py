@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
-from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
@@ -301,7 +300,7 @@ def test_a_region_without_operators_is_a_true_zero() -> None:
 
 def test_facts_without_the_region_are_a_failed_capture() -> None:
     b = TraceBuilder("GPU")
-    b.metadata(FACTS_KEY, {"accelerator": "GPU", "wall_ms": 3.0})
+    b.metadata(FACTS_KEY, {"accelerator": "GPU", "wall_ms": {"median": 3.0}})
     with b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch("k")
     values = measure_all(whole(b))
@@ -311,14 +310,19 @@ def test_facts_without_the_region_are_a_failed_capture() -> None:
 
 def test_facts_are_values_or_reasons() -> None:
     b = TraceBuilder()
-    facts = {"wall_ms": 1.5, "cpu_ms": "no rounds", "instructions": None, "graph_breaks": 0}
+    facts = {
+        "wall_ms": {"median": 1.5},
+        "cpu_ms": {"code": "no_rounds", "text": "no rounds"},
+        "instructions": None,
+        "graph_breaks": 0,
+    }
     b.metadata(FACTS_KEY, facts)
     with b.annotation(REGION):
         pass
     values = measure_all(whole(b))
     assert {k: values[k] for k in facts} == {
         "wall_ms": 1.5,
-        "cpu_ms": MissingValue(words("no rounds")),
+        "cpu_ms": MissingValue(because("no_rounds", "no rounds")),
         "instructions": MissingValue(because(*Why.ONLY_LIVE)),
         "graph_breaks": 0,
     }
@@ -459,7 +463,13 @@ def test_without_memory_events_there_are_no_bytes() -> None:
     }
     found = reasons(measure_all(trace))
     assert {k for k in found if "profile_memory" in found[k]} == wanted
-    b.metadata(FACTS_KEY, {"accelerator": "GPU", "no_memory": "all threads were profiled"})
+    b.metadata(
+        FACTS_KEY,
+        {
+            "accelerator": "GPU",
+            "no_memory": {"code": "threads", "text": "all threads were profiled"},
+        },
+    )
     found = reasons(measure_all(whole(b)))
     assert {k for k in found if found[k] == "all threads were profiled"} == wanted
 

@@ -103,7 +103,7 @@ def test_the_table_of_devices_knows_the_number_of_multiprocessors() -> None:
 
 def test_other_vendors_devices_are_unknown() -> None:
     """An RDNA chip has warps of 32, and reports a capability of 11.0."""
-    device = next(device for device in devices.DEVICES if device.architecture == "gfx1100")
+    device = next(device for device in devices.known_chips() if device.architecture == "gfx1100")
     assert multiprocessor(H100 | {"computeMajor": 11}, device) is None
 
 

@@ -249,7 +249,7 @@ class Child:
                 Capture.current.end_lines()
             Capture.current = None
             OTHERS.tell(None)
-            OTHERS.ours_ended()
+            OTHERS.replaced_ours = False
             if (device := accelerator()) is not None:
                 # Ending its session would call CUDA, which does not work in a forked process.
                 raise NotCapturedError(

@@ -41,14 +41,13 @@ from pytest_torchprof.capture.patches import REAL, muted, no_collection
 from pytest_torchprof.capture.patches import replace as replace_function
 from pytest_torchprof.capture.processes import Children, add_facts, described_groups, watch_forks
 from pytest_torchprof.capture.sessions import (
-    OTHERS,
+    BEYOND,
     begin,
-    disable,
     empty,
     end,
-    end_restored,
     give_way,
     learn_silence,
+    may_end,
     new_session,
     profiler_active,
     require_free,
@@ -301,6 +300,8 @@ class Capture:
         """
         if Capture.current is not None:
             Capture.current.abandon()  # left over from a capture that could not be ended
+        if Capture.current is not None:
+            raise NotCapturedError(BEYOND)
         require_free()
         synchronize()
         look_for_graphs()  # the collector will not see them later
@@ -473,14 +474,12 @@ class Capture:
         if REAL.getpid() != self._pid:
             return
         if not self._running:
-            if self.aside is not None:
-                end_restored()
             return
         again, self.aside = self.aside is not None, reason
-        if REAL.current_thread() == self._thread:
+        if may_end(self._thread):
             self._halt()
         elif not again:
-            give_way(self._thread)
+            give_way()
 
     @property
     def is_small(self) -> bool:
@@ -506,6 +505,9 @@ class Capture:
         if self.aside is not None:
             self._discard()
             raise NotCapturedError(self.aside)
+        if real_torch().in_backward() or REAL.current_thread() != self._thread:
+            self._discard()
+            raise NotCapturedError(BEYOND)
         facts |= self._own_facts()
         collect()
         facts |= Facts(awaited=synchronize() or None)
@@ -559,24 +561,21 @@ class Capture:
 
     def _discard(self) -> None:
         self._halt()
-        end_restored()
-        empty(self._profiler)
+        if not self._running:
+            empty(self._profiler)
 
     def _halt(self) -> None:
         if not self._running:
             return
-        self._running = False
         try:
             self.end_lines()
-            if self._in_region:
+            if self._in_region and REAL.current_thread() == self._thread:
                 self._region.__exit__(None, None, None)
                 self._in_region = False
-            end(self._profiler, everywhere=self._everywhere, sound=self.aside is None)
+            if may_end(self._thread):
+                self._running, Capture.current = False, None
+                end(self._profiler, everywhere=self._everywhere, sound=self.aside is None)
         finally:
-            disable()
-            Capture.current = None
-            OTHERS.ours_ended()
-            OTHERS.ended_here(began_in=self._thread)
             self._undo.close()
 
 

@@ -1013,6 +1013,8 @@ class Runner:
 
 def _stop_watching() -> None:
     OTHERS.tell(None)
+    if Capture.current is not None:  # it could not end within a backward pass, or another thread
+        Capture.current.abandon()
 
 
 @contextmanager

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from pytest_torchprof.capture.machine import (
     synchronize,
     unseen_allocator,
 )
-from pytest_torchprof.capture.sessions import Others
 from pytest_torchprof.core.errors import NotCapturedError
 from pytest_torchprof.session import runs
 
@@ -242,40 +238,6 @@ def test_a_session_of_another_thread_is_named(pytester: pytest.Pytester) -> None
     assert "another profiler session is active" in record["reason"]
     assert "internal error" not in ran.out
     assert "new" == ran.tests["test_afterwards"]["status"]
-
-
-def test_a_session_that_its_thread_has_left_is_no_longer_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    room: Any = torch.autograd.profiler
-    for name in ("_enable_profiler", "_disable_profiler"):
-        monkeypatch.setattr(room, name, partial(calls.append, name))
-    others = Others()
-    others.watch()
-    begin, over = threading.Event(), threading.Event()
-    seen = []
-
-    def work(*, ends: bool) -> None:
-        room._enable_profiler()
-        if ends:
-            room._disable_profiler()
-        begin.set()
-        over.wait()
-
-    for ends in (False, True):
-        thread = threading.Thread(target=work, kwargs={"ends": ends})
-        thread.start()
-        begin.wait()
-        seen.append(others.run_now)
-        over.set()
-        thread.join()
-        seen.append(others.run_now)
-        begin.clear()
-        over.clear()
-    others.forget()
-    assert [True, False, False, False] == seen
-    assert ["_enable_profiler"] * 2 + ["_disable_profiler"] == calls
 
 
 def test_no_session_begins_while_a_graph_is_captured(

@@ -16,7 +16,6 @@ from pytest_torchprof.analysis.missing import work_elsewhere
 from pytest_torchprof.capture.clock import collect
 from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
-from pytest_torchprof.capture.lines import MOST_MARKS
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
 from pytest_torchprof.capture.machine import could_run
 from pytest_torchprof.capture.patches import REAL
@@ -27,7 +26,7 @@ from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Sample
-from pytest_torchprof.places.place import Located, lines_with_events
+from pytest_torchprof.places.place import Located
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.seeds import Seeds
@@ -110,8 +109,6 @@ class Captures:
         self.lines_gap: Reason | None = None
         #: The same of processes that the test has started, by label.
         self.located_processes: Mapping[str, Located] = {}
-        #: Lines in which nothing runs, if only a run that does not mark them locates the others.
-        self.plain_lines: frozenset[str] | None = None
 
     @property
     def has_file(self) -> bool:
@@ -269,26 +266,11 @@ class Captures:
             self.trace = replace(self.trace, metadata=metadata)
 
     def _locate(self, brought: Captured) -> None:
-        """Locate by the run's markers, or note which lines another run need not mark.
-
-        Events have the right line if none was right within a line that lacked markers; all that
-        is around them is known if none was within at any depth.
-        """
-        if self.located is not None and (brought.gap is not None or brought.marks is None):
-            return  # the first of two runs knows more
+        """Locate by the run's markers."""
         self.no_lines(brought.gap)
         if brought.marks is None:
             return
-        lines, modules = brought.marks
-        doubted = brought.doubted
-        calling, around = lines_with_events(brought.trace) if doubted else (doubted, doubted)
-        if doubted & around:
-            plain = doubted - around
-            self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
-        if doubted & calling:
-            self.no_lines(because(*Why.TOO_MANY_LINES, most=MOST_MARKS))
-        else:
-            self.located = Located(brought.trace, lines, modules)
+        self.located = Located(brought.trace, *brought.marks)
         if brought.children:
             self.located_processes = located_by_label(brought.children)
 
@@ -355,10 +337,9 @@ class Captured(Frozen, frozen=True):
     ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
     the run compiled something; ``recorded``: it only captured CUDA graphs. ``started_threads`` of
     the test and ``other_threads`` of torch did work. ``marks`` are the lines and the modules of the
-    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``doubted`` are
-    the numbers of lines that were not marked each time they ran, and ``unseen`` the classes of
-    modules that may have run without a marker. ``children`` are the traces of processes that it
-    started; the receiver closes their files, too.
+    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``unseen`` are
+    the classes of modules that may have run without a marker. ``children`` are the traces of
+    processes that it started; the receiver closes their files, too.
     """
 
     kind: RunKind
@@ -370,7 +351,6 @@ class Captured(Frozen, frozen=True):
     started_threads: bool = False
     other_threads: bool = False
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None
-    doubted: frozenset[int] = frozenset()
     gap: Reason | None = None
     unseen: frozenset[str] = frozenset()
     children: tuple[ChildTrace, ...] = ()
@@ -1092,11 +1072,6 @@ class Gatherer(OfProcesses):
         return self._captures.wants_another
 
     @property
-    def plain_lines(self) -> frozenset[str] | None:
-        """Lines that a locating run need not mark; None if none has asked for another."""
-        return self._captures.plain_lines
-
-    @property
     def export(self) -> Callable[[Path], None] | None:
         """Writes the trace's file, see `Captures.export`; None if there is none."""
         return self._captures.export if self._captures.has_file else None
@@ -1239,8 +1214,6 @@ class Gatherer(OfProcesses):
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
-            if self.plain_lines is not None and self.reason is None:
-                yield "lines"
             self._note_if(lambda: self.checked.wants_module_calls)
         stable = self.plan.checks_stable and self.runs > 0 and not self._captures.children
         if self._has_trace and stable and "profile" in kinds:

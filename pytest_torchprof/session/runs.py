@@ -145,7 +145,7 @@ class Run:
             return
         if self.kind in ("profile", "modules", "threads", "tensors", "reseeded", "lines"):
             if self.kind == "lines":
-                self._tracer = LineTracer(self.gatherer.own_files, self.gatherer.plain_lines)
+                self._tracer = LineTracer(self.gatherer.own_files)
             elif self.kind == "modules":
                 self._tracer = ModuleTracer()
             self._capture = Capture(
@@ -217,7 +217,6 @@ class Run:
             started_threads=capture.started_threads,
             other_threads=capture.other_threads,
             marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,
-            doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
             unseen=tracer.unseen if tracer is not None else frozenset(),
             children=capture.take_children(),

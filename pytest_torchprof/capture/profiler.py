@@ -422,8 +422,6 @@ class Capture:
         self.end_lines()
         if self._in_region and self._running:
             self._spent_ns = REAL.clock() - self._began
-            if self.started_threads:
-                self._started.look()
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
             self._elsewhere = self._children.end()
@@ -544,7 +542,6 @@ class Capture:
             anomaly_before=True if self._anomaly else None,
             compiled_calls=self._compiled_calls.count or None,
             elsewhere=self._elsewhere,
-            late_threads=self._left.late or None,
             left_threads=self._left.left or None,
         )
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace as struct_replace
 from pytest_torchprof.capture.clock import collect, counts_instructions
 from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
-from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Undo, Watchdog
+from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Undo, Watchdog
 from pytest_torchprof.capture.lines import StorageNumbers
 from pytest_torchprof.capture.load import load_per_processor, processors, run_reference
 from pytest_torchprof.capture.machine import (
@@ -232,9 +232,9 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine, and what the block itself ``needs``, is ended, and other processes are
-    looked at, see `Watchdog`. ``tracer``:
-    marks what runs; with one that does not measure, shapes and memory are not recorded.
+    outgrows the machine, and the bytes that the block itself ``needs``, is ended, and other
+    processes are looked at, see `Watchdog`. ``tracer``: marks what runs; with one that does not
+    measure, shapes and memory are not recorded.
     ``tensors``: the trace identifies tensors, which takes memory for each event. ``frozen``: other
     code of ours has frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
@@ -252,7 +252,7 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
-        needs: Need = NEED_UNKNOWN,
+        needs: int = 0,
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
@@ -571,7 +571,8 @@ class Capture:
                 self._in_region = False
             if may_end(self._thread):
                 self._running, Capture.current = False, None
-                end(self._profiler, everywhere=self._everywhere, sound=self.aside is None)
+                sound = self.aside is None
+                end(self._profiler, self._thread, everywhere=self._everywhere, sound=sound)
         finally:
             self._undo.close()
 

@@ -226,8 +226,8 @@ def may_end(thread: int) -> bool:
     return thread == REAL.current_thread() or thread not in REAL.frames()
 
 
-def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
-    """End our session, of all threads if ``everywhere``; see `may_end`.
+def end(profiler: Any, thread: int, *, everywhere: bool, sound: bool) -> None:
+    """End our session that began in this thread, of all threads if ``everywhere``; see `may_end`.
 
     ``sound``: nothing is known to have interfered with it; torch may warn otherwise.
     """
@@ -239,8 +239,8 @@ def end(profiler: Any, *, everywhere: bool, sound: bool) -> None:
         with quiet(sound=sound and known), suppress(RuntimeError):  # older torch: already ended
             if known:
                 profiler.stop()
-            else:
-                _end_elsewhere()  # its thread has ended
+            elif thread != REAL.current_thread():  # that one has ended
+                _end_elsewhere()
     finally:
         disable()
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from pytest_torchprof.analysis.missing import work_elsewhere
 from pytest_torchprof.capture.clock import collect
 from pytest_torchprof.capture.compiling import CompileCount
-from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
+from pytest_torchprof.capture.limits import leave_device, watch_device
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
 from pytest_torchprof.capture.machine import could_run
 from pytest_torchprof.capture.patches import REAL
@@ -549,7 +549,7 @@ class Rounds:
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
     #: By how much the process grew in earlier runs, without the profiler.
-    needs: Need = NEED_UNKNOWN
+    needs: int = 0
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
@@ -568,9 +568,9 @@ class Rounds:
         self.timed.append(one)
         self._spent_ns += one.wall_ns
 
-    def needed(self, one: Need) -> None:
+    def needed(self, grown_bytes: int) -> None:
         """By how much the process grew in one more run without the profiler."""
-        self.needs = self.needs.after(one)
+        self.needs = max(self.needs, grown_bytes)
 
     def watch(self) -> None:
         """Start watching what else runs on the machine."""

@@ -167,7 +167,7 @@ class Run:
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
-            self._growth = Growth(is_long=self._is_long and not self.gatherer.rounds.needs.is_all)
+            self._growth = Growth(is_long=self._is_long and not self.gatherer.rounds.needs)
             self._watch.__enter__()
 
     @property

@@ -304,7 +304,7 @@ class CompileCount(Frozen, frozen=True):
                 earlier_breaks=self._earlier(before),
             )
         made = _LOG.compilations[before.compilations : self.compilations]
-        breaks = _rows(made)
+        breaks = [_row(broken, one.id) for one in made for broken in one.breaks]
         breaks += [_row(b) for b in self._unplaced(before, made)]
         own = {one.id for one in made if not one.at_run_time}
         again = [
@@ -379,48 +379,8 @@ class CompileCount(Frozen, frozen=True):
         return {one.id: tuple(_row(b, one.id) for b in one.breaks) for one in earlier if one.breaks}
 
 
-def _rows(made: Sequence[Compilation]) -> list[CompileNote]:
-    """The graph breaks of these compilations."""
-    used = set[int]()
-    return [
-        _row(broken, one.id, _extra_ms(broken, number, made, used))
-        for number, one in enumerate(made)
-        for broken in one.breaks
-    ]
-
-
-def _row(broken: Break, id_: str | None = None, ms: float | None = None) -> CompileNote:
-    return CompileNote(broke(broken.text), broken.location, id_, ms)
-
-
-def _extra_ms(
-    broken: Break, number: int, made: Sequence[Compilation], used: set[int]
-) -> float | None:
-    """How much longer two graphs take to compile than one; None if the rest is not compiled.
-
-    That is about the time for the smaller one, and half of that for the smaller backward graph.
-    Measured with inductor of torch 2.13 on models of 4 and 8 linear layers and of 4 transformer
-    layers, with and without gradients: 0.6 to 1.6 times what mending the break saves, but in the
-    first two of six measurements of one case 4.5 and 25 times. The larger graph's time may include
-    inductor's start.
-
-    Args:
-        number: of the broken compilation in ``made``.
-        used: the numbers of what resumes after other breaks; that of this one is added.
-    """
-    function = (made[number].file, made[number].name, broken.line)
-    for at, one in enumerate(made[number + 1 :], number + 1):
-        if one.forward and one.line and function == (one.file, one.name, one.line):
-            if at in used:
-                continue
-            used.add(at)
-            parts = (made[number].ms, one.ms, _backward_ms(number, made), _backward_ms(at, made))
-            known = [part for part in parts if part is not None]
-            if one.gave_up or len(known) < len(parts):
-                return None
-            before, after, *backward = known
-            return round(min(before, after) + min(backward) / 2, 3)
-    return None
+def _row(broken: Break, id_: str | None = None) -> CompileNote:
+    return CompileNote(broke(broken.text), broken.location, id_)
 
 
 def _whole_ms(number: int, made: Sequence[Compilation]) -> float | None:

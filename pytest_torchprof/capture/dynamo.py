@@ -154,7 +154,6 @@ class Compilation(NamedTuple):
     gave_up: bool = False
     wrapper: bool = False
     whole_ms: float | None = None
-    file: str = ""
     at_run_time: bool = False
 
 
@@ -267,7 +266,6 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         gave_up=bool(_TOO_OFTEN.search(failed)),
         wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
         whole_ms=_whole_ms(record),
-        file=file,
         at_run_time=at_run_time,
     )
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.compiling import CUDA_GRAPHS
-from pytest_torchprof.capture.machine import CACHING_ALLOCATOR, real_torch
+from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.process import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.unknown import because
@@ -202,23 +201,6 @@ class Watchdog:
             self._called = True
             self._on_exceed()
         return 0
-
-
-# ---- What is watched of the device while a test runs, because torch does not tell afterwards.
-
-_WATCHED = (CUDA_GRAPHS, CACHING_ALLOCATOR)
-
-
-def watch_device() -> None:
-    """Watch from now on."""
-    for one in _WATCHED:
-        one.watch()
-
-
-def leave_device() -> None:
-    """Watch no more."""
-    for one in _WATCHED:
-        one.stop()
 
 
 # ---- A time limit for a block of other people's code.

@@ -50,7 +50,6 @@ REAL = SimpleNamespace(
     threads=threading.enumerate,
     listdir=os.listdir,
     stat=os.stat,
-    statvfs=getattr(os, "statvfs", None),
     waitid=getattr(os, "waitid", None),
     rusage=getattr(resource, "getrusage", None),
 )
@@ -93,31 +92,6 @@ def _aside(fd: int) -> int:
     for one in taken:
         REAL.close(one)
     return fd
-
-
-def is_silent(call: Callable[[], object]) -> bool:
-    """Whether a call writes nothing to stderr; what it writes is lost."""
-    if os.name == "nt":  # a pipe cannot be polled there
-        return False
-    try:
-        copy = _aside(os.dup(2))
-    except OSError:  # closed
-        return False
-    read, write = os.pipe()
-    try:
-        os.set_blocking(read, False)  # a new process may hold the other end
-        os.dup2(write, 2)
-        os.close(write)
-        try:
-            call()
-        finally:
-            os.dup2(copy, 2)
-        return not os.read(read, 1)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(copy)
-        os.close(read)
 
 
 def _flush() -> None:

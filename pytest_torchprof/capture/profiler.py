@@ -8,16 +8,13 @@ import io
 import itertools
 import os
 import secrets
-import signal
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace as struct_replace
@@ -46,7 +43,6 @@ from pytest_torchprof.capture.sessions import (
     empty,
     end,
     give_way,
-    learn_silence,
     may_end,
     new_session,
     profiler_active,
@@ -79,77 +75,28 @@ if TYPE_CHECKING:
 # ---- A temporary file for a trace that torch writes and we read back.
 
 _NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
-#: An in-memory folder, where creating and deleting a file takes a third of the time, and the folder
-#: that it replaces: a folder chosen by the user is not replaced.
-_MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
-#: Bytes that must be free there: more than a small trace can have.
-_ROOM = 2**25
 #: A file up to this size stays in memory after it is read.
 SMALL_BYTES = 2**20
-#: Without the enums around these functions, which take longer than the functions.
-_signals: Any = getattr(signal, "_signal", signal)
 
 
 @contextmanager
-def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
+def passing_file(parent: Path | None = None) -> Iterator[Path]:
     """A private file with an unguessable name, which is deleted at the end of the block.
 
-    It is in this folder, or in the system's folder for temporary files; a ``small`` one in memory,
-    if there is room for it. A SIGTERM that would end the process deletes the file first. The test
-    cannot see our handler: the block runs our code, not a test's.
+    It is in this folder, or in the system's folder for temporary files.
 
     Raises:
         StorageError: the system has no folder for temporary files.
     """
     try:
-        folder = parent or Path(_folder(small=small))
+        folder = parent or Path(tempfile.gettempdir())
     except OSError as error:
         raise StorageError("cannot write a trace", system_message(error), _NEXT_STEP) from error
     path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
-
-    def end(number: int, _: FrameType | None) -> None:
-        _clear(path)
-        _signals.signal(number, _signals.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    ours = REAL.current_thread() == threading.main_thread().ident
-    ours = ours and _signals.getsignal(signal.SIGTERM) == signal.SIG_DFL
     try:
-        if ours:
-            _signals.signal(signal.SIGTERM, end)
         yield path
     finally:
         _clear(path)
-        if ours:
-            _signals.signal(signal.SIGTERM, _signals.SIG_DFL)
-
-
-def _folder(*, small: bool) -> str:
-    folder = tempfile.gettempdir()
-    return _MEMORY if small and folder == _INSTEAD_OF and _has_memory() else folder
-
-
-def _has_memory() -> bool:
-    """Whether a small file fits in memory."""
-    if not memory_works():
-        return False
-    try:
-        found = REAL.statvfs(_MEMORY)
-    except OSError:
-        return False
-    return bool(found.f_bavail * found.f_frsize >= _ROOM)
-
-
-@cache
-def memory_works() -> bool:
-    """Whether there is a usable in-memory folder; tried once, before the tests."""
-    path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
-    try:
-        reserve(path)
-        os.unlink(_unfinished(path))  # noqa: PTH108 - as below
-    except OSError:
-        return False
-    return REAL.statvfs is not None
 
 
 def _clear(path: Path) -> None:
@@ -221,8 +168,6 @@ OWN_PROFILER = because(
     "own_profiler", ("the test runs torch.profiler itself, and profiler sessions cannot be nested")
 )
 _FILE_NUMBERS = itertools.count()
-#: A shorter region records a few megabytes on the CPU at most.
-_SHORT_NS = 10_000_000
 #: torch's records stay between the tensors of a block: holes of larger ones would never be filled.
 _APART_BYTES = 2**17
 
@@ -282,11 +227,8 @@ class Capture:
         self._left = LeftThreads()
         self._helpers, self._idle_kernels = helpers, idle_kernels
         self._elsewhere: Reason | None = None
-        self._began = 0
         #: Anomaly detection was on before the region.
         self._anomaly = False
-        #: The region's time, once it has ended.
-        self._spent_ns: int | None = None
         #: The groups of torch.distributed at different times, described; None without one.
         self.groups: set[str | None] = {described_groups()}
         self.packages = Packages()
@@ -331,7 +273,6 @@ class Capture:
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
-        self._began = REAL.clock()
         if self._tracer is not None:
             self._tracer.start()
 
@@ -421,7 +362,6 @@ class Capture:
             return
         self.end_lines()
         if self._in_region and self._running:
-            self._spent_ns = REAL.clock() - self._began
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
             self._elsewhere = self._children.end()
@@ -478,12 +418,6 @@ class Capture:
             self._halt()
         elif not again:
             give_way()
-
-    @property
-    def is_small(self) -> bool:
-        """Whether so little can have been recorded that an in-memory file is enough."""
-        spent = self._spent_ns
-        return spent is not None and spent < _SHORT_NS and accelerator() is None
 
     def stop(self, place: Path, facts: Facts) -> Recording:
         """What torch has recorded, in a file that is ``place``, or one in this folder.
@@ -571,8 +505,7 @@ class Capture:
                 self._in_region = False
             if may_end(self._thread):
                 self._running, Capture.current = False, None
-                sound = self.aside is None
-                end(self._profiler, self._thread, everywhere=self._everywhere, sound=sound)
+                end(self._profiler, self._thread, everywhere=self._everywhere)
         finally:
             self._undo.close()
 
@@ -601,7 +534,6 @@ def prime(*, whole: bool = False) -> None:
     with suppress(OSError):  # if there is none, a test reports it
         tempfile.gettempdir()  # caches it in the module, before tests may replace it
     foreign()  # caches a look at the file system
-    memory_works()
     heap_of_process()  # finds the C library before a test may replace what does
     place_apart()  # as it is after a capture: the first test's rounds are like those of others
     watch_forks()
@@ -625,7 +557,6 @@ def prime(*, whole: bool = False) -> None:
         run_reference(1)
         if device is not None:
             _DEVICE_RECORDS.append(_has_device_records(profiler))
-    learn_silence()
 
 
 def _has_device_records(profiler: Any) -> bool:

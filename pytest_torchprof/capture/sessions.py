@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from pytest_torchprof.capture.machine import (
     real_torch,
     uses_accelerator,
 )
-from pytest_torchprof.capture.patches import REAL, is_silent, muted
+from pytest_torchprof.capture.patches import REAL, muted
 from pytest_torchprof.core.errors import NotCapturedError
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Why, because
@@ -118,10 +118,6 @@ OTHERS = Others()
 
 # ---- Create sessions of torch's profiler, and end them in any state.
 
-#: Whether sessions write nothing to stderr, once known, so that they need no muting.
-_SILENT: list[bool] = []
-
-
 #: What torch says, in newer versions, when a session begins beside one of another thread.
 _NOT_FREE = "Can't disable Kineto profiler when it's not running"
 BEYOND = because(
@@ -177,7 +173,7 @@ def profiler_active() -> bool:
 def begin(profiler: Any, idle_kernels: int = 0) -> None:
     """Begin a session of ours with as many kernels that do nothing, and wait for them."""
     try:
-        with quiet(), OTHERS.ours():
+        with muted(2, flush=False), OTHERS.ours():
             profiler.start()
         spin = real_torch().spin
         if idle_kernels and spin is not None and uses_accelerator():
@@ -197,7 +193,7 @@ def give_way() -> None:
     The rest of ours ends in the thread that began it, outside of backward passes.
     """
     OTHERS.replaced_ours = True
-    with quiet(), suppress(RuntimeError):
+    with muted(2, flush=False), suppress(RuntimeError):
         if profiler_active():  # a thread of torch's has the state of the one that it works for
             real_torch().disable()
         else:
@@ -226,18 +222,14 @@ def may_end(thread: int) -> bool:
     return thread == REAL.current_thread() or thread not in REAL.frames()
 
 
-def end(profiler: Any, thread: int, *, everywhere: bool, sound: bool) -> None:
-    """End our session that began in this thread, of all threads if ``everywhere``; see `may_end`.
-
-    ``sound``: nothing is known to have interfered with it; torch may warn otherwise.
-    """
+def end(profiler: Any, thread: int, *, everywhere: bool) -> None:
+    """End our session that began in this thread; ``everywhere``: of all threads. See `may_end`."""
     if OTHERS.replaced_ours:
         _end_replaced()
         return
-    known = everywhere or profiler_active()
     try:
-        with quiet(sound=sound and known), suppress(RuntimeError):  # older torch: already ended
-            if known:
+        with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
+            if everywhere or profiler_active():
                 profiler.stop()
             elif thread != REAL.current_thread():  # that one has ended
                 _end_elsewhere()
@@ -286,22 +278,6 @@ def sees_threads() -> bool:
     except TypeError:
         return False
     return True
-
-
-def learn_silence() -> None:
-    """Find out with one session whether sessions write to stderr here."""
-    _SILENT[:] = [accelerator() is None and is_silent(_session)]
-
-
-def _session() -> None:
-    profiler = new_session()
-    profiler.start()
-    profiler.stop()
-
-
-def quiet(*, sound: bool = True) -> AbstractContextManager[None]:
-    """Context for starting or ending a session; ``sound``: no other code has interfered with it."""
-    return nullcontext() if sound and _SILENT == [True] else muted(2, flush=False)
 
 
 def disable() -> None:

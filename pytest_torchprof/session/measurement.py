@@ -14,8 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from pytest_torchprof.analysis.missing import work_elsewhere
 from pytest_torchprof.capture.clock import collect
-from pytest_torchprof.capture.compiling import CompileCount
-from pytest_torchprof.capture.limits import leave_device, watch_device
+from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
 from pytest_torchprof.capture.machine import could_run
 from pytest_torchprof.capture.patches import REAL
@@ -931,7 +930,7 @@ class Gatherer(OfProcesses):
         self._values: tuple[Checked, dict[str, Value]] | None = None
         self.longest_ns = 0
         if machine.accelerator is not None:
-            watch_device()
+            CUDA_GRAPHS.watch()
         self._compiled = CompileCount.now()
         #: What the first run compiled, once it is over.
         self._compilation: Facts | None = None
@@ -1185,7 +1184,7 @@ class Gatherer(OfProcesses):
         """Release memory and files, once the test is fully reported."""
         self._checked = self._values = self._unread = None
         self._captures.forget()
-        leave_device()
+        CUDA_GRAPHS.stop()
 
     # ---------------------------------------------------------------- which runs are needed
 

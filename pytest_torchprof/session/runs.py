@@ -198,7 +198,7 @@ class Run:
         no_memory = _NO_MEMORY if self._like == "threads" else None
         facts |= Facts(packages=capture.packages.calls, no_memory=no_memory)
         try:
-            with passing_file(self.gatherer.folder, small=capture.is_small) as place:
+            with passing_file(self.gatherer.folder) as place:
                 recording = capture.stop(place, facts)
                 file = recording.hold()
         except CaptureError as error:

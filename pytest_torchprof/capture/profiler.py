@@ -394,7 +394,7 @@ class Capture:
                         ),
                     )
             if self._elsewhere is None:
-                self._left = self._started.end()
+                self._left = self._started.end(any_started=self.started_threads)
                 self._elsewhere = because(*Why.THREAD_LEFT) if self._left.at_work else None
         self._in_region = False
 

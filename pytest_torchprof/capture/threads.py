@@ -74,10 +74,10 @@ class StartedThreads:
         self._before = frozenset(thread.native_id for thread in threads)
         self._older = self._working(threads) if len(threads) > 1 else []
 
-    def end(self) -> LeftThreads:
+    def end(self, *, any_started: bool) -> LeftThreads:
         """Those that have not ended; waits a moment if there were any at work."""
         older = self._working(self._older) if self._older else []
-        late, at_work = self._new(), False
+        late, at_work = self._new() if any_started else [], False
         used_ns = _used_ns(late)
         for _ in range(_MOST_WAITS if late else 0):
             REAL.sleep(_GRACE_S)

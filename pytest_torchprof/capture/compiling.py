@@ -236,25 +236,11 @@ def switched_off() -> str | None:
         return "TORCHDYNAMO_DISABLE=1"
     variable = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
     config = sys.modules.get("torch._dynamo.config")  # it reads the variable on import
-    if variable if config is None else _setting(config, "disable"):
+    if variable if config is None else getattr(config, "disable", None):
         return "TORCH_COMPILE_DISABLE=1" if variable else "torch._dynamo.config.disable"
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if getattr(getattr(frames, "_stance", None), "stance", None) == "force_eager":
         return "the stance force_eager"
-    return None
-
-
-def _setting(config: Any, name: str) -> Any:
-    """A setting of one of torch's modules of settings; None if it has none of this name.
-
-    Asked of the class: looking in the module first, Python 3.13.0 fails where the working folder
-    has been deleted, since it would name that folder in an error.
-    """
-    look = getattr(type(config), "__getattr__", None)
-    if look is None:
-        return getattr(config, name, None)
-    with suppress(AttributeError):
-        return look(config, name)
     return None
 
 

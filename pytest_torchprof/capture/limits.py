@@ -66,44 +66,6 @@ def _available_bytes() -> int:
     return 0
 
 
-class Growth:
-    """By how much the process grows in a block without the profiler.
-
-    The process's peak tells if it rises. If it does not, as earlier tests took more, only looking
-    tells: with ``is_long``, a thread looks, and what is free in the process is given back before,
-    as it is before a capture.
-    """
-
-    def __init__(self, *, is_long: bool) -> None:
-        self._known = _STATM.exists()
-        if not self._known:
-            return
-        if is_long:
-            give_back_memory()  # else the block fills that first, and the process does not grow
-        self._start, self._peak = _resident_bytes(), _peak_bytes()
-        self._most = self._start
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
-        if is_long:
-            self._thread = threading.Thread(target=self._sample, daemon=True)
-            self._thread.start()
-
-    def _sample(self) -> None:
-        with suppress(OSError):  # the test may replace the file system
-            while not self._done.wait(_INTERVAL_S):
-                self._most = max(self._most, _resident_bytes())
-
-    def end(self) -> int:
-        """The bytes, at the end of the block: at least, 0 if unknown."""
-        if not self._known:
-            return 0
-        peak = _peak_bytes()
-        if self._thread is not None:
-            self._done.set()
-            self._thread.join()
-        return (peak if peak > self._peak else self._most) - self._start
-
-
 def growth_of(resident: int, before: Heap | None, now: Heap | None) -> int:
     """Bytes by which what may be recorded events has grown, of ``resident`` bytes of growth.
 
@@ -122,9 +84,9 @@ def growth_of(resident: int, before: Heap | None, now: Heap | None) -> int:
 class Watchdog:
     """Calls ``on_exceed`` in the main thread once the process has grown by `LIMIT_BYTES`.
 
-    Within a backward pass, the call waits for its end. The limit is beyond what the test itself
-    ``needs``, in bytes, and beyond the process's previous peak, as long as the machine's memory
-    bears the end of such a capture. Also once nobody waits for the capture: it is ``over``.
+    Within a backward pass, the call waits for its end. The limit is beyond the process's
+    previous peak, which tells what the test itself needs, as long as the machine's memory bears the
+    end of such a capture. Also once nobody waits for the capture: it is ``over``.
     ``looks`` is called all the time. Does nothing without ``/proc``.
     """
 
@@ -132,10 +94,9 @@ class Watchdog:
         self,
         on_exceed: Callable[[], None],
         over: Callable[[], bool] = lambda: False,
-        needs: int = 0,
         looks: Callable[[], None] = lambda: None,
     ) -> None:
-        self._needs, self._looks = needs, looks
+        self._looks = looks
         self._called = False
         self._done = threading.Event()
         self._on_exceed, self._over = on_exceed, over
@@ -169,9 +130,9 @@ class Watchdog:
     def _limit(self) -> int:
         """Bytes of growth that end the capture."""
         # After a large capture the peak is so high that the next one could record ten times that.
-        bearable = max(LIMIT_BYTES, _available_bytes() // _AT_THE_END)
+        bearable = _available_bytes() // _AT_THE_END
         peak = _peak_bytes() - self._start + LIMIT_BYTES
-        return max(self._needs + LIMIT_BYTES, min(peak, bearable))
+        return max(LIMIT_BYTES, min(peak, bearable))
 
     def _watch(self, limit: int) -> None:
         interval_s = _INTERVAL_S

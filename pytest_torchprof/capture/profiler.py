@@ -177,7 +177,7 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine, and the bytes that the block itself ``needs``, is ended, and other
+    outgrows the machine is ended, and other
     processes are looked at, see `Watchdog`. ``tracer``: marks what runs; with one that does not
     measure, shapes and memory are not recorded.
     ``tensors``: the trace identifies tensors, which takes memory for each event. ``frozen``: other
@@ -197,7 +197,6 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
-        needs: int = 0,
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
@@ -213,7 +212,7 @@ class Capture:
         aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
         self._children = Children(handover)
         looks = self._children.look
-        self._watchdog = Watchdog(aside, needs=needs, looks=looks) if watchdog else None
+        self._watchdog = Watchdog(aside, looks=looks) if watchdog else None
         self._running = self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()

@@ -547,8 +547,6 @@ class Rounds:
     #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
-    #: By how much the process grew in earlier runs, without the profiler.
-    needs: int = 0
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
@@ -566,10 +564,6 @@ class Rounds:
         """One more."""
         self.timed.append(one)
         self._spent_ns += one.wall_ns
-
-    def needed(self, grown_bytes: int) -> None:
-        """By how much the process grew in one more run without the profiler."""
-        self.needs = max(self.needs, grown_bytes)
 
     def watch(self) -> None:
         """Start watching what else runs on the machine."""

@@ -19,7 +19,7 @@ import pytest
 
 from pytest_torchprof.capture.clock import Stopwatch, collect
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
-from pytest_torchprof.capture.limits import Growth, Limited, Undo
+from pytest_torchprof.capture.limits import Limited, Undo
 from pytest_torchprof.capture.lines import LineTracer, ModuleTracer
 from pytest_torchprof.capture.machine import captures_graph
 from pytest_torchprof.capture.patches import REAL, muted
@@ -78,7 +78,6 @@ class Run:
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
         self._tracer: LineTracer | None = None
-        self._growth: Growth | None = None
         self._compiled = CompileCount()
         #: How many CUDA graphs were captured before it; None if nobody counts.
         self._graphs: int | None = None
@@ -153,7 +152,6 @@ class Run:
                 first=self.first,
                 everywhere=self._like == "threads",
                 watchdog=self._is_long or self.first,
-                needs=self.gatherer.rounds.needs,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
@@ -167,7 +165,6 @@ class Run:
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
-            self._growth = Growth(is_long=self._is_long and not self.gatherer.rounds.needs)
             self._watch.__enter__()
 
     @property
@@ -179,16 +176,10 @@ class Run:
             self._watch.__exit__()
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
-            self._end_growth()
             recorded = CUDA_GRAPHS.captured_since(self._graphs)
             self.gatherer.take(Timed(self.kind, result, first=self.first, recorded=recorded))
         elif self._capture is not None:
             self.gatherer.keep(self._captured(self._capture), first=self.first)
-
-    def _end_growth(self) -> None:
-        growth, self._growth = self._growth, None
-        if growth is not None:
-            self.gatherer.rounds.needed(growth.end())
 
     def _captured(self, capture: Capture) -> Callable[[], Captured | NoModules]:
         capture.end_region()
@@ -239,7 +230,6 @@ class Run:
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
         closing += [capture.abandon] if capture is not None else []
-        closing += [self._end_growth] if self._growth is not None else []
         for close in (*closing, *last):
             try:
                 close()

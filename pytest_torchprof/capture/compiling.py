@@ -7,10 +7,10 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
@@ -29,10 +29,6 @@ from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.trace.facts import CompileNote, CompileWork, Facts, RecompileNote
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- Count the CUDA graphs that are captured; torch itself keeps no such number.
 #
@@ -399,7 +395,7 @@ class CompiledCalls:
         #: Those seen so far.
         self.count = 0
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Watch until ``undo``, if dynamo is imported."""
         room = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(room, "_callback_from_stance"):

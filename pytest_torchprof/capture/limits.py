@@ -1,4 +1,4 @@
-"""Limits of a run: time, memory, events; and what is undone at the end of a block."""
+"""Limits of a run: time, memory, events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.process import Heap, give_back_memory, heap_of_process
 from pytest_torchprof.core.unknown import because
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 # ---- End a capture that grows without bounds, before it exhausts the machine's memory.
 
@@ -213,47 +209,3 @@ class Limited:
             if left_s:
                 spent_s = (REAL.clock() - self._began) / 1e9
                 _signals.setitimer(signal.ITIMER_REAL, max(left_s - spent_s, 1e-6), again_s)
-
-
-# ---- Callbacks to run at the end of a block: a faster `contextlib.ExitStack`.
-
-
-class Undo:
-    """Runs its callbacks, last first, even if one of them raises."""
-
-    __slots__ = ("_calls",)
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def callback(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Add a callback."""
-        self._calls.append((call, arguments))
-
-    def enter_context(self, context: Any) -> None:
-        """Enter a context now, and leave it at the end; it does not see exceptions."""
-        context.__enter__()
-        self._calls.append((context.__exit__, (None, None, None)))
-
-    def pop_all(self) -> Undo:
-        """Move all callbacks to a new instance."""
-        other = Undo()
-        other._calls, self._calls = self._calls, []
-        return other
-
-    def close(self) -> None:
-        """Call them, each once."""
-        calls = self._calls
-        while calls:
-            call, arguments = calls.pop()
-            try:
-                call(*arguments)
-            except BaseException:
-                self.close()
-                raise

@@ -8,20 +8,16 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.compiling import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, because
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- The machine as torch sees it, and the parts of torch that we use while a test runs.
 
@@ -336,7 +332,7 @@ def capability() -> str | None:
     return f"sm_{found.major}{found.minor}"
 
 
-def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
+def lend_threads(wanted: int | None, undo: ExitStack) -> Callable[[], None]:
     """Set the intra-op threads until ``undo``, or until the returned function is called.
 
     If other code has changed them in the meantime, its setting stays. None leaves them unchanged.

@@ -8,12 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
+from typing import Any
 
 try:
     import resource
@@ -116,7 +113,9 @@ class no_collection:  # noqa: N801 - read as the statement that it stands for
             gc.set_threshold(*self._old)
 
 
-def replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
+def replace(
+    where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: ExitStack
+) -> None:
     """Wrap a function; ``undo`` restores it, unless the test has replaced it."""
     old = getattr(where, name)
     new = wrap(old)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.capture.started import ChildTrace, Handover
 
 
@@ -177,7 +176,7 @@ class Children:
         elif known:
             self.programs.append(known)
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Record forks and started programs until ``undo``; ``replace`` wraps a function."""
         _WATCHING.append(self)
         undo.callback(self._unwatch)

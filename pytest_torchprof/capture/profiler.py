@@ -12,7 +12,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -22,7 +22,7 @@ from msgspec.structs import replace as struct_replace
 from pytest_torchprof.capture.clock import collect, counts_instructions
 from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
-from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Undo, Watchdog
+from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import StorageNumbers
 from pytest_torchprof.capture.load import load_per_processor, processors, run_reference
 from pytest_torchprof.capture.machine import (
@@ -216,7 +216,7 @@ class Capture:
         self._running = self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
-        self._undo = Undo()
+        self._undo = ExitStack()
         self.aside: Reason | None = None
         #: Python threads were started in the block; ``other_threads``: others existed before.
         self.started_threads = False
@@ -246,7 +246,7 @@ class Capture:
         require_free()
         synchronize()
         look_for_graphs()  # the collector will not see them later
-        with Undo() as undo:
+        with ExitStack() as undo:
             undo.enter_context(blocks_apart(_APART_BYTES))
             self._set_threads(undo)
             self._set_collector(undo)
@@ -277,7 +277,7 @@ class Capture:
 
     # ---------------------------------------------------------------- what a block runs under
 
-    def _set_threads(self, undo: Undo) -> None:
+    def _set_threads(self, undo: ExitStack) -> None:
         """Set the requested intra-op threads; a test that sets others keeps its own."""
         t, wanted = real_torch(), self._threads
         own = t.get_threads()
@@ -308,7 +308,7 @@ class Capture:
         for name in ("get_num_threads", "set_num_threads"):
             replace_function(torch, name, asked, undo)
 
-    def _set_collector(self, undo: Undo) -> None:
+    def _set_collector(self, undo: ExitStack) -> None:
         """No collection within the block, and nothing from before it to be collected."""
         # Freezing hides older garbage from the collector instantly; a full collection would take 50
         # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
@@ -320,7 +320,7 @@ class Capture:
             collect()
         undo.enter_context(no_collection())
 
-    def _watch_threads(self, undo: Undo) -> None:
+    def _watch_threads(self, undo: ExitStack) -> None:
         """Record threads that start; `threading.Thread` itself looks unchanged to the test."""
 
         def recording(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.trace.events import Events
 
 
@@ -104,7 +103,7 @@ class Handover:
 
     # ---------------------------------------------------------------- while processes start
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Tell processes that a server forks; it may be older than the run."""
         room = sys.modules.get("multiprocessing.spawn")
         if "multiprocessing.popen_forkserver" in sys.modules and room is not None:

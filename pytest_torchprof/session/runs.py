@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -19,7 +19,7 @@ import pytest
 
 from pytest_torchprof.capture.clock import Stopwatch, collect
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
-from pytest_torchprof.capture.limits import Limited, Undo
+from pytest_torchprof.capture.limits import Limited
 from pytest_torchprof.capture.lines import LineTracer, ModuleTracer
 from pytest_torchprof.capture.machine import captures_graph
 from pytest_torchprof.capture.patches import REAL, muted
@@ -634,7 +634,7 @@ class FirstTeardown:
         before = len(known)
         terminal = terminal_of(self._item)
         try:
-            with Undo() as undo:
+            with ExitStack() as undo:
                 write_to(terminal, sink := io.StringIO(), undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
                     undo.enter_context(muted(1, 2))
@@ -864,7 +864,7 @@ class Runner:
         """Isolate what happens within: time limits stop, output is hidden, changes are undone."""
         world = World()
         gatherer.seeds.note_first(item, world.random)
-        with Undo() as undo:
+        with ExitStack() as undo:
             alarm = alarm_stopped(undo)
             now = REAL.clock()
             undo.callback(lambda: gatherer.exclude(REAL.clock() - now))

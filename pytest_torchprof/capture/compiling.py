@@ -25,7 +25,6 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
-from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.trace.facts import CompileNote, CompileWork, Facts, RecompileNote
@@ -459,12 +458,3 @@ def _guards() -> Iterator[Any]:
             if (code := known()) is not None:
                 for entry in room._debug_get_cache_entry_list(code):  # type: ignore[union-attr]
                     yield entry.guard_manager
-
-
-_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
-
-
-def called_by_compiler() -> bool:
-    """Whether torch's compiler calls our caller: a number of threads becomes part of its code."""
-    name = REAL.frame(2).f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith(_COMPILERS)

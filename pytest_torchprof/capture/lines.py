@@ -667,18 +667,20 @@ class StorageNumbers:
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """The address of each operator's first argument, -1 if that is not a tensor."""
-        found = self._found(starts, names)
-        return [_NONE if one is None else _object(one.typed[1].inputs) for one in found]
+        return [getattr(one, "impl_ptr", _NONE) for one in self._first(starts, names)]
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
-        found = self._found(starts, names)
-        return [_NONE if one is None else _address(one.typed[1].inputs) for one in found]
+        first = self._first(starts, names)
+        return [getattr(one, "storage_data_ptr", None) or _NONE for one in first]
 
     def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
         """The list of tensors that each operator's first argument is, None if it is none."""
-        found = self._found(starts, names)
-        return [None if one is None else _listed(one.typed[1].inputs) for one in found]
+        return [_listed(one) for one in self._first(starts, names)]
+
+    def _first(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
+        for one in self._found(starts, names):
+            yield one.typed[1].inputs[0] if one is not None and one.typed[1].inputs else None
 
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
         events = self._indexed
@@ -744,16 +746,7 @@ def _number(argument: Any) -> int:
     return _NONE if number is None or not argument.storage_data_ptr else int(number)
 
 
-def _object(arguments: Any) -> int:
-    return getattr(arguments[0], "impl_ptr", _NONE) if arguments else _NONE
-
-
-def _address(arguments: Any) -> int:
-    return (getattr(arguments[0], "storage_data_ptr", None) or _NONE) if arguments else _NONE
-
-
-def _listed(arguments: Any) -> ListedTensors | None:
-    one = arguments[0] if arguments else None
+def _listed(one: Any) -> ListedTensors | None:
     if not isinstance(one, list) or not one:
         return None
     shapes = tuple(tuple(tensor.sizes) for tensor in one)

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 from msgspec.structs import replace as struct_replace
 
 from pytest_torchprof.capture.clock import collect, counts_instructions
-from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
+from pytest_torchprof.capture.compiling import CompiledCalls
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
 from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import StorageNumbers
@@ -278,33 +278,25 @@ class Capture:
     # ---------------------------------------------------------------- what a block runs under
 
     def _set_threads(self, undo: ExitStack) -> None:
-        """Set the requested intra-op threads; a test that sets others keeps its own."""
-        t, wanted = real_torch(), self._threads
-        own = t.get_threads()
-        needless = wanted is None or wanted == own
+        """Set the requested intra-op threads; a test sees its own, and may set others."""
+        wanted, own = self._threads, real_torch().get_threads()
         give_back = lend_threads(wanted, undo)
-        if needless or not self._first:
+        if wanted in (None, own) or not self._first:
             return
 
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:
             def answer(*args: Any) -> Any:
-                # Within dynamo's trace, which must end with as many threads as it began.
-                if not args and t.get_threads() == wanted and called_by_compiler():
+                if not (args or sets):
                     return own
+                sets.append(True)
                 give_back()
-                self.aside = self.aside or because(
-                    "reads_threads",
-                    (
-                        "the test reads torch's number of threads, so its first run cannot be the "
-                        "profiled one: give the test a warm-up run"
-                    ),
-                )
                 return original(*args)
 
             return answer
 
         import torch
 
+        sets: list[bool] = []
         for name in ("get_num_threads", "set_num_threads"):
             replace_function(torch, name, asked, undo)
 

@@ -347,18 +347,20 @@ def is_by_chance(reason: Reason) -> bool:
 
 
 def _left(trace: Events) -> bool:
-    """Whether a thread worked that had not ended when the region did, and was not idle."""
-    late = trace.facts.late_threads
-    if not late or trace.region is None or not trace.has(Kind.OP):
+    """Whether a thread worked beyond the end of the region, or was left without being idle."""
+    if trace.region is None or not trace.has(Kind.OP):
         return False
-    left = trace.facts.left_threads or ()
-    tids = [tid for _, tid in trace.threads]
     ops = trace.is_kind(Kind.OP)
     over = ops & (trace.ts + trace.dur > trace.region[1])
-    return any(
-        bool(among(trace.thread[rows], [at for at, tid in enumerate(tids) if tid in ids]).any())
-        for rows, ids in ((over, late), (ops, left))
-    )
+    ids = trace.facts.left_threads or ()
+    left = [at for at, (_, tid) in enumerate(trace.threads) if tid in ids]
+    beyond = not bool(among(trace.thread[over], _own_threads(trace)).all())
+    return beyond or bool(among(trace.thread[ops], left).any())
+
+
+def _own_threads(trace: Events) -> Ints:
+    """The thread of the region."""
+    return trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
 
 
 def _finalized(trace: Events) -> bool:
@@ -368,8 +370,7 @@ def _finalized(trace: Events) -> bool:
     late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])
     if not late.any():
         return False
-    mine = trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
-    return bool(among(trace.thread[late], mine).any())
+    return bool(among(trace.thread[late], _own_threads(trace)).any())
 
 
 def frees_unseen(trace: Events) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 from pytest_torchprof.capture.dynamo import graph_facts
 from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import LineTracer
-from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet, real_torch
+from pytest_torchprof.capture.machine import accelerator, allows_tf32, kineto_quiet
 from pytest_torchprof.capture.patches import REAL, muted
 from pytest_torchprof.capture.processes import described_groups, watch_forks
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
@@ -182,9 +182,6 @@ def write(path: Path, content: Sendable) -> None:
 _OF = "TORCHPROF_PROCESS_OF"
 _DATALOADER = "torch.utils.data._utils.worker"
 
-#: A lock that is free is had by then, also on a busy machine.
-_UNLOCKED_S = 5.0
-
 #: The capture of this process, if it has one: its end is found through it.
 HERE: list[Child] = []
 
@@ -249,7 +246,7 @@ class Child:
                 Capture.current.end_lines()
             Capture.current = None
             OTHERS.tell(None)
-            OTHERS.ours_ended()
+            OTHERS.replaced_ours = False
             if (device := accelerator()) is not None:
                 # Ending its session would call CUDA, which does not work in a forked process.
                 raise NotCapturedError(
@@ -263,7 +260,6 @@ class Child:
                         device=device,
                     )
                 )
-            _require_unlocked()
             disable()  # the session of the process that it was forked from
         else:
             watch_forks()
@@ -412,32 +408,6 @@ def _reason_of(error: Exception) -> Reason:
         if isinstance(found, Reason):
             return found
     return because(*Why.ERROR, message=f"{type(error).__name__}: {error}")
-
-
-def _require_unlocked() -> None:
-    """Raise if a thread that this process was forked without holds a lock of torch for ever.
-
-    The first operator of a thread waits for the lock of torch's callbacks, as does our start.
-    """
-    passed = threading.Event()
-
-    def touch() -> None:
-        real_torch().empty(0)
-        passed.set()
-
-    thread = REAL.thread(target=touch, daemon=True)
-    thread.start()
-    if not passed.wait(_UNLOCKED_S):
-        raise NotCapturedError(
-            because(
-                "child_forked_in_torch",
-                (
-                    "it could not be recorded: when it was forked, a thread held a lock of "
-                    "torch that the profiler needs"
-                ),
-            )
-        )
-    thread.join()  # it would seem to work for the test
 
 
 def _is_dataloader_worker() -> bool:

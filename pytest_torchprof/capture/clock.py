@@ -9,13 +9,13 @@ import random
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pytest_torchprof.capture.limits import Limited, Undo
+from pytest_torchprof.capture.limits import Limited
 from pytest_torchprof.capture.machine import (
     accelerator,
     await_device,
@@ -119,7 +119,7 @@ class Stopwatch:
         self._first = first
         self._threads = None if first else threads
         self._laps: dict[str, list[LapTime | Reason]] = {}
-        self._undo = Undo()
+        self._undo = ExitStack()
         self._stopped: tuple[int, int] | None = None
         self._wall = self._cpu = self._faults = 0
         self._counter: Any = None
@@ -219,46 +219,31 @@ _PAUSE_S, _MOST_S = 0.001, 1.0
 
 def collect(generation: int = 2) -> None:
     """Collect garbage up to this generation, once gloo's threads, if there are any, are at rest."""
-    _GLOO_THREADS.await_rest()
-    REAL.collect(generation)
-
-
-class _GlooThreads:
-    """The threads of gloo in this process; one for the process, as their list is."""
-
-    def __init__(self) -> None:
-        #: Other threads, and those of them that were so twice: a new thread has no name yet.
-        self._others: set[str] = set()
-        self._known: set[str] = set()
-
-    def await_rest(self) -> None:
-        """Return once each of them waits for work, or after a second."""
-        tasks = self._found()
-        if not tasks:
-            return
+    if tasks := _gloo_tasks():
         until, before = REAL.clock() + int(_MOST_S * 1e9), None
         while REAL.clock() < until:
             now = [_used_ns(task) for task in tasks]
-            if now == before and all(_sleeps(task) for task in tasks):
-                return
+            if now == before and all(map(_sleeps, tasks)):
+                break
             before = now
             REAL.sleep(_PAUSE_S)  # without Python's lock
-
-    def _found(self) -> list[str]:
-        try:
-            tasks = REAL.listdir(_FOLDER)
-        except OSError:  # not on Linux
-            return []
-        self._known = self._known.intersection(tasks)
-        unknown = [task for task in tasks if task not in self._known]
-        found = [task for task in unknown if _read(task, "comm").strip() == _GLOO]
-        others = set(unknown).difference(found)
-        self._known |= others & self._others
-        self._others = others
-        return found
+    REAL.collect(generation)
 
 
-_GLOO_THREADS = _GlooThreads()
+#: The threads of this process when none was gloo's.
+_OTHERS: set[str] = set()
+
+
+def _gloo_tasks() -> list[str]:
+    try:
+        tasks = set(REAL.listdir(_FOLDER))
+    except OSError:  # not on Linux
+        return []
+    found = [task for task in tasks - _OTHERS if _read(task, "comm").strip() == _GLOO]
+    _OTHERS.intersection_update(tasks)
+    if not found:
+        _OTHERS.update(tasks)
+    return found
 
 
 def _used_ns(task: str) -> int | None:

@@ -7,10 +7,10 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
@@ -25,14 +25,9 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
-from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.trace.facts import CompileNote, CompileWork, Facts, RecompileNote
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- Count the CUDA graphs that are captured; torch itself keeps no such number.
 #
@@ -236,25 +231,11 @@ def switched_off() -> str | None:
         return "TORCHDYNAMO_DISABLE=1"
     variable = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
     config = sys.modules.get("torch._dynamo.config")  # it reads the variable on import
-    if variable if config is None else _setting(config, "disable"):
+    if variable if config is None else getattr(config, "disable", None):
         return "TORCH_COMPILE_DISABLE=1" if variable else "torch._dynamo.config.disable"
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if getattr(getattr(frames, "_stance", None), "stance", None) == "force_eager":
         return "the stance force_eager"
-    return None
-
-
-def _setting(config: Any, name: str) -> Any:
-    """A setting of one of torch's modules of settings; None if it has none of this name.
-
-    Asked of the class: looking in the module first, Python 3.13.0 fails where the working folder
-    has been deleted, since it would name that folder in an error.
-    """
-    look = getattr(type(config), "__getattr__", None)
-    if look is None:
-        return getattr(config, name, None)
-    with suppress(AttributeError):
-        return look(config, name)
     return None
 
 
@@ -304,7 +285,7 @@ class CompileCount(Frozen, frozen=True):
                 earlier_breaks=self._earlier(before),
             )
         made = _LOG.compilations[before.compilations : self.compilations]
-        breaks = _rows(made)
+        breaks = [_row(broken, one.id) for one in made for broken in one.breaks]
         breaks += [_row(b) for b in self._unplaced(before, made)]
         own = {one.id for one in made if not one.at_run_time}
         again = [
@@ -379,48 +360,8 @@ class CompileCount(Frozen, frozen=True):
         return {one.id: tuple(_row(b, one.id) for b in one.breaks) for one in earlier if one.breaks}
 
 
-def _rows(made: Sequence[Compilation]) -> list[CompileNote]:
-    """The graph breaks of these compilations."""
-    used = set[int]()
-    return [
-        _row(broken, one.id, _extra_ms(broken, number, made, used))
-        for number, one in enumerate(made)
-        for broken in one.breaks
-    ]
-
-
-def _row(broken: Break, id_: str | None = None, ms: float | None = None) -> CompileNote:
-    return CompileNote(broke(broken.text), broken.location, id_, ms)
-
-
-def _extra_ms(
-    broken: Break, number: int, made: Sequence[Compilation], used: set[int]
-) -> float | None:
-    """How much longer two graphs take to compile than one; None if the rest is not compiled.
-
-    That is about the time for the smaller one, and half of that for the smaller backward graph.
-    Measured with inductor of torch 2.13 on models of 4 and 8 linear layers and of 4 transformer
-    layers, with and without gradients: 0.6 to 1.6 times what mending the break saves, but in the
-    first two of six measurements of one case 4.5 and 25 times. The larger graph's time may include
-    inductor's start.
-
-    Args:
-        number: of the broken compilation in ``made``.
-        used: the numbers of what resumes after other breaks; that of this one is added.
-    """
-    function = (made[number].file, made[number].name, broken.line)
-    for at, one in enumerate(made[number + 1 :], number + 1):
-        if one.forward and one.line and function == (one.file, one.name, one.line):
-            if at in used:
-                continue
-            used.add(at)
-            parts = (made[number].ms, one.ms, _backward_ms(number, made), _backward_ms(at, made))
-            known = [part for part in parts if part is not None]
-            if one.gave_up or len(known) < len(parts):
-                return None
-            before, after, *backward = known
-            return round(min(before, after) + min(backward) / 2, 3)
-    return None
+def _row(broken: Break, id_: str | None = None) -> CompileNote:
+    return CompileNote(broke(broken.text), broken.location, id_)
 
 
 def _whole_ms(number: int, made: Sequence[Compilation]) -> float | None:
@@ -453,7 +394,7 @@ class CompiledCalls:
         #: Those seen so far.
         self.count = 0
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Watch until ``undo``, if dynamo is imported."""
         room = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(room, "_callback_from_stance"):
@@ -517,12 +458,3 @@ def _guards() -> Iterator[Any]:
             if (code := known()) is not None:
                 for entry in room._debug_get_cache_entry_list(code):  # type: ignore[union-attr]
                     yield entry.guard_manager
-
-
-_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
-
-
-def called_by_compiler() -> bool:
-    """Whether torch's compiler calls our caller: a number of threads becomes part of its code."""
-    name = REAL.frame(2).f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith(_COMPILERS)

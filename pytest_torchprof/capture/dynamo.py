@@ -8,20 +8,16 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.process import late
 from pytest_torchprof.trace.facts import Facts, Graph
 from pytest_torchprof.work.counting import loops_of_products, read_graph
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- Tell the user's code from libraries, and find the frames of the test.
 
@@ -154,7 +150,6 @@ class Compilation(NamedTuple):
     gave_up: bool = False
     wrapper: bool = False
     whole_ms: float | None = None
-    file: str = ""
     at_run_time: bool = False
 
 
@@ -267,7 +262,6 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         gave_up=bool(_TOO_OFTEN.search(failed)),
         wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
         whole_ms=_whole_ms(record),
-        file=file,
         at_run_time=at_run_time,
     )
 
@@ -538,7 +532,7 @@ class Packages:
     def __init__(self) -> None:
         self.calls = 0
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Watch until ``undo``, if there can be a package at all."""
         rooms = map(sys.modules.get, _PACKAGE_ROOMS)
         kinds = {kind for room in rooms if (kind := getattr(room, "AOTICompiledModel", None))}

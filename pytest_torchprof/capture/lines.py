@@ -308,12 +308,6 @@ def _names_below(root: Any) -> dict[int, str]:
 _OWN_TRACER = because("own_tracer", "the test uses sys.settrace itself")
 #: Each marker is an event of the trace; beyond this number, a test's lines are not located.
 MOST_MARKS = 200_000
-#: Lines that run without a marker still cost a call of ours each.
-_MOST_UNMARKED = 5_000_000
-#: Once half of the markers are used, lines that have run this often get no more of them,
-_OFTEN = 200
-#: except every so often, to see whether they still call nothing.
-_SAMPLED = 1000
 #: How much deeper than its caller the tracer is switched on, to have room for switching it off.
 _SPARE_DEPTH = 30
 
@@ -323,31 +317,23 @@ class LineTracer:
 
     ``own`` are files that count as the user's in any folder. ``gap`` says why lines are missing,
     ``usable`` whether the existing ones are correct.
-
-    Only lines that call operators matter. A test that uses up half of the markers gets the rest for
-    lines that have run rarely; the others are ``doubted`` until the trace shows that nothing ran in
-    them. ``plain`` are lines, as ``file:line``, of which another run has shown it: with these, no
-    line is doubted.
     """
 
     #: Whether metrics are taken from the run, so that shapes and memory are recorded.
     measures = False
     _TOO_MANY = Why.TOO_MANY_LINES
 
-    def __init__(self, own: Collection[str] = (), plain: Collection[str] | None = None) -> None:
+    def __init__(self, own: Collection[str] = ()) -> None:
         self.gap: Reason | None = None
         self.usable = True
-        self._lines: dict[tuple[str, int | None], _Line] = {}
-        self._plain = plain
-        #: Codes, by their id, of which each line is unmarked.
-        self._silent: dict[int, CodeType] = {}
+        #: The number of each line that ran.
+        self._lines: dict[tuple[str, int | None], int] = {}
         #: Module path → its marker's name, which ends in its number.
         self._modules: dict[str, str] = {}
         self._users: dict[str, bool] = dict.fromkeys(own, True)
         #: Open markers, from the outermost in: the frame, the marker, whether it is a module's.
         self._open: list[tuple[FrameType, Any, bool]] = []
         self._left = MOST_MARKS
-        self._left_unmarked = _MOST_UNMARKED
         self._names: Any = ModuleNames(self._is_users)
         self._read: set[int] = self._names.read
         self._on = False
@@ -367,15 +353,7 @@ class LineTracer:
     @property
     def lines(self) -> list[str | None]:
         """``file:line`` of each line's marker, by its number."""
-        return [_written(*key) for key in self._lines]
-
-    @property
-    def doubted(self) -> frozenset[int]:
-        """The numbers of lines that were not marked each time they ran."""
-        if self._plain is not None:
-            return frozenset()
-        lines = enumerate(self._lines.values())
-        return frozenset(number for number, line in lines if line.unmarked)
+        return [None if line is None else f"{file}:{line}" for file, line in self._lines]
 
     @property
     def unseen(self) -> frozenset[str]:
@@ -468,8 +446,6 @@ class LineTracer:
             return None
         try:
             code = frame.f_code
-            if id(code) in self._silent:
-                return None
             if code.co_name in self._call_names and code in self._calls_modules:
                 return self._enter_module(frame)
             if code.co_name in self._constructors.names and (
@@ -510,40 +486,11 @@ class LineTracer:
     # ---------------------------------------------------------------- markers
 
     def _enter(self, frame: FrameType) -> None:
-        line = self._line(frame.f_code.co_filename, frame.f_lineno)
-        line.times += 1
-        if line.unmarked or self._is_saving(line):
-            self._left_unmarked -= 1
-            if not self._left_unmarked:
-                self._give_up(because(*(self._TOO_MANY), most=_MOST_UNMARKED))
-                return
-            if line.times % _SAMPLED:
-                return
-            self._note_silent(frame.f_code)
-        self._push(frame, line.name, module=False)
+        self._push(frame, f"{LINE}{self._line(frame)}", module=False)
 
-    def _line(self, file: str, number: int | None) -> _Line:
-        key = file, number
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(len(self._lines))
-            line.unmarked = self._plain is not None and _written(*key) in self._plain
-        return line
-
-    def _is_saving(self, line: _Line) -> bool:
-        """Whether the line gets no more markers, so that they last for others."""
-        few = self._left < MOST_MARKS // 2
-        line.unmarked = few and self._plain is None and line.times > _OFTEN
-        return line.unmarked
-
-    def _note_silent(self, code: CodeType) -> None:
-        """No longer follow the lines of a code if each of them is unmarked."""
-        file = code.co_filename
-        for number in {line for _, _, line in code.co_lines() if line is not None}:
-            line = self._lines.get((file, number))
-            if line is None or not line.unmarked:
-                return
-        self._silent[id(code)] = code
+    def _line(self, frame: FrameType) -> int:
+        """The number of the line that a frame is at."""
+        return self._lines.setdefault((frame.f_code.co_filename, frame.f_lineno), len(self._lines))
 
     def _enter_module(self, frame: FrameType) -> Any:
         path = self._names.enter(frame)
@@ -565,9 +512,7 @@ class LineTracer:
     def _line_around(self, frame: FrameType) -> int | None:
         """The number of the user's innermost line around a call."""
         caller = next(filter(self._is_users, frames_of_test(frame.f_back)), None)
-        if caller is None:
-            return None
-        return self._line(caller.f_code.co_filename, caller.f_lineno).number
+        return None if caller is None else self._line(caller)
 
     def _push(self, frame: FrameType, name: str, *, module: bool) -> None:
         marker = self._mark(name)
@@ -600,26 +545,6 @@ class LineTracer:
         return known
 
 
-class _Line:
-    """A line that ran: its number, the name of its marker, and how often it ran."""
-
-    __slots__ = ("name", "number", "times", "unmarked")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.name = f"{LINE}{number}"
-        self.times = 0
-        #: It gets only every so many markers.
-        self.unmarked = False
-
-
-# -------------------------------------------------------------------- at the edges
-
-
-def _written(file: str, line: int | None) -> str | None:
-    return None if line is None else f"{file}:{line}"
-
-
 def _debugs(tracer: Any) -> bool:
     """Whether it belongs to a debugger: pdb and its kind, or pydevd's."""
     if tracer is None:
@@ -647,7 +572,7 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what compiled code calls, which includes our functions."""
     tracers = LineTracer, *LineTracer.__subclasses__()
-    rooms = (*tracers, ModuleNames, Constructors, RunningModules, _Line)
+    rooms = (*tracers, ModuleNames, Constructors, RunningModules)
     methods = [method for room in rooms for method in vars(room).values()]
     ours = [one for one in globals().values() if getattr(one, "__module__", "") == __name__]
     functions: list[Any] = [*methods, *ours]
@@ -742,18 +667,20 @@ class StorageNumbers:
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """The address of each operator's first argument, -1 if that is not a tensor."""
-        found = self._found(starts, names)
-        return [_NONE if one is None else _object(one.typed[1].inputs) for one in found]
+        return [getattr(one, "impl_ptr", _NONE) for one in self._first(starts, names)]
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
-        found = self._found(starts, names)
-        return [_NONE if one is None else _address(one.typed[1].inputs) for one in found]
+        first = self._first(starts, names)
+        return [getattr(one, "storage_data_ptr", None) or _NONE for one in first]
 
     def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
         """The list of tensors that each operator's first argument is, None if it is none."""
-        found = self._found(starts, names)
-        return [None if one is None else _listed(one.typed[1].inputs) for one in found]
+        return [_listed(one) for one in self._first(starts, names)]
+
+    def _first(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
+        for one in self._found(starts, names):
+            yield one.typed[1].inputs[0] if one is not None and one.typed[1].inputs else None
 
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
         events = self._indexed
@@ -819,16 +746,7 @@ def _number(argument: Any) -> int:
     return _NONE if number is None or not argument.storage_data_ptr else int(number)
 
 
-def _object(arguments: Any) -> int:
-    return getattr(arguments[0], "impl_ptr", _NONE) if arguments else _NONE
-
-
-def _address(arguments: Any) -> int:
-    return (getattr(arguments[0], "storage_data_ptr", None) or _NONE) if arguments else _NONE
-
-
-def _listed(arguments: Any) -> ListedTensors | None:
-    one = arguments[0] if arguments else None
+def _listed(one: Any) -> ListedTensors | None:
     if not isinstance(one, list) or not one:
         return None
     shapes = tuple(tuple(tensor.sizes) for tensor in one)

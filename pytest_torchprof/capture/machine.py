@@ -8,20 +8,16 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache, lru_cache, wraps
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.compiling import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError, NotCapturedError
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, because
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- The machine as torch sees it, and the parts of torch that we use while a test runs.
 
@@ -86,36 +82,6 @@ def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
         original.__defaults__,
         original.__closure__,
     )
-
-
-def lean_region() -> Any:
-    """Like ``torch.profiler.record_function``, without the detour through a Python operator.
-
-    Only for torch versions that are known to record the same for both.
-    """
-    import torch
-
-    room: Any = torch.autograd
-    names = ("_record_function_with_args_enter", "_record_function_with_args_exit")
-    if trace_only() is None or not all(hasattr(room, name) for name in names):
-        return torch.profiler.record_function
-    enter, leave = (getattr(room, name) for name in names)
-
-    class Region:
-        """A context: an annotation of this name."""
-
-        __slots__ = ("_handle", "_name")
-
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def __enter__(self) -> None:
-            self._handle = enter(self._name)
-
-        def __exit__(self, *_: object) -> None:
-            leave(self._handle)
-
-    return Region
 
 
 def trace_only() -> Any:
@@ -187,51 +153,6 @@ def code_skipper() -> Callable[[CodeType], object]:
     strategy = room._FrameExecStrategy(action.SKIP, action.DEFAULT)
     return lambda code: set_strategy(code, strategy)
 
-
-# ---- Notice that a test switches torch's caching allocator off; torch itself does not tell.
-
-#: What ``torch.cuda.memory.caching_allocator_enable`` calls.
-_SWITCH = "_cuda_cudaCachingAllocator_enable"
-
-
-class CachingAllocator:
-    """Watches the allocator from `watch` until `stop`; one instance per process."""
-
-    def __init__(self) -> None:
-        self._is_on = True
-        #: Whether it was off at any time since `watch`.
-        self.was_off = False
-        self._room: Any = None
-        self._original: Any = None
-        self._wrapper: Any = None
-
-    def watch(self) -> None:
-        """Note from now on whether it is switched off."""
-        self.stop()
-        self.was_off = not self._is_on
-        room = getattr(sys.modules.get("torch"), "_C", None)
-        original = getattr(room, _SWITCH, None)
-        if original is None:
-            return
-
-        @wraps(original)
-        def enable(value: bool) -> Any:
-            result = original(value)
-            self._is_on = bool(value)
-            self.was_off |= not self._is_on
-            return result
-
-        self._room, self._original, self._wrapper = room, original, enable
-        setattr(room, _SWITCH, enable)
-
-    def stop(self) -> None:
-        """Watch no more, and restore torch's function, unless other code has replaced it."""
-        room, self._room = self._room, None
-        if room is not None and getattr(room, _SWITCH) is self._wrapper:
-            setattr(room, _SWITCH, self._original)
-
-
-CACHING_ALLOCATOR = CachingAllocator()
 
 _LEVEL = "KINETO_LOG_LEVEL"
 
@@ -411,7 +332,7 @@ def capability() -> str | None:
     return f"sm_{found.major}{found.minor}"
 
 
-def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
+def lend_threads(wanted: int | None, undo: ExitStack) -> Callable[[], None]:
     """Set the intra-op threads until ``undo``, or until the returned function is called.
 
     If other code has changed them in the meantime, its setting stays. None leaves them unchanged.
@@ -457,7 +378,7 @@ def real_torch() -> SimpleNamespace:
         supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,
         trace_only=trace_only(),
-        region=lean_region(),
+        region=torch.profiler.record_function,
         get_threads=torch.get_num_threads,
         set_threads=torch.set_num_threads,
         detects_anomalies=torch.is_anomaly_enabled,
@@ -561,8 +482,7 @@ def unseen_allocator() -> Reason | None:
     if accelerator() != "cuda":
         return None
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")()
-    cached = not CACHING_ALLOCATOR.was_off
-    if backend == "native" and cached and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+    if backend == "native" and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         return None
     name = backend if backend != "native" else "cudaMalloc"
     return because(

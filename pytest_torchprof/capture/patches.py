@@ -8,12 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
+from typing import Any
 
 try:
     import resource
@@ -52,7 +49,6 @@ REAL = SimpleNamespace(
     threads=threading.enumerate,
     listdir=os.listdir,
     stat=os.stat,
-    statvfs=getattr(os, "statvfs", None),
     waitid=getattr(os, "waitid", None),
     rusage=getattr(resource, "getrusage", None),
 )
@@ -103,31 +99,6 @@ def _aside(fd: int) -> int:
     return fd
 
 
-def is_silent(call: Callable[[], object]) -> bool:
-    """Whether a call writes nothing to stderr; what it writes is lost."""
-    if os.name == "nt":  # a pipe cannot be polled there
-        return False
-    try:
-        copy = _aside(os.dup(2))
-    except OSError:  # closed
-        return False
-    read, write = os.pipe()
-    try:
-        os.set_blocking(read, False)  # a new process may hold the other end
-        os.dup2(write, 2)
-        os.close(write)
-        try:
-            call()
-        finally:
-            os.dup2(copy, 2)
-        return not os.read(read, 1)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(copy)
-        os.close(read)
-
-
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:  # noqa: SIM105 - quicker so
@@ -150,7 +121,9 @@ class no_collection:  # noqa: N801 - read as the statement that it stands for
             gc.set_threshold(*self._old)
 
 
-def replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
+def replace(
+    where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: ExitStack
+) -> None:
     """Wrap a function; ``undo`` restores it, unless the test has replaced it."""
     old = getattr(where, name)
     new = wrap(old)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.capture.started import ChildTrace, Handover
 
 
@@ -177,7 +176,7 @@ class Children:
         elif known:
             self.programs.append(known)
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Record forks and started programs until ``undo``; ``replace`` wraps a function."""
         _WATCHING.append(self)
         undo.callback(self._unwatch)
@@ -214,7 +213,7 @@ class Children:
                 if (known := _known(REAL.frame(1), forks=False)) != "":
                     self.programs.append(known or name)
                 if self._make_handover is not None and not _HARMLESS.search(known or name):
-                    args = self._handed().told(args, name)
+                    args = self._handed().told(args)
             made = original(*args, **options)
             if known == _WORKER:
                 self._workers.add(made)
@@ -303,22 +302,12 @@ class Children:
                 ),
                 programs=tuple(dict.fromkeys(running)),
             )
-        if _LISTED or ended < _IMPORT_NS:
+        harmless = self.programs and all(map(_HARMLESS.search, self.programs))
+        if _LISTED or harmless or ended < _IMPORT_NS:
             return None
-        told = found.programs if found is not None else ()
-        unknown = [one for one in self.programs if not (_HARMLESS.search(one) or one in told)]
-        if unknown:
-            return because(*Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
-        return (
-            None
-            if self.programs or ours
-            else because(
-                "unnamed_program_work",
-                (
-                    "another process did work for the test, and torch in it is not recorded: a "
-                    "program of unknown name"
-                ),
-            )
+        return because(
+            "unnamed_program_work",
+            "another process did work for the test, and this system does not tell which",
         )
 
 

@@ -7,25 +7,23 @@ import gc
 import itertools
 import os
 import secrets
-import signal
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from io import BytesIO  # bound before a test may replace it
 from pathlib import Path
-from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace as struct_replace
 
 from pytest_torchprof.capture.clock import collect, instruction_counter
-from pytest_torchprof.capture.compiling import CompiledCalls, called_by_compiler
+from pytest_torchprof.capture.compiling import CompiledCalls
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
-from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, NEED_UNKNOWN, Need, Undo, Watchdog
+from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import StorageNumbers
 from pytest_torchprof.capture.load import load_per_processor, processors, run_reference
 from pytest_torchprof.capture.machine import (
@@ -41,14 +39,12 @@ from pytest_torchprof.capture.patches import REAL, muted, no_collection
 from pytest_torchprof.capture.patches import replace as replace_function
 from pytest_torchprof.capture.processes import Children, add_facts, described_groups, watch_forks
 from pytest_torchprof.capture.sessions import (
-    OTHERS,
+    BEYOND,
     begin,
-    disable,
     empty,
     end,
-    end_restored,
     give_way,
-    learn_silence,
+    may_end,
     new_session,
     profiler_active,
     require_free,
@@ -80,82 +76,33 @@ if TYPE_CHECKING:
 # ---- A temporary file for a trace that torch writes and we read back.
 
 _NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
-#: An in-memory folder, where creating and deleting a file takes a third of the time, and the folder
-#: that it replaces: a folder chosen by the user is not replaced.
-_MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
-#: Bytes that must be free there: more than a small trace can have.
-_ROOM = 2**25
 #: A file up to this size stays in memory after it is read.
 SMALL_BYTES = 2**20
-#: Without the enums around these functions, which take longer than the functions.
-_signals: Any = getattr(signal, "_signal", signal)
 
 
 @contextmanager
-def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
+def passing_file(parent: Path | None = None) -> Iterator[Path]:
     """A private file with an unguessable name, which is deleted at the end of the block.
 
-    It is in this folder, or in the system's folder for temporary files; a ``small`` one in memory,
-    if there is room for it. A SIGTERM that would end the process deletes the file first. The test
-    cannot see our handler: the block runs our code, not a test's.
+    It is in this folder, or in the system's folder for temporary files.
 
     Raises:
         StorageError: the system has no folder for temporary files.
     """
     try:
-        folder = parent or Path(_folder(small=small))
+        folder = parent or Path(_temporary())
     except OSError as error:
         raise StorageError("cannot write a trace", system_message(error), _NEXT_STEP) from error
     path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
-
-    def end(number: int, _: FrameType | None) -> None:
-        _clear(path)
-        _signals.signal(number, _signals.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    ours = REAL.current_thread() == threading.main_thread().ident
-    ours = ours and _signals.getsignal(signal.SIGTERM) == signal.SIG_DFL
     try:
-        if ours:
-            _signals.signal(signal.SIGTERM, end)
         yield path
     finally:
         _clear(path)
-        if ours:
-            _signals.signal(signal.SIGTERM, _signals.SIG_DFL)
-
-
-def _folder(*, small: bool) -> str:
-    folder = _temporary()
-    return _MEMORY if small and folder == _INSTEAD_OF and _has_memory() else folder
 
 
 @cache
 def _temporary() -> str:
     return tempfile.gettempdir()
-
-
-def _has_memory() -> bool:
-    """Whether a small file fits in memory."""
-    if not memory_works():
-        return False
-    try:
-        found = REAL.statvfs(_MEMORY)
-    except OSError:
-        return False
-    return bool(found.f_bavail * found.f_frsize >= _ROOM)
-
-
-@cache
-def memory_works() -> bool:
-    """Whether there is a usable in-memory folder; tried once, before the tests."""
-    path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
-    try:
-        reserve(path)
-        REAL.unlink(_unfinished(path))
-    except OSError:
-        return False
-    return REAL.statvfs is not None
 
 
 def _clear(path: Path) -> None:
@@ -227,8 +174,6 @@ OWN_PROFILER = because(
     "own_profiler", ("the test runs torch.profiler itself, and profiler sessions cannot be nested")
 )
 _FILE_NUMBERS = itertools.count()
-#: A shorter region records a few megabytes on the CPU at most.
-_SHORT_NS = 10_000_000
 #: torch's records stay between the tensors of a block: holes of larger ones would never be filled.
 _APART_BYTES = 2**17
 
@@ -238,9 +183,9 @@ class Capture:
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
-    outgrows the machine, and what the block itself ``needs``, is ended, and other processes are
-    looked at, see `Watchdog`. ``tracer``:
-    marks what runs; with one that does not measure, shapes and memory are not recorded.
+    outgrows the machine is ended, and other
+    processes are looked at, see `Watchdog`. ``tracer``: marks what runs; with one that does not
+    measure, shapes and memory are not recorded.
     ``tensors``: the trace identifies tensors, which takes memory for each event. ``frozen``: other
     code of ours has frozen older objects.
     ``handover`` makes what processes that the block starts hand over by. ``helpers``: this process
@@ -258,7 +203,6 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
-        needs: Need = NEED_UNKNOWN,
         tracer: LineTracer | None = None,
         tensors: bool = False,
         frozen: bool = False,
@@ -274,11 +218,11 @@ class Capture:
         aside = lambda: self.step_aside(LIMIT_OF_EVENTS)  # noqa: E731
         self._children = Children(handover)
         looks = self._children.look
-        self._watchdog = Watchdog(aside, needs=needs, looks=looks) if watchdog else None
+        self._watchdog = Watchdog(aside, looks=looks) if watchdog else None
         self._running = self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
-        self._undo = Undo()
+        self._undo = ExitStack()
         self.aside: Reason | None = None
         #: Python threads were started in the block; ``other_threads``: others existed before.
         self.started_threads = False
@@ -288,11 +232,8 @@ class Capture:
         self._left = LeftThreads()
         self._helpers, self._idle_kernels = helpers, idle_kernels
         self._elsewhere: Reason | None = None
-        self._began = 0
         #: Anomaly detection was on before the region.
         self._anomaly = False
-        #: The region's time, once it has ended.
-        self._spent_ns: int | None = None
         #: The groups of torch.distributed at different times, described; None without one.
         self.groups: set[str | None] = {described_groups()}
         self.packages = Packages()
@@ -306,10 +247,12 @@ class Capture:
         """
         if Capture.current is not None:
             Capture.current.abandon()  # left over from a capture that could not be ended
+        if Capture.current is not None:
+            raise NotCapturedError(BEYOND)
         require_free()
         synchronize()
         look_for_graphs()  # the collector will not see them later
-        with Undo() as undo:
+        with ExitStack() as undo:
             undo.enter_context(blocks_apart(_APART_BYTES))
             self._set_threads(undo)
             self._set_collector(undo)
@@ -335,44 +278,35 @@ class Capture:
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
-        self._began = REAL.clock()
         if self._tracer is not None:
             self._tracer.start()
 
     # ---------------------------------------------------------------- what a block runs under
 
-    def _set_threads(self, undo: Undo) -> None:
-        """Set the requested intra-op threads; a test that sets others keeps its own."""
-        t, wanted = real_torch(), self._threads
-        own = t.get_threads()
-        needless = wanted is None or wanted == own
+    def _set_threads(self, undo: ExitStack) -> None:
+        """Set the requested intra-op threads; a test sees its own, and may set others."""
+        wanted, own = self._threads, real_torch().get_threads()
         give_back = lend_threads(wanted, undo)
-        if needless or not self._first:
+        if wanted in (None, own) or not self._first:
             return
 
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:
             def answer(*args: Any) -> Any:
-                # Within dynamo's trace, which must end with as many threads as it began.
-                if not args and t.get_threads() == wanted and called_by_compiler():
+                if not (args or sets):
                     return own
+                sets.append(True)
                 give_back()
-                self.aside = self.aside or because(
-                    "reads_threads",
-                    (
-                        "the test reads torch's number of threads, so its first run cannot be the "
-                        "profiled one: give the test a warm-up run"
-                    ),
-                )
                 return original(*args)
 
             return answer
 
         import torch
 
+        sets: list[bool] = []
         for name in ("get_num_threads", "set_num_threads"):
             replace_function(torch, name, asked, undo)
 
-    def _set_collector(self, undo: Undo) -> None:
+    def _set_collector(self, undo: ExitStack) -> None:
         """No collection within the block, and nothing from before it to be collected."""
         # Freezing hides older garbage from the collector instantly; a full collection would take 50
         # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
@@ -384,7 +318,7 @@ class Capture:
             collect()
         undo.enter_context(no_collection())
 
-    def _watch_threads(self, undo: Undo) -> None:
+    def _watch_threads(self, undo: ExitStack) -> None:
         """Record threads that start; `threading.Thread` itself looks unchanged to the test."""
 
         def recording(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -425,9 +359,6 @@ class Capture:
             return
         self.end_lines()
         if self._in_region and self._running:
-            self._spent_ns = REAL.clock() - self._began
-            if self.started_threads:
-                self._started.look()
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
             self._elsewhere = self._children.end()
@@ -460,7 +391,7 @@ class Capture:
                         ),
                     )
             if self._elsewhere is None:
-                self._left = self._started.end()
+                self._left = self._started.end(any_started=self.started_threads)
                 self._elsewhere = because(*Why.THREAD_LEFT) if self._left.at_work else None
         self._in_region = False
 
@@ -478,20 +409,12 @@ class Capture:
         if REAL.getpid() != self._pid:
             return
         if not self._running:
-            if self.aside is not None:
-                end_restored()
             return
         again, self.aside = self.aside is not None, reason
-        if REAL.current_thread() == self._thread:
+        if may_end(self._thread):
             self._halt()
         elif not again:
-            give_way(self._thread)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether so little can have been recorded that an in-memory file is enough."""
-        spent = self._spent_ns
-        return spent is not None and spent < _SHORT_NS and accelerator() is None
+            give_way()
 
     def stop(self, place: Path, facts: Facts) -> Recording:
         """What torch has recorded, in a file that is ``place``, or one in this folder.
@@ -511,6 +434,9 @@ class Capture:
         if self.aside is not None:
             self._discard()
             raise NotCapturedError(self.aside)
+        if real_torch().in_backward() or REAL.current_thread() != self._thread:
+            self._discard()
+            raise NotCapturedError(BEYOND)
         facts |= self._own_facts()
         collect()
         facts |= Facts(awaited=synchronize() or None)
@@ -547,7 +473,6 @@ class Capture:
             anomaly_before=True if self._anomaly else None,
             compiled_calls=self._compiled_calls.count or None,
             elsewhere=self._elsewhere,
-            late_threads=self._left.late or None,
             left_threads=self._left.left or None,
         )
 
@@ -564,24 +489,21 @@ class Capture:
 
     def _discard(self) -> None:
         self._halt()
-        end_restored()
-        empty(self._profiler)
+        if not self._running:
+            empty(self._profiler)
 
     def _halt(self) -> None:
         if not self._running:
             return
-        self._running = False
         try:
             self.end_lines()
-            if self._in_region:
+            if self._in_region and REAL.current_thread() == self._thread:
                 self._region.__exit__(None, None, None)
                 self._in_region = False
-            end(self._profiler, everywhere=self._everywhere, sound=self.aside is None)
+            if may_end(self._thread):
+                self._running, Capture.current = False, None
+                end(self._profiler, self._thread, everywhere=self._everywhere)
         finally:
-            disable()
-            Capture.current = None
-            OTHERS.ours_ended()
-            OTHERS.ended_here(began_in=self._thread)
             self._undo.close()
 
 
@@ -609,7 +531,6 @@ def prime(*, whole: bool = False) -> None:
     with suppress(OSError):  # if there is none, a test reports it
         _temporary()  # caches it, before tests may replace it
     foreign()  # caches a look at the file system
-    memory_works()
     heap_of_process()  # finds the C library before a test may replace what does
     place_apart()  # as it is after a capture: the first test's rounds are like those of others
     watch_forks()
@@ -633,7 +554,6 @@ def prime(*, whole: bool = False) -> None:
         run_reference(1)
         if device is not None:
             _DEVICE_RECORDS.append(_has_device_records(profiler))
-    learn_silence()
 
 
 def _has_device_records(profiler: Any) -> bool:

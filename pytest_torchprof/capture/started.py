@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.trace.events import Events
 
 
@@ -37,7 +36,6 @@ _STARTUP = Path(__file__).parent / "startup"
 #: A process that is handing over has this long to finish.
 _HANDOVER_S = 30.0
 _POLL_S = 0.005
-_SERVER = "a server of forks"
 #: In a process that a server forks, which has no environment of ours.
 _CODE = """\
 try:
@@ -71,15 +69,14 @@ class Collected(NamedTuple):
     """What was handed over.
 
     ``lost`` says why something is missing. ``pids`` are processes that are accounted for. Of those
-    that would have handed over, ``forks`` were forked by the test's process, and ``programs`` are
-    the names of the others; ``cpu_ns`` is the CPU time of those that have ended.
+    that would have handed over, ``forks`` were forked by the test's process; ``cpu_ns`` is the CPU
+    time of those that have ended.
     """
 
     traces: tuple[ChildTrace, ...]
     lost: Reason | None
     pids: frozenset[int]
     forks: int
-    programs: tuple[str, ...]
     cpu_ns: int
 
 
@@ -101,12 +98,12 @@ class Handover:
         self._last = 0
         self._pid = REAL.getpid()
         self._prefix = ""
-        #: The names of started programs, and None for forks, by number.
-        self._started: dict[int, str | None] = {}
+        #: The numbers of forks.
+        self._forks: set[int] = set()
 
     # ---------------------------------------------------------------- while processes start
 
-    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Tell processes that a server forks; it may be older than the run."""
         room = sys.modules.get("multiprocessing.spawn")
         if "multiprocessing.popen_forkserver" in sys.modules and room is not None:
@@ -114,7 +111,7 @@ class Handover:
 
     def fork(self) -> Callable[[], None]:
         """Number a process that is about to be forked; returns what it calls to capture itself."""
-        folder, number = self._folder_now(), self._next(None)
+        folder, number = self._folder_now(), self._next(forks=True)
 
         def begin() -> None:
             self._prefix, self._last = f"{number}.", 0
@@ -124,7 +121,7 @@ class Handover:
 
         return begin
 
-    def told(self, arguments: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    def told(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of `fork_exec` or `posix_spawn`, with our variables in the environment."""
         at = 5 if isinstance(arguments[0], list | tuple) and len(arguments) > 5 else 2
         given = arguments[at]
@@ -136,7 +133,7 @@ class Handover:
         else:
             mapping = os.environ if given is None else given
             variables = {os.fsencode(k): os.fsencode(v) for k, v in mapping.items()}
-        self._add(variables, folder, self._next(name))
+        self._add(variables, folder, self._next())
         as_list = [key + b"=" + value for key, value in variables.items()]
         told: Any = as_list if at == 5 else variables
         return (*arguments[:at], told, *arguments[at + 1 :])
@@ -157,16 +154,16 @@ class Handover:
                 with suppress(Exception):
                     target = getattr(caller.f_locals.get("process_obj"), "_target", None)
                     if getattr(target, "__module__", "") != "torch.utils.data._utils.worker":
-                        handed = f"{self._next(_SERVER)}:{self._folder_now()}"
+                        handed = f"{self._next()}:{self._folder_now()}"
                         data["torchprof"] = _Code(handed)
             return data
 
         return get_preparation_data
 
-    def _next(self, name: str | None) -> str:
+    def _next(self, *, forks: bool = False) -> str:
         self._last += 1
-        if not self._prefix:
-            self._started[self._last] = name
+        if forks and not self._prefix:
+            self._forks.add(self._last)
         return f"{self._prefix}{self._last}"
 
     def _folder_now(self) -> Path:
@@ -198,14 +195,12 @@ class Handover:
             cpu_ns += done.cpu_ns
             if trace is not None:
                 traces.append(trace)
-        names = [self._started.get(number) for number in sorted(seen)]
         several = because(*Why.SEVERAL, gaps=tuple(lost)) if lost[1:] else None
         return Collected(
             tuple(traces),
             several or next(iter(lost), None),
             frozenset(one.pid for one in processes if one.kinds & {"done", "execs"} == {"done"}),
-            sum(1 for name in names if name is None),
-            tuple(name for name in names if name is not None),
+            len(seen & self._forks),
             cpu_ns,
         )
 

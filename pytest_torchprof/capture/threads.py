@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # How much of their work falls into the measured run is chance.
 
 #: A thread that has told the test that it is done has this long to end, or to wait for work.
-_GRACE_S = 0.002
+_GRACE_S = 0.003
 #: A thread that used this much CPU time meanwhile is at work; one that polls uses less.
 _AT_WORK_NS = 500_000
 #: On a busy machine, a thread may have to wait this many times as long for a CPU.
@@ -49,14 +49,13 @@ _WAITS = {("threading", "wait"), ("threading", "join"), ("threading", "acquire")
 
 
 class LeftThreads(Frozen, frozen=True):
-    """Threads at the end of a region, by native id.
+    """Threads at the end of a region.
 
-    ``late`` neither had ended nor waited for work; ``left`` did not a moment later either, or were
-    running code of the user's before the region began, too; ``at_work``: one of those that were
-    started since was running such code.
+    ``left``: the native ids of those that were started since it began and neither had ended nor
+    waited for work a moment later, and of those that ran code of the user's before it began.
+    ``at_work``: one of the former was running such code.
     """
 
-    late: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     at_work: bool = False
 
@@ -66,7 +65,6 @@ class StartedThreads:
 
     def __init__(self) -> None:
         self._before: frozenset[int | None] = frozenset()
-        self._late: list[Thread] = []
         #: Older ones that are at work already.
         self._older: list[Thread] = []
 
@@ -76,40 +74,37 @@ class StartedThreads:
         self._before = frozenset(thread.native_id for thread in threads)
         self._older = self._working(threads) if len(threads) > 1 else []
 
-    def look(self) -> None:
-        """Note those at work at the end of the region, before it ends: they may end at any time."""
-        self._late = self._busy(self._alive())
-
-    def end(self) -> LeftThreads:
+    def end(self, *, any_started: bool) -> LeftThreads:
         """Those that have not ended; waits a moment if there were any at work."""
-        late, older = self._late, _ids(self._working(self._older)) if self._older else ()
-        if not late:
-            return LeftThreads(older, older)
+        older = self._working(self._older) if self._older else []
+        late, at_work = self._new() if any_started else [], False
         used_ns = _used_ns(late)
-        REAL.sleep(_GRACE_S)
-        alive = set(self._alive())
-        left = self._busy([one for one in late if one in alive])
-        at_work = _at_work(left, used_ns)
-        return LeftThreads((*_ids(late), *older), (*_ids(left), *older), at_work)
+        for _ in range(_MOST_WAITS if late else 0):
+            REAL.sleep(_GRACE_S)
+            late = self._new()
+            running = self._working(late)
+            at_work = any(
+                ns - used_ns.get(one, ns) >= _AT_WORK_NS for one, ns in _used_ns(running).items()
+            )
+            if at_work or not running:
+                break
+        left = (*(one.native_id for one in (*late, *older) if one.native_id is not None),)
+        return LeftThreads(left, at_work)
 
-    def _alive(self) -> list[Thread]:
-        return [thread for thread in REAL.threads() if thread.native_id not in self._before]
+    def _new(self) -> list[Thread]:
+        return _busy(one for one in REAL.threads() if one.native_id not in self._before)
 
     def _working(self, threads: Iterable[Thread]) -> list[Thread]:
         """Those that run code of the user's in another thread than this one."""
-        me = REAL.current_thread()
-        busy = self._busy(one for one in threads if one.ident != me)
+        me, alive = REAL.current_thread(), {*REAL.threads()}
+        busy = _busy(one for one in threads if one.ident != me and one in alive)
         frames = REAL.frames()
         return [one for one in busy if _runs_users_code(frames.get(one.ident))]
 
-    @staticmethod
-    def _busy(threads: Iterable[Thread]) -> list[Thread]:
-        frames = REAL.frames()
-        return [one for one in threads if not _waits_for_work(frames.get(one.ident))]
 
-
-def _ids(threads: Iterable[Thread]) -> tuple[int, ...]:
-    return tuple(thread.native_id for thread in threads if thread.native_id is not None)
+def _busy(threads: Iterable[Thread]) -> list[Thread]:
+    frames = REAL.frames()
+    return [one for one in threads if not _waits_for_work(frames.get(one.ident))]
 
 
 def _place(frame: FrameType) -> tuple[str, str]:
@@ -128,21 +123,6 @@ def _waits_for_work(frame: FrameType | None) -> bool:
             return True
         inner = inner.f_back
     return False
-
-
-def _at_work(threads: Iterable[Thread], used_ns: dict[Thread, int]) -> bool:
-    """Whether one of these threads runs code of the user's; ``used_ns``: its CPU time before."""
-    for _ in range(_MOST_WAITS):
-        frames, now_ns = REAL.frames(), _used_ns(threads)
-        running = [one for one in now_ns if _runs_users_code(frames.get(one.ident))]
-        del frames
-        if any(now_ns[one] - used_ns.get(one, now_ns[one]) >= _AT_WORK_NS for one in running):
-            return True
-        threads = [one for one in running if _is_ready(one)]
-        if not threads:
-            return False
-        REAL.sleep(_GRACE_S)
-    return True
 
 
 def _runs_users_code(frame: FrameType | None) -> bool:
@@ -165,14 +145,6 @@ def _used_ns(threads: Iterable[Thread]) -> dict[Thread, int]:
         with suppress(OSError, TypeError):  # it has just ended, or there is no such clock
             used[thread] = REAL.any_clock((~(thread.native_id or 0) << 3) | 6)
     return used if sys.platform == "linux" else {}
-
-
-def _is_ready(thread: Thread) -> bool:
-    """Whether a thread runs, or would if a CPU were free."""
-    place = f"/proc/self/task/{thread.native_id}/stat"
-    with suppress(OSError, IndexError), REAL.open(place, "rb") as file:
-        return bool(file.read().rpartition(b")")[2].split()[0] == b"R")
-    return False
 
 
 # ---- Detect work of other threads of this process, which the profiler does not see.
@@ -294,13 +266,11 @@ def _name(task: int) -> bytes | None:
 
 _SAID = r"This process \(pid=\d+\) is multi-threaded, use of \w+\(\) may lead to deadlocks"
 
-_catch, _ignore, _warn = warnings.catch_warnings, warnings.filterwarnings, warnings.warn
-
 _PYTHON: tuple[int, ...] = sys.version_info[:2]
+_ignore = warnings.filterwarnings
 
 #: Threads that the first profiler session leaves running, by native id.
 _PROFILERS: set[str] = set()
-_HELD: list[warnings.catch_warnings[None]] = []
 
 
 def threads_now() -> set[str]:
@@ -316,44 +286,14 @@ def expect_threads(started: Iterable[str]) -> None:
     if not (started := set(started)) or _PYTHON < (3, 12):
         return
     if not _PROFILERS:
-        if _PYTHON >= (3, 13):  # warns last, about the remaining threads
-            os.register_at_fork(after_in_parent=_ignore_once)
-        else:  # warns before the parent's hooks run
-            os.register_at_fork(before=_hold, after_in_parent=_say, after_in_child=_release)
+        os.register_at_fork(before=_ignore_if_alone)
     _PROFILERS.update(started)
 
 
-def _alone() -> bool:
-    return len(threads_now() - _PROFILERS) <= 1
-
-
-def _ignore_once() -> None:
+def _ignore_if_alone() -> None:
     """Until the next fork, or until pytest or a block of the test restores the filters."""
     filters: Any = warnings.filters
     for one in [one for one in filters if getattr(one[1], "pattern", None) == _SAID]:
         filters.remove(one)
-    if _alone():
+    if len(threads_now() - _PROFILERS) <= 1:
         _ignore("ignore", _SAID, DeprecationWarning)
-
-
-def _hold() -> None:
-    held = _catch()
-    held.__enter__()
-    _HELD.append(held)
-    _ignore("ignore", _SAID, DeprecationWarning)
-
-
-def _release() -> None:
-    if _HELD:
-        _HELD.pop().__exit__(None, None, None)
-
-
-def _say() -> None:
-    _release()
-    if not _alone():
-        _warn(
-            f"This process (pid={REAL.getpid()}) is multi-threaded, use of fork() may lead to "
-            "deadlocks in the child.",
-            DeprecationWarning,
-            stacklevel=2,
-        )

@@ -167,4 +167,42 @@ class Why:
     NO_BYTES = _said("moves an unknown number of bytes")
     NO_LAUNCHES = _said("starts an unknown number of kernels")
     COMPILED_FOR_HOST = _said("was compiled for the CPU, and for a device becomes other kernels")
+    RULE_RAISED = _said("the rule failed: {error}")
+    PRODUCTS_ON_UNKNOWN_CHIP = _said(
+        "products in fp32: the trace does not say which device it ran on"
+    )
+    NOT_RECORDED = _said("the test no longer records it")
+    NOT_RECORDED_IN = _said("{name} is not recorded in the region {region}")
+    NO_SUCH_METRIC = _said("no metric {name}: the test does not record it, and no hook defines it")
+    NO_SUCH_METRIC_NEAR = _said("no metric {name}; did you mean {near: or }?")
+    SCOPE_DID_NOT_RUN = _said("{scope} {name} did not run in the measured region")
+    SCOPE_UNKNOWN = _said(
+        "{scope} {name} did not run, and nothing that could run here has this name (similar: "
+        "{near:, })"
+    )
+    SCOPE_DID_NOT_RUN_NEAR = _said(
+        "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
+    )
+    LAPS_DIFFER = _said("region {name} was not entered equally often in each run")
+    ONLY_OF_TEST = _said("known for whole tests only")
+    REGION_RAISED = _said("region {name} was left with {error}")
+    CHANGED = _said("{name} {before} → {now}")
+    INLINE_MISMATCH = _said("the inline expectation does not match")
+    OTHER_MACHINE = _said("the baseline's times are of another machine ({machine})")
+    ORDER_CHANGED = _said(
+        "the same operators moved the same bytes and only the peak differs, so their order "
+        "changed (that of a set of strings follows PYTHONHASHSEED): up to 10 %, that only advises"
+    )
+    OTHERS_BUSY = _said("other processes used about {share:.0%} of the CPUs")
+    HYPERVISOR_TOOK = _said("the hypervisor took about {share:.0%} of the CPUs")
+    ONLY_RUN = _said(
+        "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
+    )
+    TRACER_RAISED = _said("tracking what runs failed, please report it: {error}")
+    TOO_MANY_LINES = _said("only the first {most:,} of your lines that run are located")
+    TOO_MANY_MODULES = _said("it runs more than {most:,} modules")
+    NOT_MEASURED_ON = _said("not measured on {side}")
+    ONLY_ON = _said("only in {side}")
+    SKIPPED_ON = _said("only in {side}: {why}")
+    NOT_COLLECTED_ON = _said("cannot be collected in {side}: {why}")
     ON_SIDE = _said("in {side}: {why}")

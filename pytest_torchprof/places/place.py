@@ -564,25 +564,6 @@ MARKERS: Final = (LINE, MODULE, CONSTRUCTOR)
 _BACKWARD = Names(ENGINE)
 
 
-def lines_with_events(trace: Events) -> tuple[frozenset[int], frozenset[int]]:
-    """The numbers of the lines that are the innermost around some event, and of those around any.
-
-    Markers are no events here.
-    """
-    line, levels = _numbered(trace, LINE), list(nesting.levels(trace.depth))
-    innermost = line.copy()
-    for level in levels:
-        around = innermost[trace.parent[level]]
-        innermost[level] = np.where(line[level] >= 0, line[level], around)
-    real = trace.is_kind(Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
-    inside = real & ~trace.names_where(lambda name: name.startswith(MARKERS))
-    found = nesting.distinct(innermost[inside])
-    for level in reversed(levels):
-        inside[trace.parent[level[inside[level]]]] = True
-    above = nesting.distinct(line[inside])
-    return frozenset(found.tolist()), frozenset(above.tolist())
-
-
 def labels(trace: Events) -> tuple[Ints, Ints]:
     """The numbers of the innermost line's and module's marker around each event, -1 for none.
 

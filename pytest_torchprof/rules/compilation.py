@@ -95,9 +95,7 @@ def graph_break(trace: Events) -> Matches:
     A break that raised because of `fullgraph=True` counts too, in a test that expects it:
     dynamo reports both alike. In a stored trace
     of another tool, it is recognized by the functions with which Python resumes, if stacks were
-    recorded. The cost is the time to compile one graph more: that of the smaller one of the two
-    before and after the break. It is unknown if the rest is not compiled. What the call itself
-    loses is not estimated.
+    recorded. What a break costs is unknown: no record tells how one graph would have done.
 
     ## Why it is slow
 

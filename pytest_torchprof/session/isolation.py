@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -20,13 +20,11 @@ from pytest_torchprof.capture.patches import REAL, muted
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_torchprof.capture.limits import Undo
-
 
 # ---- Reruns write no logs, and pytest's log handlers do not slow them.
 
 
-def no_logs(item: pytest.Item, undo: Undo) -> None:
+def no_logs(item: pytest.Item, undo: ExitStack) -> None:
     """Keep log records out of pytest's live log and log file; ``caplog`` still gets them."""
     plugin = item.config.pluginmanager.getplugin("logging-plugin")
     for name in ("log_cli_handler", "log_file_handler"):
@@ -40,7 +38,7 @@ def _nothing(_: object) -> bool:
     return False
 
 
-def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
+def _one_handler(item: pytest.Item, plugin: Any, undo: ExitStack) -> None:
     """Attach pytest's handler of log records once for all phases of all reruns.
 
     Pytest attaches two handlers to each logger that does not propagate. Torch alone has 43, so
@@ -75,7 +73,7 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
 # ---- Hide extra runs from other plugins that watch tests or give them resources.
 
 
-def coverage_paused(undo: Undo) -> None:
+def coverage_paused(undo: ExitStack) -> None:
     """Pause coverage, so that lines reached only by extra runs do not count as covered.
 
     This uses coverage.py's own way of pausing, so it still looks active.
@@ -90,7 +88,7 @@ def coverage_paused(undo: Undo) -> None:
         undo.callback(collector.resume)
 
 
-def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
+def folders_noted(item: pytest.Item, made: list[Path], undo: ExitStack) -> None:
     """Record temporary folders as they are created, because later names count up from them."""
     factory: Any = getattr(item.config, "_tmp_path_factory", None)
     if not hasattr(factory, "mktemp"):
@@ -114,7 +112,7 @@ def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
 
 
 def unnoticed(
-    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: ExitStack
 ) -> None:
     """Suppress second copies of output, warnings, properties and subtest reports until ``undo``."""
     undo.enter_context(warnings.catch_warnings(record=True))
@@ -158,7 +156,7 @@ def terminal_of(item: pytest.Item) -> Any:
     return getattr(reporter, "_tw", None)
 
 
-def write_to(terminal: Any, sink: StringIO, undo: Undo) -> None:
+def write_to(terminal: Any, sink: StringIO, undo: ExitStack) -> None:
     """Redirect what is written to the terminal: ``--setup-show``, live logs."""
     if terminal is not None:
         undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
@@ -169,7 +167,7 @@ def _write_back(terminal: Any, file: Any, line: str) -> None:
     terminal._file, terminal._current_line = file, line
 
 
-def _no_output(item: pytest.Item, undo: Undo) -> None:
+def _no_output(item: pytest.Item, undo: ExitStack) -> None:
     """Keep all output from the terminal, captured or not."""
     manager = item.config.pluginmanager.getplugin("capturemanager")
     capture = getattr(manager, "_global_capturing", None)
@@ -243,7 +241,7 @@ def _on_terminal(stream: Any) -> bool:
 
 
 def _no_reports(
-    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: ExitStack
 ) -> None:
     """Keep the reports of subtests, sent while the test runs, from other plugins."""
 
@@ -301,7 +299,7 @@ def timeout_settings(item: pytest.Item) -> Any:
     return settings if settings.timeout and settings.timeout > 0 else None
 
 
-def alarm_stopped(undo: Undo) -> bool:
+def alarm_stopped(undo: ExitStack) -> bool:
     """Pause a running alarm, pytest-timeout's or the test's own; return whether there was one."""
     here = REAL.current_thread() == threading.main_thread().ident
     if not (here and hasattr(signal, "setitimer")):
@@ -317,7 +315,7 @@ def _alarm_again(handler: Any, left: float, interval: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
-def clocks_stopped(item: pytest.Item, used: float, undo: Undo, *, alarm: bool) -> None:
+def clocks_stopped(item: pytest.Item, used: float, undo: ExitStack, *, alarm: bool) -> None:
     """Stop the timers that run in threads: pytest-timeout's ``thread`` method, and faulthandler.
 
     The test has ``used`` this many seconds of its limits; ``alarm``: see `alarm_stopped`.
@@ -340,7 +338,7 @@ def clocks_stopped(item: pytest.Item, used: float, undo: Undo, *, alarm: bool) -
         )
 
 
-def _timeout_stopped(item: pytest.Item, used: float, undo: Undo) -> None:
+def _timeout_stopped(item: pytest.Item, used: float, undo: ExitStack) -> None:
     settings = timeout_settings(item)
     if settings is None or settings.func_only:
         return

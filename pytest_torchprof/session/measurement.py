@@ -14,9 +14,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from pytest_torchprof.analysis.missing import work_elsewhere
 from pytest_torchprof.capture.clock import collect
-from pytest_torchprof.capture.compiling import CompileCount
-from pytest_torchprof.capture.limits import NEED_UNKNOWN, Need, leave_device, watch_device
-from pytest_torchprof.capture.lines import MOST_MARKS
+from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
 from pytest_torchprof.capture.machine import could_run
 from pytest_torchprof.capture.patches import REAL
@@ -27,7 +25,7 @@ from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Sample
-from pytest_torchprof.places.place import Located, lines_with_events
+from pytest_torchprof.places.place import Located
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.seeds import Seeds
@@ -112,8 +110,6 @@ class Captures:
         self.lines_gap: Reason | None = None
         #: The same of processes that the test has started, by label.
         self.located_processes: Mapping[str, Located] = {}
-        #: Lines in which nothing runs, if only a run that does not mark them locates the others.
-        self.plain_lines: frozenset[str] | None = None
 
     def take(self, brought: Captured) -> Reason | None:
         """Take a trace; return why it cannot be used, if so."""
@@ -234,26 +230,11 @@ class Captures:
             self.trace = replace(self.trace, metadata=metadata)
 
     def _locate(self, brought: Captured) -> None:
-        """Locate by the run's markers, or note which lines another run need not mark.
-
-        Events have the right line if none was right within a line that lacked markers; all that
-        is around them is known if none was within at any depth.
-        """
-        if self.located is not None and (brought.gap is not None or brought.marks is None):
-            return  # the first of two runs knows more
+        """Locate by the run's markers."""
         self.lines_gap = brought.gap
         if brought.marks is None:
             return
-        lines, modules = brought.marks
-        doubted = brought.doubted
-        calling, around = lines_with_events(brought.trace) if doubted else (doubted, doubted)
-        if doubted & around:
-            plain = doubted - around
-            self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
-        if doubted & calling:
-            self.lines_gap = because(*Why.TOO_MANY_LINES, most=MOST_MARKS)
-        else:
-            self.located = Located(brought.trace, lines, modules)
+        self.located = Located(brought.trace, *brought.marks)
         if brought.children:
             self.located_processes = located_by_label(brought.children)
 
@@ -320,10 +301,9 @@ class Captured(Frozen, frozen=True):
     ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
     the run compiled something; ``recorded``: it only captured CUDA graphs. ``started_threads`` of
     the test and ``other_threads`` of torch did work. ``marks`` are the lines and the modules of the
-    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``doubted`` are
-    the numbers of lines that were not marked each time they ran, and ``unseen`` the classes of
-    modules that may have run without a marker. ``children`` are the traces of processes that it
-    started; the receiver closes their files, too.
+    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``unseen`` are
+    the classes of modules that may have run without a marker. ``children`` are the traces of
+    processes that it started; the receiver closes their files, too.
     """
 
     kind: RunKind
@@ -335,7 +315,6 @@ class Captured(Frozen, frozen=True):
     started_threads: bool = False
     other_threads: bool = False
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None
-    doubted: frozenset[int] = frozenset()
     gap: Reason | None = None
     unseen: frozenset[str] = frozenset()
     children: tuple[ChildTrace, ...] = ()
@@ -533,8 +512,6 @@ class Rounds:
     #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
-    #: By how much the process grew in earlier runs, without the profiler.
-    needs: Need = NEED_UNKNOWN
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
@@ -552,10 +529,6 @@ class Rounds:
         """One more."""
         self.timed.append(one)
         self._spent_ns += one.wall_ns
-
-    def needed(self, one: Need) -> None:
-        """By how much the process grew in one more run without the profiler."""
-        self.needs = self.needs.after(one)
 
     def watch(self) -> None:
         """Start watching what else runs on the machine."""
@@ -785,7 +758,7 @@ class Gatherer:
         self._values: tuple[Checked, dict[str, Value]] | None = None
         self.longest_ns = 0
         if machine.accelerator is not None:
-            watch_device()
+            CUDA_GRAPHS.watch()
         self._compiled = CompileCount.now()
         #: What the first run compiled, once it is over.
         self._compilation: Facts | None = None
@@ -1049,7 +1022,7 @@ class Gatherer:
         """Release memory and files, once the test is fully reported."""
         self._checked = self._values = self._unread = None
         self.captures.forget()
-        leave_device()
+        CUDA_GRAPHS.stop()
 
     # ---------------------------------------------------------------- which runs are needed
 
@@ -1080,8 +1053,6 @@ class Gatherer:
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
-            if self.captures.plain_lines is not None and self.reason is None:
-                yield "lines"
             self._note_if(lambda: self.checked.wants_module_calls)
         stable = self.plan.checks_stable and self.runs > 0 and not self.captures.children
         if self._has_trace and stable and "profile" in kinds:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 
 from pytest_torchprof.capture.clock import Stopwatch, collect
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
-from pytest_torchprof.capture.limits import Growth, Limited, Undo
+from pytest_torchprof.capture.limits import Limited
 from pytest_torchprof.capture.lines import LineTracer, ModuleTracer
 from pytest_torchprof.capture.machine import captures_graph, is_torch
 from pytest_torchprof.capture.patches import REAL, muted
@@ -77,7 +77,6 @@ class Run:
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
         self._tracer: LineTracer | None = None
-        self._growth: Growth | None = None
         self._compiled = CompileCount()
         #: How many CUDA graphs were captured before it; None if nobody counts.
         self._graphs: int | None = None
@@ -145,8 +144,7 @@ class Run:
             return
         if self.kind in ("profile", "modules", "threads", "tensors", "reseeded", "lines"):
             if self.kind == "lines":
-                plain = self.gatherer.captures.plain_lines
-                self._tracer = LineTracer(self.gatherer.own_files, plain)
+                self._tracer = LineTracer(self.gatherer.own_files)
             elif self.kind == "modules":
                 self._tracer = ModuleTracer()
             self._capture = Capture(
@@ -154,7 +152,6 @@ class Run:
                 first=self.first,
                 everywhere=self._like == "threads",
                 watchdog=self._is_long or self.first,
-                needs=self.gatherer.rounds.needs,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
@@ -168,7 +165,6 @@ class Run:
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
-            self._growth = Growth(is_long=self._is_long and not self.gatherer.rounds.needs.is_all)
             self._watch.__enter__()
 
     @property
@@ -180,16 +176,10 @@ class Run:
             self._watch.__exit__()
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
-            self._end_growth()
             recorded = CUDA_GRAPHS.captured_since(self._graphs)
             self.gatherer.take(Timed(self.kind, result, first=self.first, recorded=recorded))
         elif self._capture is not None:
             self.gatherer.keep(self._captured(self._capture), first=self.first)
-
-    def _end_growth(self) -> None:
-        growth, self._growth = self._growth, None
-        if growth is not None:
-            self.gatherer.rounds.needed(growth.end())
 
     def _captured(self, capture: Capture) -> Callable[[], Captured | NoModules]:
         capture.end_region()
@@ -199,7 +189,7 @@ class Run:
         no_memory = _NO_MEMORY if self._like == "threads" else None
         facts |= Facts(packages=capture.packages.calls, no_memory=no_memory)
         try:
-            with passing_file(self.gatherer.folder, small=capture.is_small) as place:
+            with passing_file(self.gatherer.folder) as place:
                 recording = capture.stop(place, facts)
                 file = recording.hold()
         except CaptureError as error:
@@ -218,7 +208,6 @@ class Run:
             started_threads=capture.started_threads,
             other_threads=capture.other_threads,
             marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,
-            doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
             unseen=tracer.unseen if tracer is not None else frozenset(),
             children=capture.take_children(),
@@ -244,7 +233,6 @@ class Run:
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
         closing += [capture.abandon] if capture is not None else []
-        closing += [self._end_growth] if self._growth is not None else []
         for close in (*closing, *last):
             try:
                 close()
@@ -633,7 +621,7 @@ class FirstTeardown:
         before = len(known)
         terminal, sink = terminal_of(self._item), StringIO()
         try:
-            with Undo() as undo:
+            with ExitStack() as undo:
                 write_to(terminal, sink, undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
                     undo.enter_context(muted(1, 2))
@@ -869,7 +857,7 @@ class Runner:
         def exclude() -> None:
             gatherer.started_ns += REAL.clock() - now
 
-        with Undo() as undo:
+        with ExitStack() as undo:
             alarm = alarm_stopped(undo)
             now = REAL.clock()
             undo.callback(exclude)
@@ -983,6 +971,8 @@ class Runner:
 
 def _stop_watching() -> None:
     OTHERS.tell(None)
+    if Capture.current is not None:  # it could not end within a backward pass, or another thread
+        Capture.current.abandon()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,6 @@ from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.session.options import OPTIONS, seed_imports
 
 if TYPE_CHECKING:
-    from pytest_torchprof.capture.limits import Undo
     from pytest_torchprof.capture.state import World
 
 #: torch seeds itself with 53 bits of the system's, and we with 63; people with numbers that they
@@ -222,7 +221,7 @@ class Seeds:
             self._ends[other] = RandomState()
 
 
-def plugins_reseeded(item: pytest.Item, undo: Undo) -> None:
+def plugins_reseeded(item: pytest.Item, undo: ExitStack) -> None:
     """Restore what `Seeds.set` tells other plugins that seed generators."""
     option: Any = item.config.option
     if hasattr(option, "randomly_seed"):

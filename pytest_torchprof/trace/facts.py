@@ -185,10 +185,9 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         awaited: whether the capture itself waited for the device after the region; then a trace
             that does not record this call may lack others.
         elsewhere: why numbers are lower bounds, if they are.
-        late_threads: native ids of threads that the region started and that neither had ended nor
-            waited for work at its end.
-        left_threads: those of them of which that was still true a moment later, and older ones
-            that were running code of the user's before the region, too.
+        left_threads: native ids of threads that the region started and that neither had ended nor
+            waited for work a moment after its end, and of older ones that were running code of the
+            user's before it, too.
         allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
         anomaly_before: whether anomaly mode was on before the region.
         asked: metrics of a device's work that the test asks for, and that are measured only then.
@@ -227,7 +226,6 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     no_device_memory: Reason | None = None
     awaited: bool | None = None
     elsewhere: Reason | None = None
-    late_threads: tuple[int, ...] | None = None
     left_threads: tuple[int, ...] | None = None
     allow_tf32: bool | None = None
     anomaly_before: bool | None = None

@@ -36,8 +36,7 @@ def test_it_waits_until_gloos_threads_are_at_rest(monkeypatch: pytest.MonkeyPatc
     try:
         assert named.wait(10)
         work.set()
-        threads = clock._GlooThreads()
-        threads.await_rest()
+        clock.collect(0)
         assert ended
     finally:
         over.set()
@@ -50,10 +49,8 @@ def test_it_does_not_wait_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> 
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        threads = clock._GlooThreads()
-        for _ in range(3):
-            threads.await_rest()
-        assert str(thread.native_id) in threads._known
+        clock.collect(0)
+        assert str(thread.native_id) in clock._OTHERS
     finally:
         done.set()
         thread.join()
@@ -62,8 +59,7 @@ def test_it_does_not_wait_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_thread_that_never_rests_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_MOST_S", 0.005)
     monkeypatch.setattr(clock, "_sleeps", lambda _: False)
-    threads = clock._GlooThreads()
-    monkeypatch.setattr(threads, "_found", lambda: ["1"])
+    monkeypatch.setattr(clock, "_gloo_tasks", lambda: ["1"])
     began = time.monotonic()
-    threads.await_rest()
+    clock.collect(0)
     assert time.monotonic() - began >= 0.005

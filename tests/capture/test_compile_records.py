@@ -133,23 +133,6 @@ def test_the_time_of_compiling_is_the_sum_over_records(
     assert ms == work.ms
 
 
-@pytest.mark.parametrize(
-    ("first_s", "rest_s", "ms"),
-    [(9.0, 1.0, 1000.0), (0.5, 1.0, 500.0), (None, 1.0, None), (1.0, None, None)],
-)
-def test_a_break_costs_the_smaller_graph(
-    dynamo: Dynamo, first_s: float | None, rest_s: float | None, ms: float | None
-) -> None:
-    before = CompileCount.now()
-    dynamo.broke("print", ("/projects/net.py", 5))
-    dynamo.compiled("0/0", entire_frame_compile_time_s=first_s)
-    dynamo.compiled("1/0", entire_frame_compile_time_s=0.1, co_name="other")
-    compiled_rest(dynamo, "2/0", 5, rest_s)
-    dynamo.compiled("2/0", duration_us=200_000, is_forward=False)
-    (row,) = CompileCount.now().since(before).breaks or ()
-    assert ms == row.ms
-
-
 def compiled_rest(
     dynamo: Dynamo, number: str, line: int, seconds: float | None, **fields: Any
 ) -> None:
@@ -160,30 +143,6 @@ def compiled_rest(
         entire_frame_compile_time_s=seconds,
         **fields,
     )
-
-
-def costs_of_breaks(before: CompileCount) -> list[float | None]:
-    return [row.ms for row in CompileCount.now().since(before).breaks or ()]
-
-
-def test_of_a_smaller_backward_graph_half_counts(dynamo: Dynamo) -> None:
-    before = CompileCount.now()
-    dynamo.broke("print", ("/projects/net.py", 5))
-    dynamo.compiled("0/0", entire_frame_compile_time_s=1.0)
-    compiled_rest(dynamo, "1/0", 5, 2.0)
-    for number, us in (("1/0", 400_000), ("0/0", 600_000)):
-        dynamo.compiled(number, co_name=None, co_filename=None, duration_us=us, is_forward=False)
-    assert costs_of_breaks(before) == [1200.0]
-
-
-def test_a_backward_graph_is_not_the_rest_of_another_break(dynamo: Dynamo) -> None:
-    before = CompileCount.now()
-    compiled_rest(dynamo, "1/0", 5, 2.0, restart_reasons=set())
-    dynamo.broke("print", ("/projects/net.py", 5))
-    dynamo.compiled("2/0", entire_frame_compile_time_s=1.0)
-    dynamo.compiled("1/0", co_name=None, co_filename=None, duration_us=9, is_forward=False)
-    compiled_rest(dynamo, "3/0", 5, 3.0)
-    assert costs_of_breaks(before) == [1000.0]
 
 
 @pytest.mark.parametrize("reasons", [None, set()])
@@ -199,18 +158,6 @@ def test_functions_of_one_name_are_told_apart_by_where_they_begin(
     assert "1/0" == row.id
 
 
-def test_each_break_has_its_own_rest(dynamo: Dynamo) -> None:
-    """Both functions have one name; the inner one breaks, and with it the outer one."""
-    before = CompileCount.now()
-    dynamo.broke("print", ("/projects/net.py", 5), ("/projects/net.py", 12))
-    dynamo.compiled("0/0", entire_frame_compile_time_s=7.0)
-    dynamo.broke("print", ("/projects/net.py", 12))
-    dynamo.compiled("1/0", entire_frame_compile_time_s=8.0, co_firstlineno=9)
-    compiled_rest(dynamo, "2/0", 12, 2.0)
-    compiled_rest(dynamo, "3/0", 5, 3.0)
-    assert costs_of_breaks(before) == [3000.0, 2000.0]
-
-
 def test_a_skipped_function_does_not_take_the_break_of_another_of_its_name(
     dynamo: Dynamo,
 ) -> None:
@@ -222,36 +169,7 @@ def test_a_skipped_function_does_not_take_the_break_of_another_of_its_name(
     dynamo.compiled("1/0", entire_frame_compile_time_s=1.0, **at)
     compiled_rest(dynamo, "2/0", 15, 2.0, restart_reasons=set())
     rows = CompileCount.now().since(before).breaks or ()
-    assert [("/projects/net.py:3", None), ("/projects/net.py:15", 1000.0)] == [
-        (row.location, row.ms) for row in rows
-    ]
-
-
-def test_a_rest_is_of_one_break(dynamo: Dynamo) -> None:
-    before = CompileCount.now()
-    for number in ("0/0", "0/1"):
-        dynamo.broke("print", ("/projects/net.py", 5))
-        dynamo.compiled(number, entire_frame_compile_time_s=1.0)
-    compiled_rest(dynamo, "1/0", 5, 2.0)
-    assert costs_of_breaks(before) == [1000.0, None]
-
-
-def test_a_rest_at_which_dynamo_gives_up_tells_no_cost(dynamo: Dynamo) -> None:
-    before = CompileCount.now()
-    dynamo.broke("print", ("/projects/net.py", 5))
-    dynamo.compiled("0/0", entire_frame_compile_time_s=1.0)
-    why = {"fail_type": "FailOnRecompileLimitHit", "fail_reason": "recompile_limit reached"}
-    compiled_rest(dynamo, "1/8", 5, 0.001, **why)
-    assert costs_of_breaks(before) == [None]
-
-
-def test_a_break_whose_rest_is_not_compiled_has_an_unknown_cost(dynamo: Dynamo) -> None:
-    before = CompileCount.now()
-    dynamo.broke("print", ("/projects/net.py", 5))
-    dynamo.compiled("0/0", entire_frame_compile_time_s=1.0)
-    dynamo.broke("a lost one")
-    rows = CompileCount.now().since(before).breaks or ()
-    assert [None, None] == [row.ms for row in rows]
+    assert ["/projects/net.py:3", "/projects/net.py:15"] == [row.location for row in rows]
 
 
 def test_a_recompilation_costs_the_backward_graph_too(dynamo: Dynamo) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +12,10 @@ from support.sessions import run
 from pytest_torchprof.capture import machine, state
 from pytest_torchprof.capture.clock import Stopwatch
 from pytest_torchprof.capture.machine import (
-    CACHING_ALLOCATOR,
-    CachingAllocator,
     real_torch,
     synchronize,
     unseen_allocator,
 )
-from pytest_torchprof.capture.sessions import Others
 from pytest_torchprof.core.errors import NotCapturedError
 from pytest_torchprof.session import runs
 
@@ -117,64 +111,25 @@ def test_generators_of_a_broken_device_are_left_alone(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("backend", "cached", "variable", "expected"),
+    ("backend", "variable", "expected"),
     [
-        ("native", True, "", None),
-        ("cudaMallocAsync", True, "", "cudaMallocAsync"),
-        ("pluggable", True, "", "pluggable"),
-        ("native", False, "", "cudaMalloc"),
-        ("cudaMallocAsync", False, "", "cudaMallocAsync"),
-        ("native", True, "1", "cudaMalloc"),
+        ("native", "", None),
+        ("cudaMallocAsync", "", "cudaMallocAsync"),
+        ("pluggable", "", "pluggable"),
+        ("native", "1", "cudaMalloc"),
     ],
 )
 def test_only_the_caching_allocator_is_seen(
-    backend: str, cached: bool, variable: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    backend: str, variable: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
     torch_c = torch._C
     monkeypatch.setattr(torch_c, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
-    monkeypatch.setattr(CACHING_ALLOCATOR, "was_off", not cached)
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", variable)
     found = unseen_allocator()
     assert (found and found.text) == (
         expected and f"torch's profiler does not see the allocator {expected}"
     )
-
-
-def test_what_a_test_allocates_while_the_cache_is_off_is_unseen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    switched: list[bool] = []
-    switch = "_cuda_cudaCachingAllocator_enable"
-    monkeypatch.setattr(torch._C, switch, switched.append, raising=False)
-    monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
-    enable = torch.cuda.memory.caching_allocator_enable
-    watched = CachingAllocator()
-    seen: list[bool] = []
-
-    def test(*values: bool) -> None:
-        watched.watch()
-        seen.append(watched.was_off)
-        for value in values:
-            enable(value)
-        seen.append(watched.was_off)
-        watched.stop()
-
-    test()
-    test(False, True)
-    test(False)
-    test()
-    assert [False, False, False, True, False, True, True, True] == seen
-    enable(True)  # unseen
-    assert [False, True, False, True] == switched
-
-
-def test_without_such_a_switch_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch._C, "_cuda_cudaCachingAllocator_enable", raising=False)
-    watched = CachingAllocator()
-    watched.watch()
-    watched.stop()
-    assert not watched.was_off
 
 
 def test_a_graph_that_is_captured_is_not_broken_by_a_block_within(
@@ -242,40 +197,6 @@ def test_a_session_of_another_thread_is_named(pytester: pytest.Pytester) -> None
     assert "another profiler session is active" in record["reason"]
     assert "internal error" not in ran.out
     assert "new" == ran.tests["test_afterwards"]["status"]
-
-
-def test_a_session_that_its_thread_has_left_is_no_longer_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    room: Any = torch.autograd.profiler
-    for name in ("_enable_profiler", "_disable_profiler"):
-        monkeypatch.setattr(room, name, partial(calls.append, name))
-    others = Others()
-    others.watch()
-    begin, over = threading.Event(), threading.Event()
-    seen = []
-
-    def work(*, ends: bool) -> None:
-        room._enable_profiler()
-        if ends:
-            room._disable_profiler()
-        begin.set()
-        over.wait()
-
-    for ends in (False, True):
-        thread = threading.Thread(target=work, kwargs={"ends": ends})
-        thread.start()
-        begin.wait()
-        seen.append(others.run_now)
-        over.set()
-        thread.join()
-        seen.append(others.run_now)
-        begin.clear()
-        over.clear()
-    others.forget()
-    assert [True, False, False, False] == seen
-    assert ["_enable_profiler"] * 2 + ["_disable_profiler"] == calls
 
 
 def test_no_session_begins_while_a_graph_is_captured(

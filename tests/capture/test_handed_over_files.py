@@ -25,7 +25,7 @@ class _Handed:
 
     def collect(self) -> Collected:
         one = ChildTrace("rank 0", parse_trace(_TRACE, source="rank0.json"), self.file)
-        return Collected((one,), None, frozenset(), 0, (), 0)
+        return Collected((one,), None, frozenset(), 0, 0)
 
     def close(self) -> None:
         pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -20,8 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchprof.analysis.operators import kernel_totals, op_rows
-from pytest_torchprof.capture.machine import lean_region, real_torch
-from pytest_torchprof.capture.patches import is_silent
+from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.unknown import because
@@ -180,32 +178,6 @@ def test_a_session_that_lost_the_region_is_a_failed_capture(
     monkeypatch.setattr(room, "REGION", "of another name")
     with pytest.raises(CaptureError, match="nothing recorded"):
         captured(lambda: torch.ones(1), tmp_path)
-
-
-def test_what_writes_to_stderr_is_not_silent() -> None:
-    def fail() -> None:
-        raise KeyError
-
-    before = os.fstat(2)
-    assert not is_silent(lambda: os.write(2, b"text"))
-    assert is_silent(lambda: None)
-    with pytest.raises(KeyError):
-        is_silent(fail)
-    assert (before.st_dev, before.st_ino) == (os.fstat(2).st_dev, os.fstat(2).st_ino)
-
-
-def test_a_region_is_marked_as_torch_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def recorded() -> list[tuple[str, Any]]:
-        trace = captured(lambda: torch.ones(4), tmp_path)
-        return sorted(
-            (trace.names[i], kind) for i, kind in zip(trace.name, trace.kind, strict=True)
-        )
-
-    ours = recorded()
-    monkeypatch.delattr("torch.autograd._record_function_with_args_enter")
-    assert record_function is lean_region()
-    monkeypatch.setattr(real_torch(), "region", record_function)
-    assert ours == recorded()
 
 
 # ----------------------------------------------------------------------------- what torch says

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +13,7 @@ import pytest
 from support.live import captured_file
 from support.sessions import ADD, run
 
-from pytest_torchprof.capture.patches import REAL
-from pytest_torchprof.capture.profiler import Capture, hold, memory_works, passing_file, reserve
+from pytest_torchprof.capture.profiler import Capture, hold, passing_file, reserve
 from pytest_torchprof.trace.facts import Facts
 
 
@@ -97,80 +93,10 @@ def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: 
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("small", "chosen", "free", "where"),
-    [
-        (True, False, 2**26, "memory"),
-        (False, False, 2**26, "temporary"),
-        (True, True, 2**26, "temporary"),
-        (True, False, 2**20, "temporary"),
-        (True, False, None, "temporary"),
-    ],
-)
-def test_a_small_file_is_kept_in_memory_if_there_is_room_and_no_folder_was_chosen(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    small: bool,
-    chosen: bool,
-    free: int | None,
-    where: str,
-) -> None:
-    def statvfs(_: str) -> SimpleNamespace:
-        if free is None:
-            full()
-        return SimpleNamespace(f_bavail=free, f_frsize=1)
-
-    memory, temporary = str(tmp_path / "memory"), str(tmp_path / "temporary")
-    monkeypatch.setattr("tempfile.tempdir", temporary)
-    monkeypatch.setattr("pytest_torchprof.capture.profiler._MEMORY", memory)
-    known = "nobody's" if chosen else temporary
-    monkeypatch.setattr("pytest_torchprof.capture.profiler._INSTEAD_OF", known)
-    monkeypatch.setattr(REAL, "statvfs", statvfs)
-    memory_works.cache_clear()
-    try:
-        with passing_file(small=small) as path:
-            assert Path(temporary) == path.parent  # it is not there
-        memory_works.cache_clear()
-        Path(memory).mkdir()
-        with passing_file(small=small) as path:
-            assert where == path.parent.name
-        assert [] == list(Path(memory).iterdir())
-    finally:
-        memory_works.cache_clear()
-
-
 def test_torch_writes_to_what_was_reserved(tmp_path: Path) -> None:
     captured_file(lambda: None, tmp_path)
     (trace,) = tmp_path.glob("*.json")
     assert 0o600 == trace.stat().st_mode & 0o777
-
-
-def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
-            signal.signal(signal.SIGTERM, handler)
-            with passing_file():
-                ours = handler == signal.SIG_DFL
-                assert (signal.getsignal(signal.SIGTERM) != handler) is ours
-            assert handler == signal.getsignal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
-    code = (
-        "import os, signal\n"
-        "from pytest_torchprof.capture.profiler import passing_file, reserve\n"
-        "with passing_file() as path:\n"
-        "    reserve(path)\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-    )
-    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=temporary, check=False)
-    assert (-signal.SIGTERM, []) == (ended.returncode, list(tmp_path.iterdir()))
 
 
 def test_while_a_test_runs_no_files_exist_that_could_be_left(pytester: pytest.Pytester) -> None:

@@ -53,9 +53,6 @@ LOOKS = """
 import signal
 import time
 
-def test_sees_no_handler_of_the_alarm(): assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
-def test_sees_no_alarm(): assert signal.alarm(0) == 0
-def test_sees_no_timer(): assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 def test_uses_its_own_alarm():
     rung = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
@@ -65,19 +62,6 @@ def test_uses_its_own_alarm():
 def test_blocks_all_signals():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-"""
-
-ALARMED = """
-import signal
-import threading
-
-lock = threading.Lock()
-
-def test_uses_its_own_alarm():
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(50)
-    try: lock.acquire()
-    finally: signal.alarm(0)
 """
 
 LEAVES = """
@@ -170,27 +154,9 @@ def test_a_further_run_that_is_given_up_leaves_no_process(pytester: pytest.Pytes
     assert "new" == seen.statuses["test_is_alone_afterwards_too"]
 
 
-def test_a_test_that_looks_at_alarms_sees_none_of_the_plugins(pytester: pytest.Pytester) -> None:
+def test_a_test_may_use_the_alarm_and_block_signals(pytester: pytest.Pytester) -> None:
     seen = same(pytester, LOOKS)
     assert {"new"} == set(seen.statuses.values()), seen.statuses
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("short")
-def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Pytester) -> None:
-    seen = same(pytester, ALARMED)
-    has_blocked(seen, "test_uses_its_own_alarm", "timed run")
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("short")
-def test_without_timers_of_its_own_it_uses_the_alarm_signal(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "_TIMERS", None)
-    seen = same(pytester, BLOCKS, "-k", "setup or afterwards")
-    has_blocked(seen, "test_blocks_in_its_setup", "timed run")
-    assert "new" == seen.statuses["test_afterwards"]
 
 
 @pytest.mark.thorough

@@ -334,13 +334,9 @@ def test_settings_of_torch(pytester: pytest.Pytester, args: tuple[str, ...]) -> 
     seen = same(pytester, source, *args)
     assert "new" == seen.statuses["test_pretends_that_there_is_a_device"]
     assert "new" == seen.statuses["test_neither"]
+    assert "new" == seen.statuses["test_sets_two"]
     if args == ONLY_RUN:
-        why = (
-            "the test reads torch's number of threads, so its first run cannot be the profiled one"
-        )
-        assert seen.statuses["test_has_three"].startswith(why)
-    else:
-        assert "new" == seen.statuses["test_sets_two"]
+        assert "new" == seen.statuses["test_has_three"]
 
 
 @pytest.mark.thorough
@@ -646,8 +642,7 @@ def test_the_compiler_sees_the_tests_threads_and_none_are_changed_under_it(
     pytester: pytest.Pytester,
 ) -> None:
     seen = same(pytester, COMPILING)
-    assert "new" == seen.statuses["test_a_compiler_asks"]
-    assert "number of threads" in seen.statuses["test_a_compiler_asks_after_the_test"]
+    assert {"new"} == set(seen.statuses.values())
 
 
 @pytest.mark.thorough

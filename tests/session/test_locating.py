@@ -875,61 +875,6 @@ def test_too_many_lines_are_located_up_to_there(
     )
 
 
-PLAIN_CALLS = {
-    # Nothing but plain Python runs often: one run locates all of it.
-    "lines": """
-        def rows(n):
-            return [text(i) for i in range(n)]
-
-        def test_it():
-            for _ in range(30):
-                sum(rows(100)) + sum(map(text, range(100)))
-                X * X  # <- here
-    """,
-    # So do lines with operators: the trace shows which of them those are.
-    "operators": """
-        def test_it():
-            for i in range(300):
-                X + X
-                sum(map(text, range(10)))
-                X * X  # <- here
-    """,
-    # A line runs often before it calls its first operator.
-    "late": """
-        def late(i):
-            if i % 2000 < 1990:
-                return 0
-            return X * X  # <- here
-
-        def test_it():
-            for i in range(6000):
-                late(i)
-    """,
-}
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("code", PLAIN_CALLS.values(), ids=PLAIN_CALLS)
-def test_lines_are_located_after_many_plain_calls(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    monkeypatch.setattr(tracing, "MOST_MARKS", 2000)
-    plain = """
-        import torch
-
-        X = torch.ones(4)
-
-        def text(i):
-            if i < 0:
-                raise ValueError(i)
-            return len(str(i))
-    """
-    pytester.makepyfile(test_it=textwrap.dedent(plain) + textwrap.dedent(code))
-    ran = run(pytester, "--torchprof")
-    assert marked(pytester, "test_it.py") == set(places(ran))
-    assert ran.tests["test_it"]["reason"] is None
-
-
 def test_findings_without_a_line_say_why(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -950,22 +895,6 @@ def test_findings_without_a_line_say_why(
     why = "only the first 50 of your lines that run are located"
     assert why == ran.tests["test_it"]["reason"]
     ran.result.stdout.fnmatch_lines([f"*{why}*"])
-
-
-def test_code_of_which_no_line_is_marked_is_no_longer_followed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tracing, "MOST_MARKS", 2000)
-    monkeypatch.setattr(tracing, "_MOST_UNMARKED", 40_000)
-
-    def plain(i: int) -> int:
-        return i + 1
-
-    tracer = tracing.LineTracer()
-    tracer.start()
-    sum(map(plain, range(100_000)))
-    tracer.stop()
-    assert (None, True) == (tracer.gap, tracer.usable)
 
 
 @pytest.mark.thorough

@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
-from threading import Event
-from types import SimpleNamespace
 
 import pytest
 from support.sessions import accept, read_baseline, run
@@ -398,20 +396,6 @@ def test_a_started_python_runs_the_users_own_sitecustomize(users: bool, tmp_path
     assert f"{there} ['-c'] False False" == lines[-1]
     assert (["mine"] if users else []) == lines[:-1]
     assert [".seen"] == [one.suffix for one in tmp_path.iterdir() if one.name.startswith("1-")]
-
-
-def test_a_process_forked_while_a_thread_holds_a_lock_of_torch_runs_unrecorded(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever joins it without a timeout does not wait for ever."""
-    monkeypatch.setattr(
-        children, "real_torch", lambda: SimpleNamespace(empty=lambda _: Event().wait())
-    )
-    monkeypatch.setattr(children, "_UNLOCKED_S", 0.1)
-    pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(): start(work).join()")
-    ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
-    assert 1 == ran.outcomes["passed"]
-    assert "process 1: it could not be recorded" in ran.metric("flops", "test_it")["reason"]
 
 
 def test_a_process_forked_while_a_device_is_in_use_is_not_captured(

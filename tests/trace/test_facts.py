@@ -76,7 +76,6 @@ FACTS = Facts(
     ),
     awaited=True,
     elsewhere=NOTED,
-    late_threads=(7, 8),
     left_threads=(8,),
     allow_tf32=False,
     anomaly_before=True,

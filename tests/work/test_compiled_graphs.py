@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.capture.dynamo import Packages, graph_facts, look_for_graphs
-from pytest_torchprof.capture.limits import Undo
 from pytest_torchprof.core.values import MissingValue
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
 from pytest_torchprof.trace.names import REGION, Kind
@@ -274,14 +274,14 @@ def test_calls_of_packages_are_noticed_while_watched() -> None:
     room.AOTICompiledModel = AOTICompiledModel
     before = AOTICompiledModel.__call__
 
-    def replace(where: Any, name: str, wrap: Any, undo: Undo) -> None:
+    def replace(where: Any, name: str, wrap: Any, undo: ExitStack) -> None:
         old = getattr(where, name)
         undo.callback(setattr, where, name, old)
         setattr(where, name, wrap(old))
 
     packages, model = Packages(), AOTICompiledModel()
     with mock.patch.dict(sys.modules, {"torch._inductor.package.package": room}):
-        with Undo() as undo:
+        with ExitStack() as undo:
             packages.watch(replace, undo)
             assert model(1) == 2
         assert model(1) == 2

@@ -32,6 +32,7 @@ REAL = SimpleNamespace(
     close=os.close,
     open_fd=os.open,
     open=open,
+    null=os.devnull,
     start=threading.Thread.start,
     cpus=os.cpu_count,
     unlink=os.unlink,
@@ -72,7 +73,7 @@ def muted(*fds: int, flush: bool = True) -> Iterator[None]:
     for fd in fds:
         with suppress(OSError):  # a test may have closed it
             saved.append((fd, _aside(REAL.dup(fd))))
-    null = _aside(REAL.open_fd(os.devnull, os.O_WRONLY))
+    null = _aside(REAL.open_fd(REAL.null, os.O_WRONLY))
     try:
         for fd, _ in saved:
             REAL.dup2(null, fd)

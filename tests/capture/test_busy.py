@@ -43,7 +43,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     monkeypatch.setattr(busy, "STAT", tmp_path / "stat")
     monkeypatch.setattr(busy, "THROTTLES", tmp_path)
     monkeypatch.setattr(busy, "CGROUP", tmp_path / "cpu.stat")
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(REAL, "cpus", lambda: 4)
     monkeypatch.setattr(os, "times", lambda: (made.own, 0.0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(REAL, "clock", lambda: made.now)
     return made
@@ -151,7 +151,7 @@ def test_the_load_by_processor(
     monkeypatch: pytest.MonkeyPatch, load: Any, expected: float | None
 ) -> None:
     monkeypatch.setattr(busy, "_LOAD", load)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(REAL, "cpus", lambda: 4)
     assert expected == busy.load_per_processor()
 
 
@@ -163,7 +163,7 @@ def test_the_processors_are_those_that_the_process_may_use(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(busy, "QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(REAL, "cpus", lambda: 4)
     monkeypatch.setattr(busy, "_ALLOWED", lambda _: {1, 3})
     assert busy.processors() == 2
     monkeypatch.setattr(busy, "_ALLOWED", _refused)

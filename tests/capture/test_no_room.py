@@ -6,13 +6,13 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.live import captured_file
 from support.sessions import ADD, run
 
+from pytest_torchprof.capture import profiler
 from pytest_torchprof.capture.profiler import Capture, hold, passing_file, reserve
 from pytest_torchprof.trace.facts import Facts
 
@@ -45,7 +45,7 @@ def test_a_folder_without_room_fails_the_run_in_one_line(
 ) -> None:
     pytester.makepyfile(test_it=ADD)
     folder = pytester.mkdir("temporary")
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(profiler, "_temporary", lambda: str(folder))
     monkeypatch.setattr(call, fake)
     ran = run(pytester, "--torchprof", "-pno:tmpdir")
     monkeypatch.undo()
@@ -65,9 +65,7 @@ def test_no_folder_for_temporary_files_fails_the_run(
     def none() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    monkeypatch.setattr(
-        "pytest_torchprof.capture.profiler.tempfile", SimpleNamespace(gettempdir=none)
-    )
+    monkeypatch.setattr("pytest_torchprof.capture.profiler._temporary", none)
     ran = run(pytester, "--torchprof", "-pno:tmpdir")
     monkeypatch.undo()
     assert (1, {"passed": 1}) == (ran.ret, ran.outcomes)
@@ -116,6 +114,7 @@ def test_while_a_test_runs_no_files_exist_that_could_be_left(pytester: pytest.Py
     folder = pytester.mkdir("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setattr(profiler, "_temporary", lambda: str(folder))
         ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
     assert {"passed": 2} == ran.outcomes
     assert 2 == len(list((pytester.path / "traces").iterdir()))

@@ -66,18 +66,15 @@ def seed_generators(
         loaded.default_generator.manual_seed(seed)
         for module in accelerators():
             module.manual_seed_all(seed)
-        if _has_mps(loaded):
-            loaded.mps.manual_seed(seed)
+        if (metal := mps()) is not None:
+            metal.manual_seed(seed)
 
 
 def mps() -> Any | None:
     """``torch.mps`` on a machine that has Metal; else None."""
     torch = sys.modules.get("torch")
-    return torch.mps if torch is not None and _has_mps(torch) else None
-
-
-def _has_mps(torch: Any) -> bool:
-    return bool(getattr(torch, "_C", None) and getattr(torch._C, "_has_mps", False))
+    has_it = getattr(getattr(torch, "_C", None), "_has_mps", False)
+    return torch.mps if torch is not None and has_it else None
 
 
 # ---- Save and restore process state that a rerun must not change.

@@ -24,28 +24,24 @@ if TYPE_CHECKING:
 # ---- Reruns write no logs, and pytest's log handlers do not slow them.
 
 
-def no_logs(item: pytest.Item, undo: ExitStack) -> None:
-    """Keep log records out of pytest's live log and log file; ``caplog`` still gets them."""
-    plugin = item.config.pluginmanager.getplugin("logging-plugin")
-    for name in ("log_cli_handler", "log_file_handler"):
-        if (handler := getattr(plugin, name, None)) is not None:
-            handler.addFilter(_nothing)
-            undo.callback(handler.removeFilter, _nothing)
-    _one_handler(item, plugin, undo)
-
-
 def _nothing(_: object) -> bool:
     return False
 
 
-def _one_handler(item: pytest.Item, plugin: Any, undo: ExitStack) -> None:
-    """Attach pytest's handler of log records once for all phases of all reruns.
+def _no_logs(item: pytest.Item, undo: ExitStack) -> None:
+    """Keep log records out of pytest's live log and log file; ``caplog`` still gets them.
 
-    Pytest attaches two handlers to each logger that does not propagate. Torch alone has 43, so
-    each phase of each run takes a quarter of a millisecond.
+    Pytest's handler of records is attached once for all phases of all reruns. Pytest attaches two
+    to each logger that does not propagate, and torch alone has 43 of those, so each phase of each
+    run takes a quarter of a millisecond.
     """
     from _pytest import logging as theirs
 
+    plugin = item.config.pluginmanager.getplugin("logging-plugin")
+    for name in ("log_cli_handler", "log_file_handler"):
+        if (live := getattr(plugin, name, None)) is not None:
+            live.addFilter(_nothing)
+            undo.callback(live.removeFilter, _nothing)
     handler = getattr(plugin, "caplog_handler", None)
     dear = hasattr(theirs.catching_logs, "attached_loggers")
     if handler is None or not dear or "caplog" in getattr(item, "fixturenames", ["caplog"]):
@@ -121,7 +117,7 @@ def unnoticed(
     for noted in _notes(item):
         undo.callback(_put_back, noted, noted.copy())
     _no_output(item, undo)
-    no_logs(item, undo)
+    _no_logs(item, undo)
     _no_reports(item, on_report, undo)
     for key in _keys()[2]:  # errors that pytest has not reported yet
         if (queue := item.config.stash.get(key, None)) is not None:
@@ -279,12 +275,6 @@ def _keys() -> tuple[Any, Any, tuple[Any, ...]]:
 
 
 # ---- Pause other time limits during reruns: alarms, pytest-timeout, faulthandler.
-
-
-def timeout_of(item: pytest.Item) -> float | None:
-    """The test's pytest-timeout limit in seconds; None if it has no limit."""
-    settings = timeout_settings(item)
-    return float(settings.timeout) if settings is not None else None
 
 
 def timeout_settings(item: pytest.Item) -> Any:

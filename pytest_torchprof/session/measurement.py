@@ -479,21 +479,12 @@ MOST_LAPS = 1_000
 NO_ROUNDS = because("no_rounds", "no timed rounds (--torchprof-rounds=0)")
 
 
+@dataclass
 class RecentLaps:
-    """The reference kernel's latest laps, of any test in the session."""
+    """The reference kernel's latest laps, of any test in the session, and when they ended."""
 
-    def __init__(self) -> None:
-        self._laps: tuple[Lap, ...] = ()
-        self._ended_ns = 0
-
-    def keep(self, laps: Iterable[Lap], ended_ns: int) -> None:
-        """Replace the laps by newer ones."""
-        self._laps, self._ended_ns = tuple(laps), ended_ns
-
-    @property
-    def laps(self) -> tuple[Lap, ...]:
-        """The laps, if they ended recently enough."""
-        return self._laps if REAL.clock() - self._ended_ns < _SHARED_LAPS_HOLD_NS else ()
+    laps: Sequence[Lap] = ()
+    ended_ns: int = 0
 
 
 @dataclass
@@ -502,13 +493,13 @@ class Rounds:
 
     ``min_time_s``: their least total duration in seconds. ``time`` is what to do about a time
     difference: if nothing, the reference kernel does not run. Only a gate checks whether the
-    machine was quiet, and runs rounds with ``threads`` intra-op threads (None: unchanged), because
-    with several threads one process may take 1.8 times as long as another with the same code.
+    machine was quiet, and runs rounds with ``gated_threads`` intra-op threads (None: unchanged),
+    because with several threads one process may take 1.8 times as long as another.
     """
 
     min_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
-    threads: int | None = None
+    gated_threads: int | None = None
     #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
@@ -541,21 +532,16 @@ class Rounds:
             self.watch()
         if not collected:
             collect(1)
-        shared = self.recent.laps if self.shares and not self.laps else ()
-        if shared:
-            self.laps += shared
+        fresh = REAL.clock() - self.recent.ended_ns < _SHARED_LAPS_HOLD_NS
+        if self.shares and fresh and self.recent.laps and not self.laps:
+            self.laps += self.recent.laps
             return
         if self.time != "off" and REAL.clock() - self._lap_ended > _LAPS_HOLD_NS:
             made = run_reference(_LAPS if self.laps else _FIRST_LAPS)
             self.laps += made
             self._lap_ended = REAL.clock()
             if len(made) == _FIRST_LAPS:
-                self.recent.keep(made, self._lap_ended)
-
-    @property
-    def gated_threads(self) -> int | None:
-        """Intra-op threads of rounds whose times are stored for a gate."""
-        return self.threads if self.time == "gate" else None
+                self.recent.laps, self.recent.ended_ns = made, self._lap_ended
 
     @property
     def wants_more(self) -> bool:
@@ -772,8 +758,9 @@ class Gatherer:
     def replan(self, plan: Plan) -> None:
         """Use this plan from now on, and forget earlier rounds."""
         self.plan = plan
+        gated_threads = plan.threads if plan.time == "gate" else None
         self.rounds = Rounds(
-            plan.round_time_s, plan.time, plan.threads, plan.shares_laps, self._recent_laps
+            plan.round_time_s, plan.time, gated_threads, plan.shares_laps, self._recent_laps
         )
 
     # ---------------------------------------------------------------- results of runs
@@ -1046,7 +1033,11 @@ class Gatherer:
             yield kind
             while kind == "profile" and self.captures.wants_another and self.reason is None:
                 yield kind
-        yield from self._settling
+        if self.captures.one_thread is not None and self.reason is None:
+            yield "threads"
+        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
+            yield "tensors"
+            self._note_if(lambda: self.checked.wants_tensors)
         early = self._has_trace and not self.asked.complete and bool(self.asked.early)
         if early:
             self.asked.early = {}  # from now on it can be answered
@@ -1057,15 +1048,6 @@ class Gatherer:
         stable = self.plan.checks_stable and self.runs > 0 and not self.captures.children
         if self._has_trace and stable and "profile" in kinds:
             yield "reseeded"
-
-    @property
-    def _settling(self) -> Iterator[RunKind]:
-        """The run that decides which trace counts, if one must."""
-        if self.captures.one_thread is not None and self.reason is None:
-            yield "threads"
-        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
-            yield "tensors"
-            self._note_if(lambda: self.checked.wants_tensors)
 
     def _note_if(self, still_asked: Callable[[], bool]) -> None:
         """Note that a run has not told what rules ask for, if so."""

@@ -39,7 +39,7 @@ from pytest_torchprof.session.isolation import (
     print_for,
     recording,
     terminal_of,
-    timeout_of,
+    timeout_settings,
     unnoticed,
     write_to,
 )
@@ -65,6 +65,10 @@ _NO_MEMORY = because(
     "memory_of_threads",
     ("torch records no memory while it profiles all threads, and this test works in several"),
 )
+
+
+#: In these runs, processes that the test starts capture themselves; never in the first run.
+_OF_CHILDREN = frozenset({"profile", "threads", "tensors", "lines"})
 
 
 class Run:
@@ -151,11 +155,11 @@ class Run:
                 threads=self.gatherer.plan.threads,
                 first=self.first,
                 everywhere=self._like == "threads",
-                watchdog=self._is_long or self.first,
+                watchdog=self.first or self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
                 idle_kernels=self.gatherer.idle_kernels,
                 frozen=self.gatherer.frozen,
-                handover=self._handover if self._tells_children else None,
+                handover=self._handover if not self.first and self.kind in _OF_CHILDREN else None,
                 # A test that may read its numbers at once, or runs only once, gets them all now.
                 tensors=self._like == "tensors" or self.first or self.gatherer.asked.own_region,
             )
@@ -166,10 +170,6 @@ class Run:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
             self._watch.__enter__()
-
-    @property
-    def _is_long(self) -> bool:
-        return self.gatherer.longest_ns > WATCHED_CALL_NS
 
     def _end(self) -> None:
         if self._watch is not None:
@@ -213,11 +213,6 @@ class Run:
             children=capture.take_children(),
         )
         return lambda: captured(trace=recording.events())
-
-    @property
-    def _tells_children(self) -> bool:
-        """Whether processes that the test starts capture themselves; never in the first run."""
-        return not self.first and self.kind in ("profile", "threads", "tensors", "lines")
 
     def _handover(self) -> Handover:
         from pytest_torchprof.capture.started import Handover
@@ -299,10 +294,12 @@ class Deadline:
         #: Whether the last run has failed; what it has started is ended after its teardown.
         self._failed = False
         self._began = 0
-        self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
+        # The frame's name tells tools that print stacks which test ends the process.
+        name = f"an extra run of {item.nodeid}; {HOW_TO_LEAVE_OUT}".encode("ascii", "replace")
+        self._call = FunctionType(_call.__code__.replace(co_name=name.decode()), {})
         self.limit_s = LEAST_S + TIMES * first_s
-        if (theirs := timeout_of(item)) is not None:
-            self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
+        if (theirs := timeout_settings(item)) is not None:
+            self.limit_s = min(self.limit_s, max(float(theirs.timeout), TIMES_OF_TIMEOUT * first_s))
 
     def run(self, kind: str, function: Callable[[], None], *, more_s: float = 0.0) -> None:
         """Call the function, a run of this kind or, if the kind is empty, a teardown.
@@ -317,13 +314,9 @@ class Deadline:
         if kind:
             self._began, self._failed = ticks_now(), True
         try:
-            call = self._calls.get(what)
-            if call is None:
-                named = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
-                call = self._calls[what] = named
             limit_s = self.limit_s + more_s
             with Limited(limit_s, lambda: Overdue(what, limit_s)):
-                call(function)
+                self._call(function)
             self._failed &= not kind
         except Overdue:
             self._end_processes()  # for which the teardown might wait
@@ -346,12 +339,6 @@ class Deadline:
         from pytest_torchprof.capture.started import end_processes
 
         end_processes(self._began)
-
-
-def _named(name: str) -> Callable[[Callable[[], None]], None]:
-    """A caller whose frame has this name, for tools that print stacks."""
-    code = _call.__code__.replace(co_name=name.encode("ascii", "replace").decode())
-    return FunctionType(code, {})
 
 
 def _call(function: Callable[[], None]) -> None:
@@ -633,17 +620,14 @@ class FirstTeardown:
             self.over = True
 
     def show(self) -> None:
-        """Write to the terminal what was meant for it."""
+        """Write to the terminal what was meant for it, and what was captured once more, while the
+        teardown phase is captured.
+        """
         terminal = terminal_of(self._item)
         if self._terminal and terminal is not None:
             captures = self._item.config.pluginmanager.getplugin("capturemanager")
             with captures.global_and_fixture_disabled() if captures else nullcontext():
                 terminal.write(self._terminal, flush=True)
-
-    def say(self) -> None:
-        """Write the captured output again, while the teardown phase is captured."""
-        if not self._sections:
-            return
         logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
         for _, key, text in self._sections:
             if key == "log" and logging_plugin is not None:
@@ -770,9 +754,9 @@ class Runner:
                 run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
-            run.cancel(_stop_watching)
+            run.cancel(partial(OTHERS.tell, None))
             raise
-        run.end(_stop_watching)
+        run.end(partial(OTHERS.tell, None))
         return result
 
     def teardown(self) -> Generator[None, Any, Any]:
@@ -785,7 +769,6 @@ class Runner:
             if first is not None:
                 with _safely(gatherer):
                     first.show()
-                    first.say()
             result = yield
         finally:
             with _safely(gatherer):
@@ -967,12 +950,6 @@ class Runner:
             return collected[0].value  # type: ignore[no-any-return]
         failed = functional_failure(item, subtests=self.subtest_failed)
         return AssertionError(f"the rerun {failed.text}") if failed is not None else None
-
-
-def _stop_watching() -> None:
-    OTHERS.tell(None)
-    if Capture.current is not None:  # it could not end within a backward pass, or another thread
-        Capture.current.abandon()
 
 
 @contextmanager

@@ -158,7 +158,8 @@ class Seeds:
     """
 
     def __init__(self, number: int | None, name: str, start: World) -> None:
-        self._number = number
+        #: The user's seed, None for none.
+        self.number = number
         self._name = name
         self._start = start
         #: The generators that the first run has used, or seeded itself; None if it is the only one.
@@ -169,14 +170,9 @@ class Seeds:
         self._has_arguments = False
 
     @property
-    def number(self) -> int | None:
-        """The user's seed, None for none."""
-        return self._number
-
-    @property
     def matter(self) -> bool:
         """Whether the first run has used a generator at all, so that a seed may matter."""
-        return self._number is not None and (any(self._used or ()) or self._has_arguments)
+        return self.number is not None and (any(self._used or ()) or self._has_arguments)
 
     @property
     def decide(self) -> bool:
@@ -206,7 +202,7 @@ class Seeds:
         # Seeding and restoring NumPy's takes as long as a small test, so only where it is used.
         chosen = (self._used or _NOTHING)._replace(torch=True)
         self._start.restore(but=chosen)
-        number = self._number or 0
+        number = self.number or 0
         seed = seed_for(number, self._name, other=other)
         seed_generators(seed, python=chosen.python, numpy=chosen.numpy)
         if hasattr(item.config.option, "randomly_seed"):

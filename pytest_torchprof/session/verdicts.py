@@ -150,12 +150,6 @@ def _findings(measured: Measured, placing: Placing) -> dict[str | None, tuple[Fi
     return found
 
 
-def _lines_lost(measured: Measured, findings: tuple[Finding, ...]) -> Reason | None:
-    """Why only a part of the findings has a line, if so: without one, the path stands for it."""
-    lost = any(f.location == f.path for f in findings)
-    return measured.lines_gap if lost and measured.located is not None else None
-
-
 def _record(
     subject: Subject, verdict: Verdicts, trace: str | None, note: Reason | None = None
 ) -> Record:
@@ -437,6 +431,9 @@ class Judge:
         failed = bool(verdict.causes) or measured.mismatch is not None
         kept = self._keep_trace(subject.nodeid, gatherer, failed=failed)
         message = self._message(subject, measured, verdict) if verdict.causes else None
+        # Why only a part of the findings has a line: without one, the path stands for it.
+        partly = measured.located is not None and any(f.location == f.path for f in findings[None])
+        lost = measured.lines_gap if partly else None
         offer = None
         if verdict.accepts is not None:
             offer = Offer(
@@ -449,7 +446,7 @@ class Judge:
                 tuple(v.metric for v in verdict.all if v.at_least and v.status == "regressed"),
                 tuple(verdict.profile.own.values()) if verdict.profile is not None else (),
             )
-        record = _record(subject, verdict, kept, _lines_lost(measured, findings[None]))
+        record = _record(subject, verdict, kept, lost)
         return Outcome(replace(record, message=message), offer)
 
     def _wants_lines(self, subject: Subject, measured: Measured) -> bool:

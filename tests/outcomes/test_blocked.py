@@ -210,5 +210,5 @@ def test_a_run_that_ends_the_process_leaves_its_name(pytester: pytest.Pytester) 
     )
     result = pytester.runpytest_subprocess(*NO_OTHER_PLUGINS, "--torchprof", timeout=60)
     assert result.ret not in (0, 1)
-    message = "timed run of test_it.py::test_aborts_later; " + HOW_TO_LEAVE_OUT
+    message = "an extra run of test_it.py::test_aborts_later; " + HOW_TO_LEAVE_OUT
     assert message in result.stderr.str()

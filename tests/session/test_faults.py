@@ -67,7 +67,6 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
     "place",
     [
         "pytest_torchprof.session.runs.FirstTeardown.show",
-        "pytest_torchprof.session.runs.FirstTeardown.say",
         "pytest_torchprof.session.measurement.Gatherer.forget",
         "pytest_torchprof.session.verdicts.Judge.forget",
     ],

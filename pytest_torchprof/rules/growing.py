@@ -79,26 +79,15 @@ def growing_cat(
 
     ## What it does
 
-    Counts tensors that `cat`, `hstack`, `vstack` and so on, or `pad`, extended
-    `repeats` (10) times or more, each time from the previous result; and growing lists of
-    tensors that are joined again each time. A live test identifies the tensors; in a stored
-    trace, the shapes must fit each time, and lists are followed up to 30 tensors: of longer
-    ones torch records no shapes.
+    Counts tensors that `cat`, `hstack`, `pad` and so on extended `repeats` times or more, each time
+    from the previous result; and growing lists of tensors that are joined again each time. A tensor
+    counts if `bytes` or more were copied again in total, or at any size if almost nothing takes it
+    in between and at most `operators` are called in each iteration. A live test identifies the
+    tensors; in a stored trace, the shapes must fit each time.
 
-    A tensor counts if `bytes` (1 MiB) or more were copied again in total, as for a cache of
-    keys and values that attention takes, longer by one each time, and on a CPU some 50 KiB each
-    time: with less, a tensor that is allocated once is slower there. Where almost nothing else
-    takes the tensor in between, except to write the new part, parts were only collected: a list
-    can do that, so it counts at any size, if at most `operators` (50) are called in each
-    iteration. A list that is joined again each time is needed each time: it counts only from
-    `bytes` on.
-
-    Not counted: a list that is joined once; a moving window of constant length; features for
-    each of which layers have parameters, as in DenseNet, where this is the architecture; a
-    tensor that doubles each time, or gets most of its size at once, so that little of it is
-    copied again; tensors that grow in one graph of `torch.compile`; and on a CPU, tensors of the
-    same sizes that are less than `cpu_share` (0.003) of everything that the test does, decided by
-    counts, not times.
+    Not counted: a list that is joined once; a moving window; features for each of which layers have
+    parameters, as in DenseNet; a tensor that doubles each time; and on a CPU, what is less than
+    `cpu_share` of all that the test does, by counts.
 
     ## Why it is slow
 

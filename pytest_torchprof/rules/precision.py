@@ -125,28 +125,15 @@ def float64(trace: Events, *, elements: float) -> Matches:
 
     ## What it does
 
-    Counts operators that combine float32 and float64 tensors, both with dimensions, and at
-    least `elements` (16,384) elements: everything is then computed in float64, including the
-    operators that take the result. If there are none, it counts operators on float64 tensors
-    whose result is later cast to float32, such as those of a picture that is normalized before
-    it is cast; and operators that combine integer tensors, like a picture's, with float64
-    tensors of any size. There must be layers in float32.
+    Counts operators that combine float32 and float64 tensors of at least `elements` elements:
+    everything is then computed in float64. If there are none, it counts operators on float64
+    tensors, or on integers and float64 tensors, whose result is later cast to float32. There must
+    be layers in float32.
 
-    Not counted, because double precision is intended: layers in float64; float32 tensors that
-    are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
-    is none); tensors that torch creates in float64, unless they meet float32; a difference of
-    tensors of one shape without a backward pass, as when a test compares with a reference; on a
-    CPU, operators that take as long in float32, such as `std` and `sort`, if there is nothing else.
-    Numbers and tensors without dimensions do not promote others. What a DataLoader's dataset
-    computes is ignored.
-
-    Nor are operators on float64 tensors counted where float32 may not represent what goes in,
-    such as times, or where errors would add up. Of what leads to a cast to float32, which is all
-    that was called since the previous such cast, nothing counts if the last operator subtracts,
-    as in `(times - begin).float()`, except from a picture's bytes; if any operator combines
-    float64 and int64 or int32 in a difference; or if any is a `diff`, a remainder, a floor
-    division, a running sum or product, a gamma function or the like. Statistics, such as means,
-    count only together with other operators.
+    Not counted, because double precision is intended: layers in float64, casts to float64, linear
+    algebra in float64, tensors that torch creates in float64, the difference of a comparison; and
+    where digits would be lost: what leads to a cast by a last subtraction, or with a `diff`, a
+    remainder, a running sum, a gamma function or the like.
 
     ## Why it is slow
 

@@ -128,35 +128,20 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
 
     ## What it does
 
-    Looks in each step for at least `repeats` casts of one tensor, or of the same part of it,
-    to one dtype, which the code requested with `.to(…)`, `.half()` and so on, while nothing
-    wrote to the tensor in between. A test in which enough casts look alike is captured once
-    more to identify the tensors. A tensor that is cast to another dtype and immediately back
-    counts as itself: casting it again counts as a repeated cast. Under autocast only weights
-    count, which it casts again if its cache does not keep them: in a context for each call,
-    with `cache_enabled=False`, weights with `requires_grad=False`, and always in
-    `torch.inference_mode()`. The casts after the first one are counted. A step ends with an
-    optimizer's step, with a backward pass that computes gradients, with a fetch of a
-    DataLoader, and with a step of `torch.profiler`.
+    Looks in each step for at least `repeats` casts of one tensor, or of one part of it, to one
+    dtype, while nothing writes to it; the casts after the first one are counted. Under autocast
+    only weights count, which it casts again if its cache does not keep them: in a context for each
+    call, and always in `torch.inference_mode()`. A live test is captured once more to identify the
+    tensors; in a stored trace, casts of one shape count if no operator in between takes a tensor of
+    that dtype.
 
-    In a stored trace, which does not identify tensors, casts of one shape count if no operator
-    in between can have made another such tensor; several existing tensors that are cast one by
-    one then look like one. Under autocast they count if gradients, or memory events of its
-    cache, tell the number of weights.
-
-    Ignored are tensors of fewer than `elements` elements; on a CPU, casts that are less than
-    `cpu_share` (0.01) of everything that the test does, decided by counts, not times; one
-    cast per step, as of a batch, or of the same targets; a cast whose result is written to,
-    unless the very next call writes all of it, once, with an arithmetic operator that could
-    make a new tensor instead, as in `x.float().div_(255)`; `x.data`, which is another
-    object each time; and the casts that operators, backward passes, optimizers and loaders make
-    internally. Writes by NumPy in between are not seen; each `torch.from_numpy` counts as a
-    separate tensor.
+    Not counted: tensors of fewer than `elements` elements; on a CPU, casts that are less than
+    `cpu_share` of all that the test does, by counts; a cast whose result is written to, which needs
+    the copy; what operators, backward passes, optimizers and loaders cast.
 
     ## Why it is slow
 
-    Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
-    weight is cast to the same numbers every time.
+    Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel.
 
     ## Example
 
@@ -173,15 +158,8 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
         y = F.linear(x, weight_bf16)
     ```
 
-    Under autocast, `torch.no_grad()` rather than `torch.inference_mode()`, or a model that
-    is cast once:
-
-    ```python
-    model = model.to(torch.bfloat16).eval()
-    with torch.inference_mode():
-        for x in batches:
-            y = model(x.to(torch.bfloat16))
-    ```
+    Under autocast, `torch.no_grad()` rather than `torch.inference_mode()`, or a model that is cast
+    once: `model.to(torch.bfloat16)`.
     """
     rows, least = outer_casts(trace), int(repeats)
     if len(rows) < least:
@@ -241,26 +219,15 @@ def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share
 
     ## What it does
 
-    Looks in each step (see `repeated-cast`) for at least `repeats` copies of one tensor, or
-    of the same part of it with the same strides, which the code requested with `contiguous`,
-    `clone`, or a `reshape` or `flatten` that has to copy, while nothing wrote to it in
-    between. A test in which enough copies look alike is captured once more to identify the
-    tensors: activations that each layer copies, batches, and states of a trajectory are other
-    tensors each time. The copies after the first one are counted.
+    Looks in each step for at least `repeats` copies of one tensor, or of one part of it, by
+    `contiguous`, `clone`, or a `reshape` or `flatten` that has to copy, while nothing writes to it;
+    the copies after the first one are counted. A test in which enough copies look alike is captured
+    once more to identify the tensors; a stored trace, which does not identify them, is not checked.
 
-    In a stored trace, which does not identify tensors, copies of one shape, strides and dtype
-    count if no operator in between can have made another such tensor; several existing tensors
-    that are copied one by one then look like one.
-
-    Ignored are tensors of fewer than `elements` elements; on a CPU, copies that are less than
-    `cpu_share` (0.01) of everything that the test does, decided by counts, not times; one
-    copy per step; clones that exist side by side, even if only because a graph records them;
-    copies that are written to, which makes them necessary, as in a model that works in place.
-    However, a copy counts if the very next call writes all of it, once, with an arithmetic
-    operator that could make a new tensor instead: `x.clone().add_(y)` is `x.add(y)`. Also
-    ignored are `x.data`, which is another object each time; and the copies that operators,
-    backward passes, optimizers and loaders make internally. Writes by NumPy in between are not
-    seen; each `torch.from_numpy` counts as a separate tensor.
+    Not counted: tensors of fewer than `elements` elements; on a CPU, copies that are less than
+    `cpu_share` of all that the test does, by counts; clones that exist side by side; copies that
+    are written to, except by an arithmetic operator that could make a new tensor instead:
+    `x.clone().add_(y)` is `x.add(y)`; what operators, backward passes, optimizers and loaders copy.
 
     ## Why it is slow
 

@@ -100,27 +100,20 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
 
     ## What it does
 
-    Counts how often gradients were filled with zeros before another backward pass (in a live
-    test with backward passes, not after the last one, when nothing is added to the zeros): by
-    an optimizer's `zero_grad`, according to torch's annotation; by hand or by a module's, if
-    `gradients` (2) or more are filled this way in the trace, or one as often. By hand means
-    `zero_`, `fill_(0)`, `*= 0`, `grad[:] = 0` and
-    `grad = torch.zeros_like(parameter)`, of one gradient or of a list.
-    A live test recognizes gradients as the tensors that backward passes have stored; in a
-    stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
-    that are zeroed between a backward pass and the optimizer's step, which then leaves their
-    parameters unchanged, and any other tensor, whatever its shape; and on a CPU, all of it if it is
-    less than `cpu_share` (0.003) of everything that the test does, decided by counts, not times.
-    Before torch 2.0,
-    `zero_grad()` itself filled them.
+    Counts how often gradients are filled with zeros before another backward pass: by an optimizer's
+    `zero_grad`, as torch's annotation says; or by hand or by a module's, if `gradients` or more
+    are. By hand means `zero_`, `fill_(0)`, `*= 0`, `grad[:] = 0` and `grad =
+    torch.zeros_like(parameter)`. A live test recognizes gradients as tensors that backward passes
+    have stored; in a stored trace, only annotations and frames tell.
+
+    Not counted: gradients that are zeroed between a backward pass and the optimizer's step, and on
+    a CPU, all of it if it is less than `cpu_share` of all that the test does, by counts.
 
     ## Why it is slow
 
-    Each gradient is written once to become zero, and read and added to in the next backward
-    pass, which would otherwise just store it. Until then its memory stays allocated. The cost is
-    that of the zeros and of these additions. On a CPU it is unknown for more than 1 MiB of
-    gradients: what the fix saves of memory is then sure, what it saves of time depends on the
-    allocator, which may return the memory to the system and get it back page by page.
+    Each gradient is written once to become zero, and read and added to in the next backward pass,
+    which would otherwise just store it. Until then its memory stays allocated. On a CPU the cost is
+    unknown for more than 1 MiB of gradients, where it depends on the allocator.
 
     ## Example
 

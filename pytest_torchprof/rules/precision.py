@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import LAYER, are_called, called, may_be_called, sizes
-from pytest_torchprof.rules.evidence.copies import Sized, casts_back
 from pytest_torchprof.rules.evidence.devices import on_cpu
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import alike, decode_part
@@ -22,7 +21,7 @@ from pytest_torchprof.trace.tree import engine_steps, once_selected
 from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -179,9 +178,9 @@ def float64(trace: Events, *, elements: float) -> Matches:
     if any(call.floats for call in work):
         work = [call for call in work if mixed and call.row >= mixed[0].row]
         sized, sized_casts = (
-            [Sized(call.row, call.elements) for call in some] for some in (work, casts)
+            [_Sized(call.row, call.elements) for call in some] for some in (work, casts)
         )
-        back = {*casts_back(promoted, sized, sized_casts, rows[~are_named(trace, rows, _IDLE)])}
+        back = {*_casts_back(promoted, sized, sized_casts, rows[~are_named(trace, rows, _IDLE)])}
         work, found = [*work, *(call for call in casts if call.row in back)], mixed
     else:
         found = work = list(_needless(trace, [call.row for call in casts], work, known))
@@ -371,3 +370,32 @@ def _makes_doubles(trace: Events) -> bool:
         if _FLOAT64 in parts[1:] and parts[0] not in {"[]", ""}:
             return True
     return False
+
+
+class _Sized(NamedTuple):
+    """A call: its event, and the number of elements that it works on."""
+
+    row: int
+    elements: int
+
+
+def _casts_back(
+    promotions: set[int], work: Iterable[_Sized], casts: Iterable[_Sized], busy: Ints
+) -> Iterator[int]:
+    """The events of casts of what such work made, one for each of the events that promote.
+
+    They are of as many elements, or of another number if none of the other calls, ``busy``, ran
+    since the work. Other casts are of other tensors, such as the next batch.
+    """
+    made, last = Counter[int](), -1
+    own = {call.row for call in work}
+    for row, elements in sorted((*work, *casts)):
+        if row in own:
+            made[elements] += row in promotions
+            last = row
+            continue
+        follows = np.searchsorted(busy, row) == np.searchsorted(busy, last, "right")
+        size = elements if made[elements] or not follows else max(+made, default=elements)
+        if made[size]:
+            made[size] -= 1
+            yield row

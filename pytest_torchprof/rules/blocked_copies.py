@@ -68,28 +68,16 @@ def blocked_copy(
 
     ## What it does
 
-    Looks at copies to the device for which the host waits: in a blocking call (`cudaMemcpy`,
-    `hipMemcpyWithStream`), or in the synchronization that `.to("cuda")`, `.cuda()`, `copy_` and
-    `torch.tensor(…, device="cuda")` call after a copy from pageable memory, whatever its size. Of
-    these, it counts those for which the host waits for more than twice the time of the copy and
-    50 us, because the device has earlier work.
+    Looks at copies to the device for which the host waits, in a blocking call or in a
+    synchronization right after it, for more than twice the time of the copy and 50 us, because the
+    device has earlier work. They are a finding if there are `copies` or more, or one of `wait` or
+    more, and if the device was idle for `share` of its span, and `idle_ms`, between such copies and
+    what the host launched next. If the device had nothing to run that the trace has, and still
+    began late, the cost is unknown.
 
-    They are a finding if there are `copies` (3) or more, or one for which the host waits for `wait`
-    (20 ms) or more, and if the device was idle for `share` (0.05) or more of its span, and
-    `idle_ms` (0.1 ms) or more, between the end of such copies and what the host launched next. Such
-    a copy costs that idle time, and at most the time for which the host waited: otherwise the host
-    would have been that far ahead.
-
-    If the device had nothing to run that the trace has, and still began the copy late, the copy was
-    behind work that was launched before the recording began, or by another process. That is a
-    finding too, with other words and of unknown cost: the device may have worked.
-
-    Not counted: copies that `pageable-copy` counts, which are those of more than 64 KiB that the
-    profiler calls pageable; tensors that were filled on the CPU (`extra-cuda-copy`); the weights of
-    a model that is moved once; pinned memory with `non_blocking=True`; copies during which the
-    device has other work; and copies from the device, which are those of `host-sync`.
-
-    Times decide here, so the matches are not compared with a baseline.
+    Not counted: what `pageable-copy` and `extra-cuda-copy` count; the weights of a model that is
+    moved once; copies from the device. Times decide, so the matches are not compared with a
+    baseline.
 
     ## Why it is slow
 

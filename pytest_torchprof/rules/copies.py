@@ -43,14 +43,13 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 
     ## What it does
 
-    Looks for a tensor that the preceding operator filled (`zeros`, `full`, `arange`,
-    `fill_` …) or drew (`rand`, `randn`, `normal_` …), and that is then copied to the
-    device: a real copy of at least `bytes`, with its shape and dtype. A view or
-    `pin_memory` may come in between, a computation or a cast may not, but `.to` may cast
-    as it moves. Data from Python, from a file or a loader, a move within the host or to
-    `meta`, and the parameters of a module that is moved do not match. A live test is
-    captured once more to find out whether this tensor is moved, or another one of its shape,
-    such as a batch.
+    Looks for a tensor that the preceding operator filled (`zeros`, `arange` …) or drew (`rand`,
+    `normal_` …), and that is then copied to the device: at least `bytes`, of its shape and dtype. A
+    live test is captured once more to find out whether this tensor is moved, or another one of its
+    shape.
+
+    Not counted: data from Python, a file or a loader; what is computed in between; the parameters
+    of a module that is moved.
 
     ## Why it is slow
 
@@ -119,19 +118,18 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 
     ## What it does
 
-    Counts copies of more than `bytes` from or to pageable memory, as the profiler names them.
-    Where the name does not say so, as on AMD, or has no size, there is no match. A copy that
-    `extra-cuda-copy` finds is left to that rule, because pinned memory would not fix it. The
-    weights of a model that is moved, or saved, once are ignored: what `torch.nn.Module.to`
-    moves, and six tensors or more, of at least four sizes, that are moved in a row and not
-    again in that direction.
+    Counts copies of more than `bytes` from or to pageable memory, as the profiler names them. Where
+    the name does not say so, as on AMD, there is no match.
+
+    Not counted: what `extra-cuda-copy` finds, and the weights of a model that is moved, or saved,
+    once.
 
     ## Why it is slow
 
-    The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
-    not saturated, and the host waits in spite of `non_blocking`. CUDA's programming guide
-    ("Asynchronous Concurrent Execution") exempts host-to-device copies of up to 64 KiB from
-    the wait; its API reference ("API synchronization behavior") describes the other waits.
+    The driver first copies through a pinned buffer of its own, piece by piece, so the bus is not
+    saturated, and the host waits in spite of `non_blocking`. CUDA's programming guide
+    ("Asynchronous Concurrent Execution") exempts host-to-device copies of up to 64 KiB from the
+    wait.
 
     ## Example
 
@@ -198,15 +196,12 @@ def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 
     ## What it does
 
-    Pairs, within a step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) and
-    thread, each copy to the device with the latest earlier copy from it of the same size, and
-    of the same shape and dtype if the trace has them, from `bytes` on. A live test is
-    captured once more to find out whether what is copied back is what was copied out, or was
-    computed from it. A stored trace does not tell: there, what the host computes in between
-    counts as computed from it, but there is no match if the host creates, loads, joins, or
-    indexes a tensor, as `from_numpy` does. Nor is there one if the data's origin is unknown, as
-    after NumPy, and the first copy of that size in a step goes to the device: batches and their
-    results follow that pattern. Deliberately offloaded activations are round trips too.
+    Pairs, within a step and thread, each copy to the device with the latest earlier copy from it of
+    the same size, shape and dtype, from `bytes` on. A live test is captured once more to find out
+    whether what is copied back was copied out, or computed from that.
+
+    Not counted in a stored trace: what the host may have created, loaded or indexed in between, and
+    batches whose results have their size. Deliberately offloaded activations do count.
 
     ## Why it is slow
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.missing import slowdown_share
@@ -17,15 +16,13 @@ from pytest_torchprof.rules.evidence.loops import JOIN, between, call_of, chains
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.dataflow import listed
 from pytest_torchprof.trace.names import DEVICE_KINDS
-from pytest_torchprof.trace.tree import calls
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from pytest_torchprof.rules.evidence.loops import BodyCall, Chain, Link, Shape
+    from pytest_torchprof.rules.evidence.loops import BodyCall, Chain, Link
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with parameters for each of the joined features.
 _PARAMETERS: Final = late(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
@@ -34,16 +31,12 @@ _PRODUCT: Final = late(r"aten::(linear|addmm|matmul|mm)$")
 #: The number of links of a chain that are analyzed, and of calls between two links.
 _LINKS: Final = 16
 _LOOKED: Final = 200
-#: How many calls may come between selecting a part of a tensor and writing into it.
-_NEAR: Final = 8
 #: A tensor that doubles each time copies its final size once in total; above this, it counts.
 _AGAIN: Final = 2
 #: What a tensor that is allocated once saves on a CPU for each byte that is not copied again, less
 #: the call that writes the new part. Measured with torch 2.13 on one thread for parts of 5 to 800
 #: KiB: it gains from 64 KiB on, 0.02 to 0.05 ns a byte.
 _COPIED_NS, _WRITTEN_NS = 0.03, 1_500
-_STORE: Final = late(r"aten::(copy_|fill_|zero_)$")
-_UPDATE: Final = late(r"aten::(add|sub|mul|div)_$")
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
     "allocate it once at its final length, and write each part in place (for keys and values: a "
@@ -79,26 +72,15 @@ def growing_cat(
 
     ## What it does
 
-    Counts tensors that `cat`, `hstack`, `vstack` and so on, or `pad`, extended
-    `repeats` (10) times or more, each time from the previous result; and growing lists of
-    tensors that are joined again each time. A live test identifies the tensors; in a stored
-    trace, the shapes must fit each time, and lists are followed up to 30 tensors: of longer
-    ones torch records no shapes.
+    Counts tensors that `cat`, `hstack`, `pad` and so on extended `repeats` times or more, each time
+    from the previous result; and growing lists of tensors that are joined again each time. A tensor
+    counts if `bytes` or more were copied again in total, or at any size if almost nothing takes it
+    in between and at most `operators` are called in each iteration. A live test identifies the
+    tensors; in a stored trace, the shapes must fit each time.
 
-    A tensor counts if `bytes` (1 MiB) or more were copied again in total, as for a cache of
-    keys and values that attention takes, longer by one each time, and on a CPU some 50 KiB each
-    time: with less, a tensor that is allocated once is slower there. Where almost nothing else
-    takes the tensor in between, except to write the new part, parts were only collected: a list
-    can do that, so it counts at any size, if at most `operators` (50) are called in each
-    iteration. A list that is joined again each time is needed each time: it counts only from
-    `bytes` on.
-
-    Not counted: a list that is joined once; a moving window of constant length; features for
-    each of which layers have parameters, as in DenseNet, where this is the architecture; a
-    tensor that doubles each time, or gets most of its size at once, so that little of it is
-    copied again; tensors that grow in one graph of `torch.compile`; and on a CPU, tensors of the
-    same sizes that are less than `cpu_share` (0.003) of everything that the test does, decided by
-    counts, not times.
+    Not counted: a list that is joined once; a moving window; features for each of which layers have
+    parameters, as in DenseNet; a tensor that doubles each time; and on a CPU, what is less than
+    `cpu_share` of all that the test does, by counts.
 
     ## Why it is slow
 
@@ -121,16 +103,14 @@ def growing_cat(
     """
     kept: list[tuple[Chain, bool, int]] = []
     on_cpu = not trace.has(*DEVICE_KINDS)
-    every = chains(trace, int(repeats))
-    own = {new.row: old.out for chain in every for old, new in pairwise(chain.links)}
-    for chain in every:
+    for chain in chains(trace, int(repeats)):
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
             continue
         copied = again * _item_bytes(trace, chain)
         if copied < bytes and _every(trace, chain) > operators:
             continue
-        kind = _collects(trace, chain, own)
+        kind = _collects(trace, chain)
         if not kind and on_cpu and _saved_by_writing_ns(chain, copied) <= 0:
             continue
         if kind is not None and (kind or copied >= bytes):
@@ -144,7 +124,7 @@ def growing_cat(
         # What a list does not copy; what a preallocated tensor does not copy again.
         new = np.array([max(np.prod(link.out), 1) for link in chain.links], float)
         old = np.array([link.old for link in chain.links], float)
-        saved = float(_called(trace, rows, ns)[:-1].sum() if kind else (ns * old / new).sum())
+        saved = float(ns[:-1].sum() if kind else (ns * old / new).sum())
         if not kind and on_cpu:
             saved = min(saved, _saved_by_writing_ns(chain, copied) / slowdown_share(trace))
         found.append(chain)
@@ -203,10 +183,9 @@ def _message(trace: Events, chain: Chain) -> str:
     return f"{name} grows a tensor by copying it, from {list(begin)} to {least}{list(end)}"
 
 
-def _collects(trace: Events, chain: Chain, own: Mapping[int, Shape]) -> bool | None:
+def _collects(trace: Events, chain: Chain) -> bool | None:
     """Whether almost nothing takes the tensor before it is extended again.
 
-    ``own``: the size of the tensor that each join extends, which is not this one in others' joins.
     None if growing is necessary, because each layer has parameters for all that was joined; and if
     only shapes fit, but new tensors of them are made each time.
     """
@@ -218,10 +197,10 @@ def _collects(trace: Events, chain: Chain, own: Mapping[int, Shape]) -> bool | N
     for one, other in links:
         rows = between(trace, one.row, other.row)[:_LOOKED]
         made_of = [
-            _without(call_of(trace.names[trace.name[row]], args), own.get(row))
+            call_of(trace.names[trace.name[row]], args)
             for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
         ]
-        takers = [call for call in _no_writes(made_of) if any(one.out in s for s in call.shapes)]
+        takers = [call for call in made_of if any(one.out in s for s in call.shapes)]
         taken += bool(takers)
         with_parameters += any(_has_parameters(call, one) for call in takers)
         made = json.dumps(list(one.out)).encode()
@@ -229,47 +208,6 @@ def _collects(trace: Events, chain: Chain, own: Mapping[int, Shape]) -> bool | N
     if 2 * max(with_parameters, anew) >= len(links):
         return None
     return 2 * taken < len(links) and not chain.listed
-
-
-def _without(join: BodyCall, own: Shape | None) -> BodyCall:
-    """The same call without the tensor of this size that it extends."""
-    if own is None or not join.shapes or own not in join.shapes[0]:
-        return join
-    at = join.shapes[0].index(own)
-    return replace(join, shapes=(join.shapes[0][:at] + join.shapes[0][at + 1 :], *join.shapes[1:]))
-
-
-def _no_writes(some: Sequence[BodyCall]) -> list[BodyCall]:
-    """Calls except those that write into a part of a tensor, as ``rows[-1] = row``."""
-    out: list[BodyCall] = []
-    for call in some:
-        into = call.shapes[0][0] if call.shapes and call.shapes[0] else None
-        writes = _STORE.match(call.name) is not None
-        at = _selects(out, into) if writes or _UPDATE.match(call.name) else None
-        if at is None and not writes:
-            out.append(call)
-        while at is not None:
-            part = out.pop(at).part
-            at = None if part is None else _selects(out, part.shape)
-    return out
-
-
-def _selects(some: Sequence[BodyCall], shape: Shape | None) -> int | None:
-    """The last of these calls, if it is near, that selects a part of this shape."""
-    for at in range(len(some) - 1, max(len(some) - 1 - _NEAR, -1), -1):
-        part = some[at].part
-        if part is not None and part.result == shape:
-            return at
-    return None
-
-
-def _called(trace: Events, rows: Ints, ns: Ints) -> Ints:
-    """Time of joins including their call from Python: until the next call, at most doubled."""
-    every = calls(trace)
-    every = every[trace.thread[every] == trace.thread[rows[0]]]
-    after = every[np.minimum(every.searchsorted(rows) + 1, len(every) - 1)]
-    longer: Ints = np.clip(trace.ts[after] - trace.ts[rows], ns, 2 * ns)
-    return longer
 
 
 def _every(trace: Events, chain: Chain) -> float:

@@ -126,24 +126,15 @@ def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel
 
     ## What it does
 
-    Matches once for a device if its matrix products, convolutions and attention in fp32 that take
-    at least `kernel` (0.02 ms) each take `share` (0.2) or more of the device's time, from its first
-    work to its last, if it was busy for `busy` (0.5) or more of that time, and if its peak in fp16
-    or bf16 is `gain` (3) times as high as in fp32, by the table of devices: V100, T4, RTX 2080 Ti,
-    MI100, MI200, MI350, Arc. On NVIDIA's devices with TF32, `fp32-matmul` is the rule, not this
-    one. Neither matches on MI300, whose TF32 (XF32) needs `HIPBLASLT_ALLOW_TF32=1` in the
-    environment.
+    Matches once for a device without TF32 if products, convolutions and attention in fp32 that take
+    at least `kernel` each take `share` or more of its time, if it was busy for `busy` or more of
+    it, and if its peak in fp16 or bf16 is `gain` times as high as in fp32: V100, T4, RTX 2080 Ti,
+    MI100, MI200, MI350, Arc. On NVIDIA's devices with TF32, `fp32-matmul` is the rule. The cost is
+    half of the time of these kernels.
 
-    The names of kernels tell the precision, else the types of the operator. There is no match if
-    1 % of the products' time is in another precision: in fp16 or bf16, because autocast is then in
-    use, and the rest may be in fp32 on purpose; in fp64, because the code then needs precision.
-    Code that needs fp32 for its results, such as solvers and simulations, is not told apart: ignore
-    the rule there. Products in fp32 on a device that the trace does not name are not checked.
-
-    The cost is half of the time of these kernels: half precision moves half of the bytes. It may
-    gain more.
-
-    Times decide here, so the matches may change with the machine.
+    Not counted: a device on which 1 % of the products' time is in another precision, as under
+    autocast. Code that needs fp32, such as a solver, is not told apart: ignore the rule there.
+    Times decide, so the matches may change with the machine.
 
     ## Why it is slow
 

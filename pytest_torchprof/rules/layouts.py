@@ -79,26 +79,16 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
 
     ## What it does
 
-    Matches once for a device if its convolutions launch kernels that change a tensor's layout
-    (cuDNN's `nchwToNhwcKernel` and `nhwcToNchwKernel`, MIOpen's `batched_transpose` and
-    `transpose_NCHW2CNHW`), if these take `share` (0.01) or more of the time of all that the device
-    ran, and if at least `layers` (3) convolutions of one pass do so: a single one, such as the
-    patches of a vision transformer, converts the model's input, which has to be done once in any
-    layout. It also matches if convolutions copy their operands to the other layout (a `copy_`
-    within them between contiguous and channels_last strides), because a model in channels_last gets
-    contiguous tensors, or the other way round.
+    Matches once for a device if kernels of its convolutions that change a tensor's layout (cuDNN's
+    `nchwToNhwcKernel`, MIOpen's `batched_transpose` and so on) take `share` or more of the time of
+    all that the device ran, in at least `layers` convolutions of one pass; or if convolutions copy
+    their operands to the other layout. A live test is captured once more where the number of layers
+    decides, which a stored trace tells by the shapes of weights. The cost is the time of these
+    kernels, less that of one layer.
 
-    Not counted are tensors that already are channels_last, whose layout the library changes by
-    itself; convolutions of sequences (`conv1d`), which have no such layout; copies and transposes
-    outside of convolutions, such as a `permute` of the user; FFT's transposes. How many layers a
-    pass has is the number of convolutions by the runs of the rarest weight. A stored trace tells
-    weights apart by shapes, or without them by the grids of these kernels, so layers of one shape
-    look like one that runs again. A live test is captured once more where that decides. Weights
-    that run less than half as often as the median do not tell. Convolutions in CUDA graphs are not
-    checked.
-
-    The cost is the time of these kernels, less that of one layer: forward, backward and weights.
-    Times decide here, so the matches may change with the machine.
+    Not counted: tensors that already are channels_last, `conv1d`, which has no such layout, and
+    copies and transposes outside of convolutions. Times decide, so the matches may change with the
+    machine.
 
     ## Why it is slow
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,19 +11,13 @@ from msgspec.structs import replace
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import LAYER, are_called, called, may_be_called, sizes
-from pytest_torchprof.rules.evidence.copies import Sized, casts_back
-from pytest_torchprof.rules.evidence.devices import on_cpu
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named
-from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import engine_steps, once_selected
-from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
@@ -47,10 +40,6 @@ _ALGEBRA: Final = Names(
 )
 _DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
-#: Operators that compute in float64 if one of two tensors is float64 and the other of integers.
-_ARITHMETIC: Final = Names(
-    r"aten::(add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|pow|maximum|minimum)$"
-)
 _SUBTRACTION: Final = Names(r"aten::(sub_?|subtract_?|rsub)$")
 #: Operators whose results are digits that float32 lacks, or errors that add up.
 _EXACT: Final = Names(
@@ -64,13 +53,6 @@ _STATISTICS: Final = Names(
     r"aten::(mean|nanmean|sum|nansum|prod|std|var|std_mean|var_mean|norm|linalg_vector_norm|amin"
     r"|amax|aminmax|min|max|median|nanmedian|quantile|nanquantile|logsumexp|any|all)$"
 )
-#: Integers that float32 represents exactly, and others.
-_SMALL_WHOLES: Final = frozenset({"bool", "unsigned char", "signed char", "short", "short int"})
-_LARGE_WHOLES: Final = frozenset({"int", "long", "long int"})
-_WHOLES: Final = _SMALL_WHOLES | _LARGE_WHOLES
-#: Joins of tensor lists, whose dtypes no trace has, and the cast of list items to another dtype.
-_JOIN: Final = Names(r"aten::_?cat$")
-_COPY: Final = Names(r"aten::copy_$")
 #: Operators that make a tensor of a given dtype.
 _MAKERS: Final = Names(
     r"aten::(randn?|randperm|normal|zeros|ones|full|arange|linspace|logspace|eye|empty)(_like)?$"
@@ -82,34 +64,20 @@ _MANY: Final = 2000
 #: torch's numbers for float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
 _FLOAT32, _FLOAT64 = "6", "7"
 #: The saved share of an operator's time in double precision: half the bytes, half the lanes.
-_SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
-#: On a CPU, these take as long in float32: of 30 operators, measured for 65,536 and 1,048,576
-#: numbers, torch 2.13, one thread, float32 saves 0 to 0.07 of these, and mostly half of the others.
-#: Their gradients take a fraction of that.
-_SAVES_NOTHING: Final = Names(
-    r"aten::(std|var|std_mean|var_mean|sort|msort|argsort|topk|kthvalue|median|nanmedian|quantile"
-    r"|nanquantile)$"
-)
+_SAVED = 0.5
 
 
 class _Call(Frozen, frozen=True):
-    """A call that takes tensors in double precision, with their shapes and those of float32.
-
-    ``wholes``: the dtype of integers that it computes with, and their number of elements;
-    ``exact``: it takes large integers from them, or them from integers, such as times.
-    """
+    """A call that takes tensors in double precision, with their shapes and those of float32."""
 
     row: int
     doubles: list[tuple[int, ...]]
     floats: list[tuple[int, ...]]
     cast_to: str
-    wholes: tuple[str, int] = ("", 0)
-    exact: bool = False
 
     @property
     def elements(self) -> int:
-        known = max((math.prod(one) for one in (*self.doubles, *self.floats)), default=0)
-        return max(known, self.wholes[1])
+        return max(math.prod(one) for one in (*self.doubles, *self.floats))
 
 
 @rule(
@@ -125,28 +93,14 @@ def float64(trace: Events, *, elements: float) -> Matches:
 
     ## What it does
 
-    Counts operators that combine float32 and float64 tensors, both with dimensions, and at
-    least `elements` (16,384) elements: everything is then computed in float64, including the
-    operators that take the result. If there are none, it counts operators on float64 tensors
-    whose result is later cast to float32, such as those of a picture that is normalized before
-    it is cast; and operators that combine integer tensors, like a picture's, with float64
-    tensors of any size. There must be layers in float32.
+    Counts operators that combine float32 and float64 tensors of at least `elements` elements:
+    everything is then computed in float64. If there are none, it counts operators on float64
+    tensors whose result is later cast to float32. There must be layers in float32.
 
-    Not counted, because double precision is intended: layers in float64; float32 tensors that
-    are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
-    is none); tensors that torch creates in float64, unless they meet float32; a difference of
-    tensors of one shape without a backward pass, as when a test compares with a reference; on a
-    CPU, operators that take as long in float32, such as `std` and `sort`, if there is nothing else.
-    Numbers and tensors without dimensions do not promote others. What a DataLoader's dataset
-    computes is ignored.
-
-    Nor are operators on float64 tensors counted where float32 may not represent what goes in,
-    such as times, or where errors would add up. Of what leads to a cast to float32, which is all
-    that was called since the previous such cast, nothing counts if the last operator subtracts,
-    as in `(times - begin).float()`, except from a picture's bytes; if any operator combines
-    float64 and int64 or int32 in a difference; or if any is a `diff`, a remainder, a floor
-    division, a running sum or product, a gamma function or the like. Statistics, such as means,
-    count only together with other operators.
+    Not counted, because double precision is intended: layers in float64, casts to float64, linear
+    algebra in float64, tensors that torch creates in float64, the difference of a comparison; and
+    where digits would be lost: what leads to a cast by a last subtraction, or with a `diff`, a
+    remainder, a running sum, a gamma function or the like.
 
     ## Why it is slow
 
@@ -173,29 +127,23 @@ def float64(trace: Events, *, elements: float) -> Matches:
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
         return NO_MATCHES
     rows = np.flatnonzero(called(trace) & trace.selection)
-    joined = list(_joined(trace, rows))
     kinds, calls = _kinds(trace, doubles)
-    if all(call.elements < elements for call in (*calls, *joined) if call is not None):
+    if all(call.elements < elements for call in calls if call is not None):
         return NO_MATCHES
     if _casts_up(trace, rows) or not _is_fp32(trace):
         return NO_MATCHES
     each = [(calls[kind], row) for kind, row in zip(kinds.tolist(), doubles.tolist(), strict=True)]
     alone = (replace(call, row=row) for call, row in each if call is not None)
-    known = sorted((*alone, *joined), key=lambda call: call.row)
+    known = sorted(alone, key=lambda call: call.row)
     large = [call for call in known if call.elements >= elements]
     events = np.array([call.row for call in large], np.int64)
-    busy = ~are_named(trace, events, _IDLE) | among(events, [call.row for call in joined])
-    work = [call for call, one in zip(large, busy.tolist(), strict=True) if call.doubles and one]
+    busy = ~are_named(trace, events, _IDLE)
+    work = [call for call, one in zip(large, busy.tolist(), strict=True) if one]
     mixed = [call for call in work if call.floats and not _compares(trace, call)]
-    promoted = {call.row for call in mixed}
     casts = [call for call in large if call.cast_to == _FLOAT32]
     if any(call.floats for call in work):
         work = [call for call in work if mixed and call.row >= mixed[0].row]
-        sized, sized_casts = (
-            [Sized(call.row, call.elements) for call in some] for some in (work, casts)
-        )
-        back = {*casts_back(promoted, sized, sized_casts, rows[~are_named(trace, rows, _IDLE)])}
-        work, found = [*work, *(call for call in casts if call.row in back)], mixed
+        found = mixed
     else:
         found = work = list(_needless(trace, [call.row for call in casts], work, known))
         if found and _makes_doubles(trace):
@@ -203,10 +151,7 @@ def float64(trace: Events, *, elements: float) -> Matches:
     if not found:
         return NO_MATCHES
     shown = np.array([call.row for call in found], np.int64)
-    share = _shares(trace, work, promoted)
-    if not share.any():
-        return NO_MATCHES  # nothing but what takes as long in float32
-    cost, until = _costs(trace, work, share)
+    cost, until = _costs(trace, work)
     # What follows a promotion counts toward its cost.
     at = np.maximum(np.searchsorted(shown, [call.row for call in work], side="right") - 1, 0)
     ends = trace.ts[shown] + trace.dur[shown]
@@ -237,27 +182,16 @@ def _message(trace: Events, call: _Call) -> str:
     name = trace.names[trace.name[call.row]]
     if call.floats:
         return f"{name} takes float32 and float64, and computes in float64"
-    if call.wholes[1]:
-        return f"{name} takes {torch_name(call.wholes[0])} and float64, and computes in float64"
     return f"{name} computes in float64 what is cast to float32 later"
 
 
-def _shares(trace: Events, work: list[_Call], promoted: set[int]) -> NDArray[np.float64]:
-    """The share of each operator's time that float32 saves."""
-    rows = np.array([call.row for call in work], np.int64)
-    share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
-    share[[call.cast_to == _FLOAT32 for call in work]] = 1
-    share[are_named(trace, rows, _SAVES_NOTHING) & on_cpu(trace, rows)] = 0
-    return share
-
-
-def _costs(trace: Events, work: list[_Call], share: NDArray[np.float64]) -> tuple[Ints, Ints]:
+def _costs(trace: Events, work: list[_Call]) -> tuple[Ints, Ints]:
     """What each operator costs for its precision, including its gradient; and when it ended."""
     rows = np.array([call.row for call in work], np.int64)
     first, below = launched_in(trace, rows)
     took = np.where(first >= 0, below, trace.dur[rows])
     passes = 2 if len(engine_steps(trace)) else 1
-    return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
+    return (took * _SAVED * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
 
 
 def _kinds(trace: Events, rows: Ints) -> tuple[Ints, list[_Call | None]]:
@@ -272,25 +206,13 @@ def _kinds(trace: Events, rows: Ints) -> tuple[Ints, list[_Call | None]]:
 def _calls(trace: Events, rows: Ints) -> Iterator[_Call | None]:
     """These calls, as far as they take tensors with dimensions in double precision."""
     casts = are_named(trace, rows, _CAST).tolist()
-    adds, subtracts = (are_named(trace, rows, names) for names in (_ARITHMETIC, _SUBTRACTION))
-    kinds = [
-        _SMALL_WHOLES if less else _WHOLES if one else frozenset[str]()
-        for one, less in zip(adds.tolist(), subtracts.tolist(), strict=True)
-    ]
-    large = [_LARGE_WHOLES if less else frozenset[str]() for less in subtracts.tolist()]
-    for row, args, casting, whole, other in zip(
-        rows.tolist(), trace.operands(rows), casts, kinds, large, strict=True
-    ):
+    for row, args, casting in zip(rows.tolist(), trace.operands(rows), casts, strict=True):
         types, dims = decode_part(args.types) or [], decode_part(args.dims) or []
-        shapes = [sizes(one) for one in dims]
-        pairs = list(zip(types, shapes, strict=False))
+        pairs = list(zip(types, map(sizes, dims), strict=False))
         doubles = [shape for kind, shape in pairs if kind == "double" and shape]
         floats = [shape for kind, shape in pairs if kind == "float" and shape]
-        wholes = [(kind, math.prod(shape)) for kind, shape in pairs if kind in whole and shape]
         to = _target(args.concrete) if casting else ""
-        exact = any(kind in other and shape for kind, shape in pairs)
-        first = next(iter(wholes), ("", 0))
-        yield _Call(row, doubles, floats, to, first, exact) if doubles else None
+        yield _Call(row, doubles, floats, to) if doubles else None
 
 
 def _needless(
@@ -302,10 +224,10 @@ def _needless(
     cancel in the last step, or in any if that is what the step is for.
     """
     events = np.array([call.row for call in known], np.int64)
-    exact = are_named(trace, events, _EXACT) | np.array([call.exact for call in known])
-    less, one = (are_named(trace, events, names) for names in (_SUBTRACTION, _STATISTICS))
-    less &= np.array([not call.wholes[1] for call in known])  # a picture's bytes need none
-    needs, ends, aside = (frozenset(events[rows].tolist()) for rows in (exact, less, one))
+    needs, ends, aside = (
+        frozenset(events[are_named(trace, events, names)].tolist())
+        for names in (_EXACT, _SUBTRACTION, _STATISTICS)
+    )
     before = -1
     for cast in casts:
         inside = [call for call in work if before < call.row < cast]
@@ -314,25 +236,6 @@ def _needless(
         before = cast
         if rows and rows[-1] not in ends and not any(row in steps for row in needs):
             yield from inside
-
-
-def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
-    """Of these calls, those that join float32 tensors to float64 ones."""
-    copies = operators_named(trace, _COPY)
-    copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
-    types = [decode_part(args.types) or [] for args in trace.operands(copies)]
-    copies = copies[[one[:2] == ["double", "float"] for one in types]]
-    copied = Counter[int]()
-    for join, args in zip(trace.parent[copies].tolist(), trace.operands(copies), strict=True):
-        copied[join] += math.prod(sizes((decode_part(args.dims) or [None, None])[1]) or ())
-    joins = distinct(trace.parent[copies])
-    outer = np.where(among(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
-    for row, join, args in zip(outer.tolist(), joins.tolist(), trace.operands(joins), strict=True):
-        parts = (decode_part(args.dims) or [[]])[0]
-        # Of a list that is too long for the trace, at least what is copied is known.
-        total = sum(math.prod(sizes(one) or ()) for one in parts) or copied[join]
-        if row in rows:
-            yield _Call(row, [(total,)], [(total,)], "")
 
 
 def _unlike(trace: Events, rows: Ints) -> Ints:

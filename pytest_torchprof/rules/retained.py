@@ -50,17 +50,13 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
 
     ## What it does
 
-    Counts the backward passes that run `nodes` (4) or more nodes of a graph that an earlier
-    pass has run, and add the result to the gradients of that pass. Not counted if something
-    takes the earlier pass's results before the later one begins, a hook reads or keeps a
-    gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
-    needs its own pass. A hook may scale a gradient by a number. A hook that keeps the gradient
-    itself is recognized by the memory that stays allocated, so a stored trace should have memory
-    events.
+    Counts the backward passes that run `nodes` or more nodes of a graph that an earlier pass has
+    run, and add the result to the same gradients. The place is the line that leads to the later
+    pass.
 
-    Nor does `torch.autograd.grad` count, each call of which returns separate gradients, such as
-    the rows of a Jacobian, nor what follows a pass with `create_graph=True`. The place is the
-    line that leads to the later pass, and not to the first one.
+    Not counted: if something takes the earlier pass's results before the later one begins, a hook
+    reads or keeps a gradient, the gradients are zeroed, or an optimizer steps, as each loss then
+    needs its own pass; `torch.autograd.grad`; what follows a pass with `create_graph=True`.
 
     ## Why it is slow
 

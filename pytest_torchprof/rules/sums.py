@@ -58,20 +58,18 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     ## What it does
 
     Counts sums that autograd recorded, that no backward pass in the trace used, and whose terms
-    were made in `steps` (3) steps or more, by the same operator. Between two training steps
-    there is a backward pass, and an optimizer's step if there are any; two evaluation steps run
-    the same layers, and the later one takes nothing that was computed before. A sum is `+=`,
-    a moving average, or `sum` or `torch.stack` of a list. Not counted: losses that are
-    summed for one backward pass, of heads, of batches or of time steps; what is detached; what
-    is updated in place and is more than a number, because statistics are updated so through
-    `.data`, which keeps no graph, and a trace does not show. What
-    is summed depends on the identity of tensors, so only live tests are checked.
+    were made in `steps` steps or more, by the same operator: by `+=`, a moving average, or `sum` or
+    `torch.stack` of a list. Between two training steps there is a backward pass; two evaluation
+    steps run the same layers, and the later one takes nothing that was computed before. Only live
+    tests are checked, which identify tensors.
+
+    Not counted: losses that are summed for one backward pass; what is detached; what is updated in
+    place and is more than a number.
 
     ## Why it is slow
 
-    As long as the sum exists, no node of any step's graph is freed, nor what a node keeps:
-    memory grows with each step. After a backward pass that is little of each, without one it is
-    all activations. What that costs cannot be told from a trace, so the cost is unknown.
+    As long as the sum exists, no node of any step's graph is freed, nor what a node keeps: memory
+    grows with each step. What that costs in time is unknown.
 
     ## Example
 

@@ -33,7 +33,6 @@ from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import (
     are_free,
     are_outermost,
-    calls,
     frames_around,
     free_named,
     has_frames,
@@ -43,9 +42,10 @@ from pytest_torchprof.trace.tree import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _ZEROES_LISTS: Final = Names(r"aten::_foreach_zero_$")
@@ -57,21 +57,15 @@ _ZERO_GRAD_FRAME: Final = late(
 _PUTS: Final = "torch::autograd::AccumulateGrad"
 #: Operators that fill a tensor with zeros, or with a number that torch may or may not record.
 _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
-_SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
+_SETS: Final = "aten::fill_"
 #: Operators that make a tensor of zeros, which may become a gradient.
 _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
-#: Time to fill a small gradient and to add to it; and for each element of a large one, if it stays
-#: in the processor's cache, or not.
+#: Time to fill a small gradient and to add to it; and for each element of a large one.
 _GRADIENT_NS: Final = 1200
-_CACHED_ELEMENT_NS: Final = 0.25
 _ELEMENT_NS: Final = 0.5
-#: Of 20 training steps on a CPU whose gradients take no more, costs are 0.6 to 1.4 times what the
-#: fix saves. Where they take more, it saves up to twice as much as they took, or loses up to four
-#: times as much: glibc's malloc returns what is freed to the system, which clears each page for the
-#: next gradients.
+#: Where gradients on a CPU take more, what the fix saves depends on the allocator: glibc's returns
+#: what is freed to the system, which clears each page for the next gradients.
 _KEPT_BYTES: Final = 1 << 20
-#: The number of calls searched for uses of gradients that were multiplied.
-_NEAR: Final = 200
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 
 #: The fix if torch's version is unknown, or before 2.0, when zeros were the default.
@@ -87,7 +81,7 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
 @rule(
     "grad-not-none",
     fix=_SINCE_2,
-    triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
+    triggers=r"aten::((_foreach_)?zero_|fill_|zeros_like|zeros|new_zeros)$",
     blind=lambda trace: guessed(trace, _ZERO_GRAD, _ZEROES_LISTS),
     sees_host=True,
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
@@ -100,27 +94,20 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
 
     ## What it does
 
-    Counts how often gradients were filled with zeros before another backward pass (in a live
-    test with backward passes, not after the last one, when nothing is added to the zeros): by
-    an optimizer's `zero_grad`, according to torch's annotation; by hand or by a module's, if
-    `gradients` (2) or more are filled this way in the trace, or one as often. By hand means
-    `zero_`, `fill_(0)`, `*= 0`, `grad[:] = 0` and
-    `grad = torch.zeros_like(parameter)`, of one gradient or of a list.
-    A live test recognizes gradients as the tensors that backward passes have stored; in a
-    stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
-    that are zeroed between a backward pass and the optimizer's step, which then leaves their
-    parameters unchanged, and any other tensor, whatever its shape; and on a CPU, all of it if it is
-    less than `cpu_share` (0.003) of everything that the test does, decided by counts, not times.
-    Before torch 2.0,
-    `zero_grad()` itself filled them.
+    Counts how often gradients are filled with zeros before another backward pass: by an optimizer's
+    `zero_grad`, as torch's annotation says; or by hand or by a module's, if `gradients` or more
+    are. By hand means `zero_`, `fill_(0)`, `grad[:] = 0` and `grad =
+    torch.zeros_like(parameter)`. A live test recognizes gradients as tensors that backward passes
+    have stored; in a stored trace, only annotations and frames tell.
+
+    Not counted: gradients that are zeroed between a backward pass and the optimizer's step, and on
+    a CPU, all of it if it is less than `cpu_share` of all that the test does, by counts.
 
     ## Why it is slow
 
-    Each gradient is written once to become zero, and read and added to in the next backward
-    pass, which would otherwise just store it. Until then its memory stays allocated. The cost is
-    that of the zeros and of these additions. On a CPU it is unknown for more than 1 MiB of
-    gradients: what the fix saves of memory is then sure, what it saves of time depends on the
-    allocator, which may return the memory to the system and get it back page by page.
+    Each gradient is written once to become zero, and read and added to in the next backward pass,
+    which would otherwise just store it. Until then its memory stays allocated. On a CPU the cost is
+    unknown for more than 1 MiB of gradients, where it depends on the allocator.
 
     ## Example
 
@@ -135,7 +122,7 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
     ```
     """
     fills = selected_operators(trace, *_ZEROES)
-    if not len(fills) and not len(free_named(trace, *_SETS, *_MAKES)):
+    if not len(fills) and not len(free_named(trace, _SETS, *_MAKES)):
         return NO_MATCHES_OF_CALLS
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
@@ -216,9 +203,8 @@ def _estimated_ns(trace: Events, calls: list[_Call]) -> float:
 
 
 def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
-    """The time to fill the gradients, and to add the next ones to the zeros, -1 if unknown; without
-    the profiler, at least the time to call the operators, and for elements in the cache. And when
-    the first of these operators begins, and the last one ends.
+    """The time to fill the gradients, and to add the next ones to the zeros, -1 if unknown. And
+    when the first of these operators begins, and the last one ends.
     """
     ends = [*(call.event for call in calls[1:]), len(trace)]
     added = [
@@ -227,33 +213,22 @@ def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tupl
     ]
     parts = [np.concatenate([call.fills, later]) for call, later in zip(calls, added, strict=True)]
     every = np.concatenate(parts)
+    local = on_cpu(trace, every)
     _, work = launched_in(trace, every, kinds=DEVICE_KINDS)
     bounds = np.cumsum([len(rows) for rows in parts])[:-1]
-    local, worked = np.split(on_cpu(trace, every), bounds), np.split(work, bounds)
-    costs = [
-        _cost_ns(trace, call.fills, *one)
-        for call, *one in zip(calls, added, local, worked, strict=True)
-    ]
-    begins = [int(trace.ts[rows].min()) for rows in parts]
-    until = [int((trace.ts[rows] + trace.dur[rows]).max()) for rows in parts]
-    return np.array(costs, np.int64), (np.array(begins, np.int64), np.array(until, np.int64))
-
-
-def _cost_ns(trace: Events, fills: Ints, adds: Ints, local: Bools, worked: Ints) -> int:
-    """The time of these operators, as `_costs_ns`; on a device, that of calls or of work.
-
-    Of all of them, ``local`` says which ran on the CPU, and ``worked`` what they launched took.
-    """
-    took, slowed = trace.dur[np.concatenate([fills, adds])], slowdown_share(trace)
-    on_device = max(int(worked.sum()), int(took[~local].sum() * slowed))
-    tensors = filled(trace, fills[local[: len(fills)]])
-    if tensors is None or sum(one.bytes for one in tensors) > _KEPT_BYTES:
-        return -1
-    least = 0.0
-    if count := int(local[len(fills) :].sum()):
-        elements = sum(one.elements for one in tensors)
-        least = (count * _GRADIENT_NS + elements * _CACHED_ELEMENT_NS) / slowed
-    return on_device + max(int(took[local].sum()), int(least))
+    cost, slowed = [], slowdown_share(trace)
+    for call, rows, here, worked in zip(
+        calls, parts, np.split(local, bounds), np.split(work, bounds), strict=True
+    ):
+        tensors = filled(trace, call.fills[here[: len(call.fills)]])
+        known = tensors is not None and sum(one.bytes for one in tensors) <= _KEPT_BYTES
+        # On a device, what takes longer: the calls, or what they launched.
+        took = trace.dur[rows]
+        on_device = max(worked.sum(), took[~here].sum() * slowed)
+        cost.append(int(took[here].sum() + on_device) if known else -1)
+    begin = [trace.ts[rows].min() for rows in parts]
+    until = [(trace.ts[rows] + trace.dur[rows]).max() for rows in parts]
+    return np.array(cost, np.int64), (np.array(begin, np.int64), np.array(until, np.int64))
 
 
 # --------------------------------------------------------------------------------------- by hand
@@ -262,12 +237,10 @@ def _cost_ns(trace: Events, fills: Ints, adds: Ints, local: Bools, worked: Ints)
 def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
     """Calls that fill gradients, and whether only a capture that identifies tensors can tell."""
     makes = selected_operators(trace, *_MAKES) if len(adds) else adds
-    rows = np.sort(np.concatenate([zeroes, selected_operators(trace, *_SETS), makes]))
+    sets = selected_operators(trace, _SETS)
+    sets = sets[[_is_zero(args) for args in trace.operands(sets)]]
+    rows = np.sort(np.concatenate([zeroes, sets, makes]))
     rows = rows[are_free(trace, rows)]
-    sets = are_named(trace, rows, *_SETS)
-    rows = rows[
-        [not one or _is_zero(trace, row) for one, row in zip(sets, rows.tolist(), strict=True)]
-    ]
     if not len(rows):
         return [], False
     known = {shape for row in puts.tolist() for shape in filled_shapes(trace, row)[:1]}
@@ -283,7 +256,7 @@ def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[
     for row, arguments in zip((*puts.tolist(), *adds.tolist()), (*put, *added), strict=True):
         gradients.learn(row, arguments)
     into = {number for arguments in added for number in _flat(arguments[:1])}
-    is_made, scaled = are_named(trace, rows, *_MAKES), are_named(trace, rows, "aten::mul_")
+    is_made = are_named(trace, rows, *_MAKES)
     found = list[_Call]()
     seen = set[int]()
     for at, row in enumerate(rows.tolist()):
@@ -294,8 +267,6 @@ def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[
             shapes = filled_shapes(trace, row) or [""] * len(numbers)
             filled = {n for n, s in zip(numbers, shapes, strict=False) if gradients.are(n, s)}
         if not filled or gradients.leaves_parameters(row):
-            continue
-        if scaled[at] and gradients.are_used(row, filled):
             continue
         if found and seen.isdisjoint(filled) and not gradients.between(found[-1].event, row):
             last = found.pop()
@@ -339,18 +310,6 @@ class _Gradients:
             self._puts, row
         ) > self._last(self._steps, row)
 
-    def are_used(self, row: int, filled: set[int]) -> bool:
-        """Whether a call takes one of these tensors before the next backward pass."""
-        called = calls(self._trace)
-        later = called[(called > row) & (called < self._next(self._puts, row))][:_NEAR]
-        taken = self._trace.taken(later) or ()
-        name = self._trace.name
-        return any(
-            not filled.isdisjoint(_flat(one))
-            for one, call in zip(taken, later.tolist(), strict=True)
-            if name[call] != name[row]
-        )
-
     def _next(self, events: list[int], row: int) -> int:
         at = bisect_right(events, row)
         return events[at] if at < len(events) else len(self._trace)
@@ -360,26 +319,13 @@ class _Gradients:
         return events[at - 1] if at else -1
 
 
-def _is_zero(trace: Events, row: int) -> bool:
-    """Whether a call fills a tensor with 0, or multiplies it by 0.
-
-    torch omits a Python number that is passed to an operator on tensors: a used gradient's tensor
-    is set to nothing else, and multiplied by no other integer.
+def _is_zero(args: OpArgs) -> bool:
+    """Whether a call fills a tensor with 0. torch omits the number that it fills a gradient with,
+    which is nothing else.
     """
-    (args,) = trace.operands(np.array([row]))
-    concrete, types = decode_part(args.concrete), decode_part(args.types)
-    if not isinstance(concrete, list) or not isinstance(types, list) or len(types) < 2:
-        return False
-    value = str(concrete[1]) if len(concrete) > 1 else ""
-    if value:
-        return _ZERO.match(value) is not None
-    fills = trace.names[trace.name[row]] == "aten::fill_"
-    return fills or (str(types[1]).startswith("long") and _tensors(args.dims)[1:2] == ["[]"])
-
-
-def _tensors(dims: bytes) -> list[str]:
-    found = decode_part(bytes(dims))
-    return [str(one) for one in found] if isinstance(found, list) else []
+    concrete = decode_part(args.concrete)
+    value = str(concrete[1]) if isinstance(concrete, list) and len(concrete) > 1 else ""
+    return not value or _ZERO.match(value) is not None
 
 
 def _flat(taken: Iterable[Taken]) -> list[int]:

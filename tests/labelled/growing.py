@@ -227,17 +227,3 @@ def a_pattern_that_doubles():
         return pattern
 
     return tile
-
-
-@EXAMPLES.positive("growing-cat")
-def sound_that_is_padded_and_added_to():
-    frames = torch.rand(40, 1, 16)
-
-    def synthesize():
-        audio = torch.zeros(1, 0)
-        for frame in frames:
-            audio = F.pad(audio, (0, 16))  # <- here
-            audio[:, -16:] += frame * 0.5
-        return audio
-
-    return synthesize

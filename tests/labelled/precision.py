@@ -67,17 +67,6 @@ def fewer_elements_than_the_threshold():
     return lambda: model((x * shift).float()).sum().backward()
 
 
-@EXAMPLES.positive("float64", 1)
-def counts_that_are_weighted_by_an_array():
-    weight = torch.from_numpy(1 / np.log(np.arange(2, 130)))
-    model, counts = nn.Linear(128, 2), torch.randint(9, (200, 128))
-
-    def logits(counts):
-        return model((counts * weight).float())  # <- here
-
-    return lambda: logits(counts).sum().backward()
-
-
 # ------------------------------------------------------------------------------- what is meant
 
 
@@ -137,19 +126,6 @@ class Coordinates(nn.Module):
 def coordinates_beside_the_colors_of_a_small_picture():
     model, x = Coordinates(16, "f8"), pictures(size=16)
     return lambda: model(x).mean().backward()
-
-
-def _frames(kinds):
-    """Many frames in one batch, the last of them from NumPy; torch records no shapes of them."""
-    model = nn.Linear(64, 4)
-    frames = [torch.rand(16, 64) for _ in range(39)]
-    frames.append(torch.from_numpy(np.random.default_rng(0).random((16, 64)).astype(kinds)))
-    return lambda: model(torch.cat(frames).float()).mean().backward()  # <- here
-
-
-@EXAMPLES.positive("float64", 1)
-def one_of_many_frames_is_numpys():
-    return _frames("f8")
 
 
 @EXAMPLES.near_miss("float64")

@@ -24,18 +24,6 @@ class CastingLinear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype))  # <- here
 
 
-@EXAMPLES.positive("repeated-cast", 18)
-def there_and_back_again():
-    x = torch.randn(8, 8)
-
-    def block():
-        y = x
-        for _ in range(10):
-            y = y.half().float()  # <- here
-
-    return block
-
-
 @EXAMPLES.positive("repeated-cast", 2, repeats=3)
 def a_lower_threshold_finds_three():
     x = torch.randn(4, 8)

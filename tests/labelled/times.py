@@ -34,12 +34,6 @@ def fed(make, source=stamps):
 
 
 @EXAMPLES.near_miss("float64")
-def whole_seconds_less_a_small_table_of_begins():
-    ticks, begins = torch.full(SHAPE, BEGAN), torch.from_numpy(np.full((64, 1), BEGAN - 0.5))
-    return fed(lambda times: ((ticks - begins) / 60).float() + times.float())
-
-
-@EXAMPLES.near_miss("float64")
 def times_that_are_shifted_in_place():
     return fed(lambda times: times.clone().sub_(times[:, :1]).float())
 

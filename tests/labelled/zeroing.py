@@ -82,25 +82,6 @@ def gradients_that_are_made_anew():
     return Trainer(reset).fit
 
 
-@EXAMPLES.positive("grad-not-none", 2)
-def gradients_that_are_multiplied_by_zero():
-    def reset(parameters):
-        for p in parameters:
-            if p.grad is not None:
-                p.grad *= 0  # <- here
-
-    return Trainer(reset).fit
-
-
-@EXAMPLES.positive("grad-not-none", 2)
-def a_list_of_gradients_that_is_multiplied():
-    def reset(parameters):
-        if parameters[0].grad is not None:
-            torch._foreach_mul_([p.grad for p in parameters], 0.0)  # <- here
-
-    return Trainer(reset).fit
-
-
 def one_gradient():
     x = torch.rand(3, requires_grad=True)
 
@@ -154,21 +135,6 @@ def layers_that_do_not_learn_yet():
             optimizer.step()
 
     return fit
-
-
-@EXAMPLES.near_miss("grad-not-none")
-def gradients_that_are_turned_around():
-    model, batch = network(), torch.rand(5, 3)
-
-    def ascend():
-        for _ in range(3):
-            model(batch).sum().backward()
-            for p in model.parameters():
-                p.grad *= -1
-                p.data.sub_(p.grad, alpha=0.1)
-                p.grad = None
-
-    return ascend
 
 
 @EXAMPLES.positive("grad-not-none", 2)

@@ -347,31 +347,6 @@ def test_a_loop_that_averages_is_told_to_blend_lists(
     assert advised in found(trace, "per-parameter-loop").fix
 
 
-@pytest.mark.parametrize(
-    ("layout", "shown"),
-    [
-        (torch.channels_last, "x = x.to(memory_format=torch.channels_last)"),
-        (torch.channels_last_3d, "x = x.to(memory_format=torch.channels_last_3d)"),
-        (torch.contiguous_format, "make it contiguous (or clone it) once"),
-    ],
-)
-def test_a_copy_to_another_layout_is_advised_to_be_made_once(
-    tmp_path: Path, layout: torch.memory_format, shown: str
-) -> None:
-    x = (
-        torch.rand(2, 3, 4, 16, 16)
-        if layout is torch.channels_last_3d
-        else torch.rand(2, 3, 16, 16)
-    )
-    given = x.mT if layout is torch.contiguous_format else x
-
-    def block() -> None:
-        for _ in range(8):
-            given.contiguous(memory_format=layout).sum()
-
-    assert shown in found(captured(block, tmp_path, tensors=True), "contiguous-copy").fix
-
-
 UPDATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], bool]] = {
     "an average": (lambda old, new: old.mul_(0.9).add_(new, alpha=0.1), True),
     "an average of a product": (lambda old, new: old.mul_(0.9).add_(new * 0.1), True),

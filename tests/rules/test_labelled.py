@@ -7,7 +7,7 @@ from labelled import corpus
 
 from pytest_torchprof.rules.registry import CODES, RULES
 
-ENOUGH = 8
+ENOUGH = 5
 THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]
 
 

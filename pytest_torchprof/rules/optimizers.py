@@ -76,39 +76,22 @@ def single_tensor_optimizer(
 
     ## What it does
 
-    Counts the steps of torch's optimizers that updated at least `parameters` (2) parameters
-    in a loop, where another form of that class is faster. It recognizes them by the operators
-    within torch's annotation of the step, and also classes derived from torch's: by what such
-    a loop does to each parameter, or by torch's own functions if the trace has Python frames. A
-    derived class whose loop could just as well be hand-written, like that of SGD, is left to
-    `per-parameter-loop`. Updates with sparse gradients do not count, because they have no other
-    form; nor do LBFGS, Muon and SparseAdam, nor a step with `differentiable=True`, whose
-    operators record a graph. For complex parameters, which `fused=True` does not support,
-    `foreach=True` is recommended on a device, and nothing on a CPU.
+    Counts the steps of torch's optimizers that updated at least `parameters` (2) parameters in a
+    loop, where another form of that class is faster: on a device every class that takes `foreach`
+    or `fused`, on a CPU `fused=True` of Adam, AdamW, Adagrad and SGD. A plain SGD, and
+    `foreach=True` of Adadelta, Adamax, NAdam, RAdam and RMSprop, gain there from `cpu_parameters`
+    (10) of at most `cpu_elements` (4,096) elements on average. The place is the line that
+    constructed the optimizer, if a live test runs it.
 
-    On a device, every class that takes `foreach` or `fused` counts. On a CPU, those count
-    that gain, measured with torch 2.13 on one thread: `fused=True` of Adam, AdamW, Adagrad
-    and SGD with momentum or weight decay from two parameters on, of any size (a step takes 0.2
-    to 0.8 of the time); `fused=True` of a plain SGD, and `foreach=True` of Adadelta,
-    Adamax, NAdam, RAdam and RMSprop, from `cpu_parameters` (10) on that have `cpu_elements`
-    (4,096) elements or fewer on average (0.5 to 0.9). There, `foreach=True` gains a fifth at
-    most for Adafactor and Rprop, and loses for ASGD. All this holds for parameters in one
-    group, or a few, which traces do not record: if each is a separate group, only
-    `fused=True` of Adam, AdamW and Adagrad still gains (0.5 to 0.8), and `foreach=True`
-    takes half as long again. On a CPU, a step counts only if the other form would save at least
-    `cpu_share` (0.03) of everything that the test does: a few parameters beside large
-    convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
-    bytes of memory.
-
-    The place is the line of the user's code that constructed the optimizer, where a live test runs
-    it; else, as where a fixture does, the line that calls `step`.
+    Not counted: sparse gradients, complex parameters on a CPU, `differentiable=True`, classes
+    without such a form, and on a CPU steps that would save less than `cpu_share` (0.03) of the
+    test, decided by counts.
 
     ## Why it is slow
 
-    Each parameter takes several small operators, each with its own launch, where a few would do
-    for all. On the CPU, this loop is the default. The cost is the part of the step's time,
-    without that of a closure, that the other form saved in our measurements, by class, number
-    and size of parameters.
+    Each parameter takes several small operators, each with its own launch, where a few would do for
+    all. On the CPU, this loop is the default. The cost is the part of the step's time that the
+    other form saved in measurements.
 
     ## Example
 

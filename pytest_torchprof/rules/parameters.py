@@ -92,37 +92,20 @@ def per_parameter_loop(
 
     ## What it does
 
-    Counts loops that do the same few elementwise operations on at least `parameters` (10)
-    tensors one by one, or take their norms: averages of weights, hand-written updates, weight
-    decay, penalties, gradients that are scaled or whose norms are read. The operations that
-    count have a torch function for lists: `add`, `sub`, `mul`, `div`, `lerp`,
-    `addcmul`, `addcdiv`, `clamp`, `neg`, `abs`, `sign`, `sqrt`, `rsqrt`,
-    `reciprocal`, `pow`, `exp`, `maximum`, `minimum`. A single one counts if it is in
-    place or assigned to `p.data`; in `[m / 2 for m in moments]` it does not. Consecutive
-    loops are separate matches.
+    Counts loops that do the same few elementwise operations on at least `parameters` (10) tensors
+    of a model one by one, or take their norms: averages of weights, hand-written updates,
+    penalties, gradients that are scaled; and steps of optimizers other than torch's that do so. The
+    operations are those that have a torch function for lists (`torch._foreach_…`).
 
-    Tensors are a model's if a layer takes them as its weights, if they are gradients, or if there
-    are as many of each shape as parameters of layers that ran here; also others of several
-    shapes, with one dimension and with more, that the loop writes to. A live test knows whether
-    they are different tensors; in a stored trace, their shapes must be those of layers in it,
-    or four different ones that are written to. Steps of optimizers other than torch's count
-    too, if they do the same to this many parameters, and no matrix products.
-
-    Not counted: torch's optimizers (see `single-tensor-optimizer`); layers; random numbers and
-    fills, as in the initialization of weights, nor scaling them before the model has run;
-    copies alone, which look like `load_state_dict`; results that go to `out=`; differences
-    that are read, as when a test compares two models; clones. On a CPU, it does not count where
-    the functions for lists gain nothing: parameters of more than `cpu_elements` (16,384)
-    elements on average; norms that are kept as tensors, and products with a tensor of one
-    element, as in torch's own `clip_grad_norm_`; loops in which the functions for lists would
-    save less than `cpu_share` (0.01) of everything that the test does, decided by counts,
-    not times.
+    Not counted: torch's optimizers (see `single-tensor-optimizer`), initialization, copies and
+    clones alone, and differences that a test reads. On a CPU, parameters of more than
+    `cpu_elements` (16,384) elements on average, norms that are kept as tensors, and loops that
+    would save less than `cpu_share` (0.01) of the test, decided by counts, gain nothing.
 
     ## Why it is slow
 
-    Each operation on each parameter is a call from Python, and on a device a launch. Functions
-    for lists need one call for all. On a CPU, an average of 20 parameters takes a fifth of the
-    time.
+    Each operation on each parameter is a call from Python, and on a device a launch. Functions for
+    lists need one call for all.
 
     ## Example
 

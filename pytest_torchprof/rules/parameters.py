@@ -7,11 +7,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import slowdown_share
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules.evidence.autograd import numbers
 from pytest_torchprof.rules.evidence.calls import LAYER, guessed, is_trifle, mean_elements, shapes
 from pytest_torchprof.rules.evidence.parameters import (
     ALL,
@@ -159,8 +159,8 @@ class _Loop(Frozen, frozen=True):
 
     ``of_model``: they are a model's; ``unsure``: a capture that identifies tensors may refute it.
     ``step`` is the class of the optimizer that does it, with this many ``calls``. ``what`` is their
-    name in the message: parameters, or gradients and the like, if known. ``graph``: autograd
-    records it. ``alpha``: the factor with which it adds another tensor in place, if known.
+    name in the message: parameters, or gradients and the like, if known. ``alpha``: the factor with
+    which it adds another tensor in place, if known.
     """
 
     rows: Ints
@@ -172,12 +172,11 @@ class _Loop(Frozen, frozen=True):
     step: str = ""
     calls: int = 0
     what: str = "parameters"
-    graph: bool = False
     alpha: float | None = None
 
     @property
     def fix(self) -> str:
-        return OF_STEP if self.step else advice(self.names, self.alpha, graph=self.graph)
+        return OF_STEP if self.step else advice(self.names, self.alpha)
 
     def message(self) -> str:
         if self.step:
@@ -248,9 +247,10 @@ def _judged(
     rows, count = np.concatenate([part for part, _ in reps]), len(reps)
     on_device = bool(launched_in(trace, rows[:1])[0][0] >= 0)
     takes = trace.taken(rows)
+    alpha = alpha_of(trace, base, rows)
+    loop = _Loop(rows, base, count, on_device, of_model=False, alpha=alpha)
     if _is_first(trace, base, int(rows[0])):
-        return _Loop(rows, base, count, on_device, of_model=False)
-    graph = len({*numbers(trace, rows).tolist()} - {-1}) > 1  # each node has its own
+        return loop
     like = are_shapes_of_a_model(trace, Counter(kind for _, kind in reps))
     if takes is None:
         many = len(kinds) >= _MANY_SHAPES
@@ -258,30 +258,17 @@ def _judged(
             (like and (many or kinds <= shapes_of(trace))) or (many and _is_update(base))
         )
         what = "parameters" if like else "tensors"
-        return _Loop(
-            rows,
-            base,
-            count,
-            on_device,
-            of_model=mixed,
-            unsure=True,
-            what=what,
-            graph=graph,
-            alpha=alpha_of(trace, base, rows),
-        )
+        return replace(loop, of_model=mixed, unsure=True, what=what)
     known = [[n for n in one if isinstance(n, int) and n >= 0] for one in takes]
     parts = [[*chain(*known[at : at + len(base)])] for at in range(0, len(known), len(base))]
     count = len({one[0] for one in parts if one})
     if count < least:
-        return _Loop(rows, base, count, on_device, of_model=False)
+        return loop
     weights = parameters_of(trace)
     own = 2 * sum(not weights.isdisjoint(one) for one in parts) > len(parts) or (mixed and like)
     mixed = mixed and _writes_to_others(trace, rows, takes, least)
     what = "parameters" if own else "tensors"
-    alpha = alpha_of(trace, base, rows)
-    return _Loop(
-        rows, base, count, on_device, of_model=own or mixed, what=what, graph=graph, alpha=alpha
-    )
+    return replace(loop, count=count, of_model=own or mixed, what=what)
 
 
 def _is_update(base: tuple[str, ...]) -> bool:

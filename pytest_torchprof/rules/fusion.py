@@ -61,27 +61,13 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
     ## What it does
 
     Looks for chains of torch's own elementwise kernels: consecutive on a stream, launched by
-    operators in a row, each of which reads a tensor of the shape and dtype that the one before it
-    writes, of `bytes` (8 MiB) or more. Casts belong to a chain, changes of the layout do not; a
-    sum, a mean, a norm or another reduction may be its end. Chains count, in the forward and the
-    backward pass, if all together cost `share` (0.03) or more of the device's span.
+    operators in a row, each of which reads a tensor of `bytes` (8 MiB) or more that the one before
+    it writes; a reduction may be the end. They count if all together cost `share` (0.03) or more of
+    the device's span. The cost is what one kernel would not move, divided by the bandwidth.
 
-    The cost is what one kernel would not move, divided by the bandwidth of the device: each result
-    within the chain is written and read again. Only the reading counts where the result may be
-    needed later: in the forward pass, if the trace has a backward pass; if it is a sum of two
-    tensors of its shape, as a residual; if a reduction reads it, as in a norm; and if the trace
-    identifies tensors, and another operator takes it. At most, the cost is the same share of the
-    kernels' time as of their bytes, and all but the longest kernel.
-
-    Not counted: what was compiled, and Triton kernels; an optimizer's step, see
-    `single-tensor-optimizer`; dropout and the sum after it alone; what follows a call whose
-    arguments have the shapes of an earlier one of the chain, because a loop has rather gone on to
-    the next tensor; links after which the device waited for the host, see `launch-bound`. A stored
-    trace tells tensors apart by shape and dtype alone: two operators in a row on different tensors
-    of one kind look like a chain. A live test is captured once more to tell them apart. What a CUDA
-    graph launched has no operators.
-
-    Times decide here, so the matches may change with the machine.
+    Not counted: compiled code, Triton kernels, an optimizer's step, dropout and the sum after it
+    alone, and what a CUDA graph launched. A stored trace tells tensors apart by shape and dtype
+    alone. Times decide here, so the matches may change with the machine.
 
     ## Why it is slow
 

@@ -81,44 +81,16 @@ def missing_no_grad(
 
     ## What it does
 
-    Looks for stretches of layers (products, convolutions, normalizations, embeddings,
-    attention, compiled code) that autograd recorded and that no backward pass in the trace
-    used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
-    stretch, as does a change from weights that a backward pass uses to others (a policy that
-    acts, and its target) that do not continue with what the first made; forward passes with
-    none of these between them are one stretch. It counts
+    Looks for forward passes whose layers autograd recorded and that no backward pass in the trace
+    used. They count if layers with the same weights run `repeats` (3) times in them (validation,
+    sampling, a teacher); next to training, from `layers` (2) on, if they are `share` (0.1) of all
+    that is recorded; or if the layers keep `bytes` (16 MiB) of their inputs. The place is the line
+    outside of any module's `forward` around all of it, where `no_grad` belongs.
 
-    - if layers with the same weights run `repeats` times (3), in this and other such
-      stretches together: validation, sampling, a preview, a teacher;
-    - next to training (an optimizer's step, or `repeats` backward passes) from `layers` (2)
-      on, without products, if such stretches are `share` (0.1) of everything recorded;
-    - if its layers, except the first, keep `bytes` (16 MiB) of their inputs.
-
-    In a training step whose backward pass uses other layers, a stretch always needs `layers`. On a
-    CPU, stretches of the same weights that keep less than `bytes` count only if the graph takes
-    `cpu_share` (0.005) of everything that the test does: a policy that is asked for an action
-    between long updates does not matter. That is decided by counts, not times: operators, FLOPs,
-    and bytes of memory.
-
-    Not counted: a test that calls a model once or twice and checks the result; next to training,
-    fewer than `repeats` runs of weights that are trained only later, such as a look at the
-    output, or a constructor that makes lazy layers, and a single run of trained weights if there
-    are `repeats` backward passes, such as one at the end of a script; what
-    `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell of a
-    recurrent network, or a head on one feature after the other; in a training step, layers that
-    take what other layers made for the backward pass, like a head of the model that this loss
-    does not need. One call of an outermost module
-    is one pass, unless it draws samples between two runs of a layer. (Outside of modules, a step
-    that continues with the result of the previous one is a sampling step if it draws samples, or
-    if it has six layers.) Products are layers if their second factor is the same tensor each
-    time. Only a live test knows tensors and calls of modules. In a stored trace, weights are
-    distinguished by their shapes: a stretch is repeated if at least two layers are, and all of
-    them; a single run next to training counts.
-
-    The place is the innermost line around the whole stretch, with all repetitions, that is
-    outside of any module's `forward`: `no_grad` belongs there, or around the loop that
-    contains the line. Where that line is also around training, the place is the line around
-    most of the stretch that is not. The module is the outermost one.
+    Not counted: a model that is called once or twice, a look at the output before training, an
+    unused head of a trained model, the steps of a recurrent network, `gradcheck`, and on a CPU
+    graphs that take less than `cpu_share` (0.005) of the test, decided by counts. A stored trace
+    tells weights apart by shapes alone.
 
     ## Why it is slow
 

@@ -88,23 +88,15 @@ def small_grid(
     ## What it does
 
     Counts kernels that take `duration` (0.02 ms) or more and have no more blocks than `filled`
-    (0.75) of the device's multiprocessors (compute units), if they take together `share` (0.1)
-    or more of the time of all kernels, and if more blocks would save `gain` (0.01) or more of the
-    device's span. A kernel's name counts from a tenth of `share` on.
+    (0.75) of the device's multiprocessors, if they take together `share` (0.1) or more of the time
+    of all kernels, and if more blocks would save `gain` (0.01) or more of the device's span. The
+    cost is half of time * (1 - blocks / multiprocessors), limited by the kernel's roofline if it is
+    known.
 
-    Not counted: kernels beside which another one runs, for these share the device; those after
-    which the device waits for the host, since a shorter kernel would not end anything earlier;
-    communication; kernels whose few blocks share all of the work, by their names (persistent,
-    split-K, stream-K) or by a cooperative launch; kernels that reach 70 % of the
-    device's roofline anyway; and what a CUDA graph launches, as it is captured once and tuned
-    as a whole. Blocks of different sizes count alike, and whether several would fit on one
-    multiprocessor does not matter: those without any block are idle.
-
-    The cost is half of time * (1 - blocks / multiprocessors): the whole is what would be saved
-    if the same work were spread over all multiprocessors and nothing else became a limit. Where
-    the roofline of the kernel is known, no more than what is above 70 % of it.
-
-    Times decide here, so the matches may change with the machine.
+    Not counted: kernels beside which another one runs or after which the device waits for the host,
+    communication, kernels of few blocks by design (persistent, split-K, stream-K, cooperative),
+    those near the roofline, and what a CUDA graph launches. Times decide here, so the matches may
+    change with the machine.
 
     ## Why it is slow
 

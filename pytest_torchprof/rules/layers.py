@@ -89,27 +89,12 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     ## What it does
 
     Counts convolutions and linear layers with a bias whose result goes directly into a training
-    batch norm (one that uses the statistics of the batch), and nowhere else: the next operator
-    that the same code calls, on that tensor; and convolutions before an instance norm that uses
-    the statistics of each sample, as it does in evaluation too, unless it tracks running ones.
-    The bias is not redundant before a batch norm in evaluation, nor before a group norm, nor if
-    something else takes the result too, as in `norm(y) + y`, nor if the layer is also called
-    without a norm after it. In old traces that do not say whether the norm trains, a match
-    requires that its module counted the batch.
-    It does not matter if the norm has no bias of its own (`affine=False`): the layer's still has no
-    effect. The place is the line that calls the layer, and the module is the layer.
+    batch norm, and nowhere else; and convolutions before an instance norm that uses the statistics
+    of each sample. The place is the line that calls the layer, and the module is the layer.
 
-    On a CPU, biases count only if adding them, and their gradients, takes at least `cpu_share`
-    (0.01) of everything that the test does, which whole models rarely reach. That is decided by
-    counts, not times: operators, FLOPs, and bytes of memory. On a device, each counts.
-
-    A live test identifies tensors, except for what `torch.func` wraps (`grad`, `vjp`,
-    `vmap`). There, and in a stored trace, shapes decide; other users of the result are
-    recognized by the gradients that the backward pass adds up there. Without a backward pass, a
-    later operator that takes two tensors, one of that shape, may be such a user: then there is
-    no match. A norm of the layer's input, if that has the result's shape, looks like a norm of
-    the result unless the input needs no gradient: `conv(x) + norm(x)` matches in a stored
-    trace, inside of a model.
+    Not counted: norms in evaluation or with running statistics, group norms, results that something
+    else takes too, and on a CPU biases that take less than `cpu_share` (0.01) of the test, decided
+    by counts. A stored trace is judged by shapes, and says nothing in doubt.
 
     ## Why it is slow
 

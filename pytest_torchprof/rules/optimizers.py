@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.rules.evidence.autograd import numbers
 from pytest_torchprof.rules.evidence.calls import guessed, is_trifle, mean_elements
 from pytest_torchprof.rules.evidence.parameters import STEP, UPDATES, optimizer_steps
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
-from pytest_torchprof.trace.arguments import OpArgs, decode
+from pytest_torchprof.trace.arguments import AutogradArgs, OpArgs, decode
 from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.parameters import OptimizerStep
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
 
 #: Classes that take ``fused=True``; others raise. Adagrad's was CPU-only for a long time.
 #: Source: ``fused`` in torch/optim, 2.6 to 2.13.
@@ -34,10 +32,6 @@ _FOREACH_ON_CPU: Final = frozenset({"Adadelta", "Adamax", "NAdam", "RAdam", "RMS
 #: CPU thread in scripts and between other work; in a bare loop of steps, two to eight parameters
 #: save up to 1.7 times as much.
 _SAVED: Final = {"SGD": (0.75, 10), "Adam": (0.8, 5), "AdamW": (0.8, 5), "Adagrad": (0.7, 7)}
-#: For elements, a fused form takes as long as so many of the loop's operators for each parameter.
-#: Measured with SGD with momentum (3 operators), with weight decay and nesterov (5), and AdamW (8),
-#: of 65,000 to 1,000,000 elements.
-_FUSED_OPERATORS: Final = 2.25
 _SAVED_BY_FOREACH: Final = (0.5, 6)
 _SAVED_OF_PLAIN_SGD: Final = (0.6, 25)
 #: The same on a device, where each operator is a launch.
@@ -76,39 +70,22 @@ def single_tensor_optimizer(
 
     ## What it does
 
-    Counts the steps of torch's optimizers that updated at least `parameters` (2) parameters
-    in a loop, where another form of that class is faster. It recognizes them by the operators
-    within torch's annotation of the step, and also classes derived from torch's: by what such
-    a loop does to each parameter, or by torch's own functions if the trace has Python frames. A
-    derived class whose loop could just as well be hand-written, like that of SGD, is left to
-    `per-parameter-loop`. Updates with sparse gradients do not count, because they have no other
-    form; nor do LBFGS, Muon and SparseAdam, nor a step with `differentiable=True`, whose
-    operators record a graph. For complex parameters, which `fused=True` does not support,
-    `foreach=True` is recommended on a device, and nothing on a CPU.
+    Counts the steps of torch's optimizers that updated at least `parameters` (2) parameters in a
+    loop, where another form of that class is faster: on a device every class that takes `foreach`
+    or `fused`, on a CPU `fused=True` of Adam, AdamW, Adagrad and SGD. A plain SGD, and
+    `foreach=True` of Adadelta, Adamax, NAdam, RAdam and RMSprop, gain there from `cpu_parameters`
+    (10) of at most `cpu_elements` (4,096) elements on average. The place is the line that
+    constructed the optimizer, if a live test runs it.
 
-    On a device, every class that takes `foreach` or `fused` counts. On a CPU, those count
-    that gain, measured with torch 2.13 on one thread: `fused=True` of Adam, AdamW, Adagrad
-    and SGD with momentum or weight decay from two parameters on, of any size (a step takes 0.2
-    to 0.8 of the time); `fused=True` of a plain SGD, and `foreach=True` of Adadelta,
-    Adamax, NAdam, RAdam and RMSprop, from `cpu_parameters` (10) on that have `cpu_elements`
-    (4,096) elements or fewer on average (0.5 to 0.9). There, `foreach=True` gains a fifth at
-    most for Adafactor and Rprop, and loses for ASGD. All this holds for parameters in one
-    group, or a few, which traces do not record: if each is a separate group, only
-    `fused=True` of Adam, AdamW and Adagrad still gains (0.5 to 0.8), and `foreach=True`
-    takes half as long again. On a CPU, a step counts only if the other form would save at least
-    `cpu_share` (0.03) of everything that the test does: a few parameters beside large
-    convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
-    bytes of memory.
-
-    The place is the line of the user's code that constructed the optimizer, where a live test runs
-    it; else, as where a fixture does, the line that calls `step`.
+    Not counted: sparse gradients, complex parameters on a CPU, `differentiable=True`, classes
+    without such a form, and on a CPU steps that would save less than `cpu_share` (0.03) of the
+    test, decided by counts.
 
     ## Why it is slow
 
-    Each parameter takes several small operators, each with its own launch, where a few would do
-    for all. On the CPU, this loop is the default. The cost is the part of the step's time,
-    without that of a closure, that the other form saved in our measurements, by class, number
-    and size of parameters.
+    Each parameter takes several small operators, each with its own launch, where a few would do for
+    all. On the CPU, this loop is the default. The cost is the part of the step's time that the
+    other form saved in measurements.
 
     ## Example
 
@@ -131,7 +108,6 @@ def single_tensor_optimizer(
         on_device = (launched_in(trace, events)[0] >= 0).tolist()
     kept, messages, fixes, costs = [], [], [], []
     saved_on_cpu_ns, on_cpu = 0.0, True
-    in_loop_ns = _InLoop()
     for step, device in zip(found, on_device, strict=True):
         together, count, updates = step.loop()
         if step.known is None or together or count < parameters:
@@ -144,13 +120,13 @@ def single_tensor_optimizer(
         args = trace.args[rows]
         text = args.as_list()
         complex_ = _COMPLEX in text or "aten::view_as_real" in step.calls
-        if (complex_ and not device) or (_NUMBER in text and _record_a_graph(trace, rows)):
+        if (complex_ and not device) or _records_a_graph(args):
             continue
         if device:
             saved = _share(_SAVED_ON_DEVICE, count)
         else:
-            calls_ns, elements_ns = in_loop_ns(step, args, text)
-            saved_ns = _saved_on_cpu_ns(step, count, calls_ns, elements_ns)
+            calls_ns, elements_ns = _in_loop_ns(step, args)
+            saved_ns = _share(_saved_on_cpu(step, count), count) * calls_ns
             saved = saved_ns / (calls_ns + elements_ns)
             saved_on_cpu_ns += saved_ns
         kept.append(step.event)
@@ -176,7 +152,6 @@ def single_tensor_optimizer(
 #: How many updates of a step are checked for their sizes, and for whether they record a graph.
 _SOME: Final = 20
 _COMPLEX: Final = b"c10::complex"
-_NUMBER: Final = b"Sequence number"
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
 #: Classes without a form that is faster on a CPU.
 _SLOWER_ON_CPU: Final = frozenset(UPDATES) - _FUSED - _FOREACH_ON_CPU
@@ -195,37 +170,24 @@ def _share(saved: tuple[float, float], count: int) -> float:
     return share * count / (count + half)
 
 
-def _saved_on_cpu_ns(step: OptimizerStep, count: int, calls_ns: float, elements_ns: float) -> float:
-    """What another form would save of the time to call this step's operators, and for elements."""
+def _saved_on_cpu(step: OptimizerStep, count: int) -> tuple[float, float]:
+    """What another form saves of the time to call this step's operators; see `_SAVED`."""
     if step.known == "SGD" and _is_small(step, count):
-        return _share(_SAVED_OF_PLAIN_SGD, count) * (calls_ns + elements_ns)
-    if step.known in _SAVED:
-        calls = _share(_SAVED[step.known], count)
-        elements = max(1 - _FUSED_OPERATORS * count / max(len(step.rows), 1), 0)
-        return calls * calls_ns + elements * elements_ns
-    return _share(_SAVED_BY_FOREACH, count) * (calls_ns + elements_ns)
+        return _SAVED_OF_PLAIN_SGD
+    return _SAVED.get(step.known or "", _SAVED_BY_FOREACH)
 
 
-class _InLoop:
+def _in_loop_ns(step: OptimizerStep, args: Arguments) -> tuple[float, float]:
     """The estimated time of a step's loop on a CPU: to call its operators, and for elements.
 
     ``args``: of the operator that it runs once for each parameter: the others have operands of the
-    same size. Steps of one class with as many operators are assumed to have parameters of one size.
+    same size. Elements of unknown number take no time.
     """
-
-    def __init__(self) -> None:
-        self._elements: dict[tuple[str, int], float] = {}
-
-    def __call__(self, step: OptimizerStep, args: Arguments, text: bytes) -> tuple[float, float]:
-        """Both, in ns; 0 for elements of unknown number. ``text`` is that of all ``args``."""
-        key = step.name, len(step.rows)
-        if key not in self._elements:
-            every = 1 + len(args) // _SOME
-            some = args[::every] if every > 1 else args
-            elements = mean_elements(decode(OpArgs, some, text if every == 1 else None))
-            self._elements[key] = elements if elements < math.inf else 0
-        calls = len(step.rows)
-        return calls * _LOOP_CALL_NS, calls * self._elements[key] * _LOOP_ELEMENT_NS
+    elements = mean_elements(decode(OpArgs, args[:: 1 + len(args) // _SOME]))
+    calls = len(step.rows)
+    return calls * _LOOP_CALL_NS, calls * (
+        elements if elements < math.inf else 0
+    ) * _LOOP_ELEMENT_NS
 
 
 def _together(known: str, *, on_device: bool) -> str:
@@ -235,7 +197,7 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _record_a_graph(trace: Events, updates: Ints) -> bool:
+def _records_a_graph(updates: Arguments) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
-    some = updates[:: 1 + len(updates) // _SOME]
-    return len({*numbers(trace, some).tolist()} - {-1}) > 1
+    some = decode(AutogradArgs, updates[:: 1 + len(updates) // _SOME])
+    return len({args.sequence for args in some} - {-1}) > 1

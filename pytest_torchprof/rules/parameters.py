@@ -7,11 +7,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import slowdown_share
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules.evidence.autograd import numbers
 from pytest_torchprof.rules.evidence.calls import LAYER, guessed, is_trifle, mean_elements, shapes
 from pytest_torchprof.rules.evidence.parameters import (
     ALL,
@@ -92,37 +92,20 @@ def per_parameter_loop(
 
     ## What it does
 
-    Counts loops that do the same few elementwise operations on at least `parameters` (10)
-    tensors one by one, or take their norms: averages of weights, hand-written updates, weight
-    decay, penalties, gradients that are scaled or whose norms are read. The operations that
-    count have a torch function for lists: `add`, `sub`, `mul`, `div`, `lerp`,
-    `addcmul`, `addcdiv`, `clamp`, `neg`, `abs`, `sign`, `sqrt`, `rsqrt`,
-    `reciprocal`, `pow`, `exp`, `maximum`, `minimum`. A single one counts if it is in
-    place or assigned to `p.data`; in `[m / 2 for m in moments]` it does not. Consecutive
-    loops are separate matches.
+    Counts loops that do the same few elementwise operations on at least `parameters` (10) tensors
+    of a model one by one, or take their norms: averages of weights, hand-written updates,
+    penalties, gradients that are scaled; and steps of optimizers other than torch's that do so. The
+    operations are those that have a torch function for lists (`torch._foreach_…`).
 
-    Tensors are a model's if a layer takes them as its weights, if they are gradients, or if there
-    are as many of each shape as parameters of layers that ran here; also others of several
-    shapes, with one dimension and with more, that the loop writes to. A live test knows whether
-    they are different tensors; in a stored trace, their shapes must be those of layers in it,
-    or four different ones that are written to. Steps of optimizers other than torch's count
-    too, if they do the same to this many parameters, and no matrix products.
-
-    Not counted: torch's optimizers (see `single-tensor-optimizer`); layers; random numbers and
-    fills, as in the initialization of weights, nor scaling them before the model has run;
-    copies alone, which look like `load_state_dict`; results that go to `out=`; differences
-    that are read, as when a test compares two models; clones. On a CPU, it does not count where
-    the functions for lists gain nothing: parameters of more than `cpu_elements` (16,384)
-    elements on average; norms that are kept as tensors, and products with a tensor of one
-    element, as in torch's own `clip_grad_norm_`; loops in which the functions for lists would
-    save less than `cpu_share` (0.01) of everything that the test does, decided by counts,
-    not times.
+    Not counted: torch's optimizers (see `single-tensor-optimizer`), initialization, copies and
+    clones alone, and differences that a test reads. On a CPU, parameters of more than
+    `cpu_elements` (16,384) elements on average, norms that are kept as tensors, and loops that
+    would save less than `cpu_share` (0.01) of the test, decided by counts, gain nothing.
 
     ## Why it is slow
 
-    Each operation on each parameter is a call from Python, and on a device a launch. Functions
-    for lists need one call for all. On a CPU, an average of 20 parameters takes a fifth of the
-    time.
+    Each operation on each parameter is a call from Python, and on a device a launch. Functions for
+    lists need one call for all.
 
     ## Example
 
@@ -176,8 +159,8 @@ class _Loop(Frozen, frozen=True):
 
     ``of_model``: they are a model's; ``unsure``: a capture that identifies tensors may refute it.
     ``step`` is the class of the optimizer that does it, with this many ``calls``. ``what`` is their
-    name in the message: parameters, or gradients and the like, if known. ``graph``: autograd
-    records it. ``alpha``: the factor with which it adds another tensor in place, if known.
+    name in the message: parameters, or gradients and the like, if known. ``alpha``: the factor with
+    which it adds another tensor in place, if known.
     """
 
     rows: Ints
@@ -189,12 +172,11 @@ class _Loop(Frozen, frozen=True):
     step: str = ""
     calls: int = 0
     what: str = "parameters"
-    graph: bool = False
     alpha: float | None = None
 
     @property
     def fix(self) -> str:
-        return OF_STEP if self.step else advice(self.names, self.alpha, graph=self.graph)
+        return OF_STEP if self.step else advice(self.names, self.alpha)
 
     def message(self) -> str:
         if self.step:
@@ -265,9 +247,10 @@ def _judged(
     rows, count = np.concatenate([part for part, _ in reps]), len(reps)
     on_device = bool(launched_in(trace, rows[:1])[0][0] >= 0)
     takes = trace.taken(rows)
+    alpha = alpha_of(trace, base, rows)
+    loop = _Loop(rows, base, count, on_device, of_model=False, alpha=alpha)
     if _is_first(trace, base, int(rows[0])):
-        return _Loop(rows, base, count, on_device, of_model=False)
-    graph = len({*numbers(trace, rows).tolist()} - {-1}) > 1  # each node has its own
+        return loop
     like = are_shapes_of_a_model(trace, Counter(kind for _, kind in reps))
     if takes is None:
         many = len(kinds) >= _MANY_SHAPES
@@ -275,30 +258,17 @@ def _judged(
             (like and (many or kinds <= shapes_of(trace))) or (many and _is_update(base))
         )
         what = "parameters" if like else "tensors"
-        return _Loop(
-            rows,
-            base,
-            count,
-            on_device,
-            of_model=mixed,
-            unsure=True,
-            what=what,
-            graph=graph,
-            alpha=alpha_of(trace, base, rows),
-        )
+        return replace(loop, of_model=mixed, unsure=True, what=what)
     known = [[n for n in one if isinstance(n, int) and n >= 0] for one in takes]
     parts = [[*chain(*known[at : at + len(base)])] for at in range(0, len(known), len(base))]
     count = len({one[0] for one in parts if one})
     if count < least:
-        return _Loop(rows, base, count, on_device, of_model=False)
+        return loop
     weights = parameters_of(trace)
     own = 2 * sum(not weights.isdisjoint(one) for one in parts) > len(parts) or (mixed and like)
     mixed = mixed and _writes_to_others(trace, rows, takes, least)
     what = "parameters" if own else "tensors"
-    alpha = alpha_of(trace, base, rows)
-    return _Loop(
-        rows, base, count, on_device, of_model=own or mixed, what=what, graph=graph, alpha=alpha
-    )
+    return replace(loop, count=count, of_model=own or mixed, what=what)
 
 
 def _is_update(base: tuple[str, ...]) -> bool:

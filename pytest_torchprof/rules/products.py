@@ -97,23 +97,19 @@ def fp32_matmul(trace: Events, *, smallest_dimension: float) -> Matches:
 
     ## What it does
 
-    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` (`linear`, `matmul` and
-    `einsum` are made of them) on fp32 matrices, on an NVIDIA device of compute capability 8.0
-    or later, that ran without TF32. The names of the kernels decide; if a name is inconclusive,
-    the flag `torch.backends.cuda.matmul.allow_tf32` does, which live captures record; without
-    either, there is no match. If TF32 is on, or most fp32 products of a trace use it, cuBLAS
-    itself chose fp32 for the others, so they do not count. Nor do products with a dimension
-    below `smallest_dimension` (8), which are products with vectors, and those of the math
-    form of attention and its backward pass, see `math-attention`. Traces have no operators
-    for products in CUDA graphs: there the rule is not checked.
+    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` (`linear`, `matmul` and `einsum` are made of
+    them) on fp32 matrices, on an NVIDIA device of compute capability 8.0 or later, that ran without
+    TF32, by the names of their kernels and the flag that live captures record.
+
+    Not counted: products with a dimension below `smallest_dimension` (8), those of
+    `math-attention`, and those for which cuBLAS itself chose fp32 although TF32 is on. What CUDA
+    graphs launched is not checked.
 
     ## Why it is slow
 
-    Tensor cores of data center chips compute TF32 products 2 to 16 times as fast as the other
-    units compute fp32. TF32 has the range of fp32 and 10 bits of its fraction, sums are in
-    fp32, and it is off by default. On GeForce cards and similar ones (RTX 3090, RTX 4090, A10G,
-    L40) TF32 is as slow as fp32: there the match has no cost, and bf16 helps instead. The gain
-    of TF32 is from the table of devices.
+    Tensor cores of data center chips compute TF32 products 2 to 16 times as fast as the other units
+    compute fp32; it is off by default. On GeForce and similar cards TF32 gains nothing: there the
+    match has no cost, and bf16 helps instead.
 
     ## Example
 
@@ -219,36 +215,20 @@ def unaligned_matmul(
 
     ## What it does
 
-    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` on fp16 or bf16 matrices, on any
-    accelerator, in which M, N or K is not a multiple of `multiple` (8); the batch of `bmm`
-    does not matter. A dimension counts, and is named, only if a matrix or the result is
-    contiguous along it, which the strides tell: M, the number of rows or tokens, usually is
-    not. A trace without strides (torch until 2024) only tells this for N, along which the
-    result is contiguous; there M and K count if a kernel's name says that it loads less than
-    whole vectors.
+    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` on fp16 or bf16 matrices, in which M, N or K
+    is not a multiple of `multiple` (8), if a matrix or the result is contiguous along it (strides
+    tell; without them, only N, and others if a kernel's name says that it loads narrowly).
 
-    It does not count if the kernel's name says that it loads whole vectors anyway (`align8`,
-    `ldg8`), or if according to the strides all rows begin at a multiple of 8, as in
-    `padded[:, :50257]` of rows of 50304, and no kernel's name says that it loads less
-    (`align1`, `ldg2`). cuBLAS requires such strides and addresses, and also a multiple of
-    8; whether it then does without the latter is not in a trace. Nor is the address at which a
-    matrix begins.
-
-    A product with a dimension below `smallest_dimension` (2) is a product with a vector, as
-    in decoding one token, and is not counted; nor are those of the math form of attention and
-    its backward pass, see `math-attention`.
-
-    Nor are the products of unfused attention whose scores take `attention` (1 MiB) or more, which
-    `manual-attention` counts by its defaults: a fused form has no such products. This rule does not
-    know whether the other one is ignored, or has other thresholds. If so, give `attention` the
-    value of its `bytes`, or more than any scores take.
+    Not counted: kernels that load whole vectors by their names, rows that begin at aligned
+    addresses anyway (`padded[:, :50257]`), products with a dimension below `smallest_dimension`
+    (2), and those of attention, which `math-attention` counts, or `manual-attention` if the scores
+    take `attention` (1 MiB) or more.
 
     ## Why it is slow
 
-    Tensor cores are fed with loads of 16 bytes. Rows whose length is not a multiple of that
-    begin at unaligned addresses, and the library picks a kernel with narrower loads, often an
-    older one, at half the speed or less. The number of rows (M) only wastes the rest of its
-    last tile.
+    Tensor cores are fed with loads of 16 bytes. Rows whose length is not a multiple of that begin
+    at unaligned addresses, and the library picks a kernel with narrower loads, at half the speed or
+    less.
 
     ## Example
 

@@ -84,44 +84,16 @@ def for_loop_indexing(
 
     ## What it does
 
-    Counts loops: the same operators `repeats` (10) times or more in a row, at most
-    `operators` (24) per iteration, each of which selects another part of a tensor of one
-    shape, of at most `elements` (65,536) elements: by an index or slice (`x[i]`,
-    `narrow`, `x[[i]]`, `index_select` of one element), as a piece of a tensor that was
-    split earlier (`for row in x`, `zip(x, y)`, `unbind`, `split`, `chunk`), or by a
-    mask of one class, or range of numbers, after the other (`x[labels == c]`, also by
-    `where` or `nonzero`) to which a reduction is applied.
+    Counts loops: the same operators `repeats` (10) times or more in a row, at most `operators` (24)
+    per iteration, each of which selects another part of one tensor, of at most `elements` (65,536)
+    elements: by an index or slice, as a piece of a tensor that was split (`for row in x`, `chunk`),
+    or by a mask of one class after the other (`x[labels == c].mean()`).
 
-    Not counted if an iteration needs what an earlier one made, as in a recurrence, an
-    integration, a recursion over a table, a rollout, layers that share one weight tensor, or a
-    buffer that is taken as a whole while each iteration writes a part (``ring[t] = x;
-    model(ring)``). A live test decides that by identifying tensors. A sum, a product or a
-    maximum over the iterations counts, if it is updated once or several times in each, is used
-    nowhere else in the loop, and each of its values goes into one addition (not a tree). A
-    stored trace only has shapes: if an operator joins the part with a tensor of its result's
-    shape, there is no match.
-
-    Not counted if parts are only written, with data from outside: a parsed record, an image, a
-    drawn sample, a model's output (`data[n] = row`). It counts if what is written is computed
-    from a part of a tensor, from ranges of numbers, or from the same tensors in each iteration,
-    like `y[i] = x * i`, which a live test knows; and if one number fills a part of several
-    elements.
-
-    Not counted either: the same part each time, such as the last token's or each layer's;
-    pieces of different sizes, including growing ones; shifts with which a stencil selects most
-    of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
-    items of a DataLoader; steps of training, and of an optimizer; slices of several elements
-    that go through layers, or a product with one matrix, which are batches, and parts of
-    several rows that do, unless a `stack` or `y[i] = …` collects the results; schedules that a
-    model's steps look up; a tensor that is printed; rows that a test compares (`allclose`,
-    `assert x[i] > 0`), and `if` statements, which look the same; `torch.autograd.gradcheck`;
-    and two cheap cases, numbers on the CPU that are only read one by one (`int(i) for i in x`,
-    `x[i].item()`, `if x[i]:`), whatever else the loop does, and parts that are only kept in a
-    list (`[x[i] for i in ids]`) without a `stack`; and on a CPU, loops of the same operators
-    that are less than `cpu_share` (0.003) of everything that the test does, decided by counts,
-    not times. What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except
-    for an index that Python read. If the trace does not say which part is selected, iterations
-    of at most 8 operators count that have no layers and make no new tensor.
+    Not counted: iterations that need what an earlier one made, other than to add it up (a live test
+    identifies tensors; a stored trace is judged by shapes, and says nothing in doubt); parts that
+    are only written with data from outside, such as images; batches that go through layers; numbers
+    on the CPU that are only read (`int(i) for i in x`); what a test compares; and on a CPU loops of
+    less than `cpu_share` (0.003) of the test, decided by counts.
 
     ## Why it is slow
 

@@ -37,6 +37,11 @@ def adam_as_it_is_on_the_cpu():
     return training(torch.optim.Adam)
 
 
+@EXAMPLES.positive("single-tensor-optimizer")
+def adagrad_as_it_is_on_the_cpu():
+    return training(torch.optim.Adagrad)
+
+
 def deep(width=4, layers=6):
     """A model of twice as many parameters as layers."""
     sizes = [3, *[width] * (layers - 1), 2]
@@ -112,19 +117,6 @@ def adam_step(trace, parameters):
         for name in names:
             with trace.op(f"aten::{name}", [shape, shape]):
                 trace.launch(f"{name}_kernel")
-
-
-@EXAMPLES.positive("single-tensor-optimizer")
-def a_trace_of_a_subclass_with_stacks():
-    trace = TraceBuilder("NVIDIA H200")
-    with (
-        trace.python("train.py(12): train"),
-        trace.annotation("Optimizer.step#AdamWithWarmup.step"),
-        trace.python("torch/optim/adam.py(225): step"),
-        trace.python("torch/optim/adam.py(345): _single_tensor_adam"),
-    ):
-        adam_step(trace, [[4, 3], [4]])
-    return trace
 
 
 @EXAMPLES.positive("single-tensor-optimizer", parameters=4)

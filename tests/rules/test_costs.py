@@ -101,25 +101,6 @@ def test_a_pageable_copy_does_not_cost_the_work_before_it() -> None:
     assert 300 <= cost < 400
 
 
-@pytest.mark.parametrize(
-    ("kind", "operators", "share"),
-    [
-        ("SGD", ("add", "mul_", "add_", "add_"), 0.44),
-        ("Adam", ("add_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"), 0.72),
-    ],
-)
-def test_the_more_operators_a_loop_runs_the_more_fused_saves_of_each_element(
-    kind: str, operators: tuple[str, ...], share: float
-) -> None:
-    b = TraceBuilder()
-    with b.annotation(f"Optimizer.step#{kind}.step"):
-        for _ in range(8):
-            for name in operators:
-                b.op(f"aten::{name}", [[1024, 1024], [1024, 1024]], dur_us=10_000)
-    (cost_us,) = costs(recorded(b), "single-tensor-optimizer")
-    assert cost_us == pytest.approx(share * 8 * len(operators) * 10_000, rel=0.02)
-
-
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_does_not_cost_what_its_closure_computes(closure: bool) -> None:
     b = TraceBuilder()

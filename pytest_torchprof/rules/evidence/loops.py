@@ -61,6 +61,11 @@ class IndexedPart(Frozen, frozen=True):
         size = (self.high - self.low,) if self.keeps else ()
         return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
 
+    def meets(self, other: IndexedPart) -> bool:
+        """Whether both are along one axis of tensors of one shape, and overlap there."""
+        alike = (self.shape, self.axis) == (other.shape, other.axis)
+        return alike and self.low < other.high and other.low < self.high
+
 
 class BodyCall(Frozen, frozen=True):
     """An operator of one iteration: its name and its recorded arguments.
@@ -298,13 +303,12 @@ def irregular(numbers: list[int]) -> bool:
 
 # ---- Whether a loop may carry something from one iteration to the next, as far as shapes tell.
 #
-# Something is carried only if an operator joins it with the selected part, and the result has its
-# shape again. If no operator of the body does, nothing is carried; if one does, shapes do not
-# tell whether it takes the same tensor each time or the previous iteration's result.
+# Something is carried only if an operator joins it with the selected part. If no operator of the
+# body takes two tensors, nothing is carried; else shapes do not tell whether one of them is the
+# previous iteration's result.
 
 #: Layers that take one tensor, besides their parameters.
 _UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
-_PRODUCT: Final = late(r"aten::(matmul|mm|bmm|mv|dot|inner|vdot|outer|ger)$")
 _SUM_IN_PLACE: Final = late(r"aten::(add|sub|addcmul|mul|addr|addmm|index_add|scatter_add)_$")
 _STORE: Final = late(r"aten::(copy_|fill_|zero_|index_put_|masked_fill_)$")
 _ITEM: Final = late(r"aten::(item|is_nonzero)$")
@@ -323,17 +327,18 @@ def may_carry(body: Body, pieces: set[Shape]) -> bool:
     parts = {call.part.result for call in calls if call.part is not None} | pieces
     first = period if body.looked > 1 else 0
     work = [at for at in range(first, first + period) if not calls[at].is_view]
-    joins = [at for at in work if len(_tensors(calls[at], parts)) > 1]
-    if any(_MODEL.match(name) for name in body.names):
+    names = [calls[at].name for at in work]
+    if any(map(_MODEL.match, names)) or _overlaps(body):
         return True
-    if _reads(body, work) or _overlaps(body) or _made_anew(body):
-        return True
-    sums = [at for at in joins if _SUM_IN_PLACE.match(calls[at].name)]
-    rest = [at for at in joins if at not in sums]
-    if not all(_is_harmless(body, at, parts) for at in rest):
-        return True  # a sum or a tree: shapes cannot distinguish them
+    if any(map(_ITEM.match, names)) and not all(map(_ITEM.match, names)):
+        return True  # what Python reads may come back, as an index or as a factor
     altered = [at for at in work if calls[at].in_place and not _STORE.match(calls[at].name)]
-    return len(sums) > 1 or (bool(sums) and altered != sums)
+    return not all(
+        len(_tensors(calls[at], parts)) < 2
+        or (altered == [at] and _SUM_IN_PLACE.match(calls[at].name))
+        or _is_harmless(body, at, parts)
+        for at in work
+    )
 
 
 def _is_harmless(body: Body, at: int, parts: set[Shape]) -> bool:
@@ -345,30 +350,16 @@ def _is_harmless(body: Body, at: int, parts: set[Shape]) -> bool:
         return "copy" not in call.name or (before is not None and before.result == tensors[0])
     if _UNARY.match(call.name):
         return not (parts & set(tensors[1:]))
-    if _all_indexed(body, at, tensors):
-        return True
-    if _PRODUCT.match(call.name) and len(tensors) == 2:
-        return _makes_another(call, parts)
-    return False
+    # All are parts that were just selected, none of a tensor that is also written.
+    selected = [one.part for one in body.calls[max(at - len(tensors), 0) : at]]
+    some = [part for part in selected if part is not None and part.shape not in _written(body)]
+    return sorted(part.result for part in some) == sorted(tensors)
 
 
 def _tensors(call: BodyCall, parts: set[Shape]) -> list[Shape]:
     """The tensors that an operator takes; a single number is a factor, unless it is a part."""
     every = call.tensors
     return every if () in parts or not any(every) else [shape for shape in every if shape]
-
-
-def _all_indexed(body: Body, at: int, tensors: list[Shape]) -> bool:
-    """Whether the preceding calls selected as many parts, with the shapes that this one takes."""
-    count = len(tensors)
-    before = [body.calls[one].part for one in range(max(at - count, 0), at)]
-    parts = [part for part in before if part is not None]
-    if len(parts) != count or sorted(part.result for part in parts) != sorted(tensors):
-        return False
-    # If the tensor is also written, the last selection may be what the previous iteration made.
-    if any(part.shape in _written(body) for part in parts):
-        return len({(part.axis, part.low, part.high) for part in parts}) == 1
-    return True
 
 
 def _written(body: Body) -> set[Shape]:
@@ -378,120 +369,55 @@ def _written(body: Body) -> set[Shape]:
     return {part.shape for part in before if part is not None}
 
 
-def _makes_another(call: BodyCall, parts: set[Shape]) -> bool:
-    """Whether a product's result and its operand other than a part differ in shape."""
-    left, right = call.tensors
-    if left in parts and right in parts:
-        others = [left, right] if left != right or len(left) != 1 else []
-    else:
-        others = [one for one in (left, right) if one not in parts]
-    return all(one != _product(call.base, left, right) for one in others)
-
-
-def _product(base: str, left: Shape, right: Shape) -> Shape:
-    if base in ("outer", "ger"):
-        return (*left, *right)
-    if base in ("dot", "vdot") or (len(left) == 1 and len(right) == 1):
-        return ()
-    if len(right) == 1:
-        return left[:-1]
-    if len(left) == 1:
-        return (*right[:-2], right[-1])
-    return (*left[:-1], right[-1])
-
-
-def _reads(body: Body, work: list[int]) -> bool:
-    """Whether numbers that Python reads may come back, as an index or as a factor."""
-    if not any(_ITEM.match(name) for name in body.names):
-        return False
-    if any(
-        irregular([call.part.low for call in body.like(at) if call.part is not None])
-        for at, name in enumerate(body.names)
-        if "select" in name or "slice" in name
-    ):
-        return True
-    rest = (body.calls[at] for at in work)
-    return any(not (_ITEM.match(call.name) or _STORE.match(call.name)) for call in rest)
-
-
-def _made_anew(body: Body) -> bool:
-    """Whether the indexed tensor may be the previous call's result."""
-    calls = body.calls[: 2 * body.period]
-    return any(
-        call.part is not None and not before.is_view and call.part.shape in before.tensors
-        for before, call in pairwise(calls)
-        if not _STORE.match(before.name)
-    )
-
-
 def _overlaps(body: Body) -> bool:
-    """Whether an iteration writes a part of a tensor that the next one selects."""
-    calls, period = body.calls, body.period
+    """Whether an iteration takes a tensor that the one before it wrote or made, or a part of it."""
+    calls, period, written = body.calls, body.period, _written(body)
+    for before, call in pairwise(calls[: 2 * period]):
+        made = not (before.is_view or _STORE.match(before.name))
+        if made and call.part is not None and call.part.shape in before.tensors:
+            return True
+    work = [call for call in calls[:period] if not (call.is_view or _STORE.match(call.name))]
+    if any(shape in written for call in work for shape in call.tensors):
+        return True
     if body.looked < 2 or not any(call.in_place for call in calls[:period]):
         return False
-    one, other = calls[:period], calls[period : 2 * period]
-    for at, call in enumerate(one):
-        if call.part is None:
-            continue
-        for next_ in other:
-            if next_.part is None or next_.part.shape != call.part.shape:
-                continue
-            a, b = call.part, next_.part
-            if a.axis == b.axis and a.low < b.high and b.low < a.high:
-                same = other[at].part
-                # The same part each time is of another tensor, or selected by another index.
-                if same is None or (same.low, same.high) != (a.low, a.high):
-                    return True
-    written = _written(body)
+    one, other = ([call.part for call in calls[n : n + period]] for n in (0, period))
+    # The same part each time is of another tensor, or selected by another index.
     return any(
-        shape in written
-        for at, call in enumerate(one)
-        if not call.is_view and not _STORE.match(call.name)
-        for shape in call.tensors
+        a is not None and a != same and any(b is not None and a.meets(b) for b in other)
+        for a, same in zip(one, other, strict=True)
     )
 
 
 # ---- Whether a loop carries something from one iteration to the next, by the identity of
 # tensors.
 #
-# What an operator makes or writes is followed to what takes it. If that leads back to the same
-# operator in a later iteration, the iterations must run in sequence. So they must where each
-# writes a part of a tensor that each takes as a whole, such as a ring buffer. The exception is a
-# sum that is only added to, once or several times per iteration: that is a reduction. If several
-# operators take the same value of it, it is not one: a tree, or two sums that feed each other.
+# The iterations must run in sequence if an operator takes what an earlier iteration made or wrote,
+# or a part of it. The exception is a sum, a product, a maximum that each iteration only adds to,
+# and that nothing else takes: a value that goes into two additions is a tree, or feeds another sum.
 
 #: Where a tensor is read or written, by the shape that was indexed; None: anywhere.
 _Where: TypeAlias = Mapping["Shape", frozenset[tuple[int, int, int]]] | None
 
-#: Operators that put values into a tensor without reading the old ones.
-_STORES: Final = frozenset(
-    {"copy_", "fill_", "zero_", "index_put_", "_index_put_impl_", "masked_fill_", "index_fill_",
-     "index_copy_", "scatter_", "masked_scatter_", "put_", "normal_", "uniform_", "random_",
-     "bernoulli_", "exponential_", "set_", "fill_diagonal_"}
-)  # fmt: skip
-#: Those of them that overwrite the whole tensor.
+#: Operators that overwrite a tensor, and those that put values into it, without reading it.
 _WHOLE: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "set_"})
-#: Reductions, step by step: operators that add to their first argument, or multiply it, take a
-#: maximum and so on. The operands of this first group are interchangeable.
+_STORES: Final = _WHOLE | {
+    "index_put_", "_index_put_impl_", "masked_fill_", "index_fill_", "index_copy_", "scatter_",
+    "masked_scatter_", "put_", "bernoulli_", "exponential_", "fill_diagonal_",
+}  # fmt: skip
+#: Reductions, step by step, whose operands are interchangeable.
 _COMMUTES: Final = frozenset(
     {"add", "mul", "maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "logical_or",
      "logical_and", "logical_xor", "bitwise_or", "bitwise_and", "bitwise_xor", "__or__", "__and__"}
 )  # fmt: skip
-_PLUS: Final = "add"
-#: Those that add, whatever comes in between.
+#: Those that add to their first operand, whatever comes in between.
 _SUMS: Final = frozenset(
-    {_PLUS, "sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
+    {"add", "sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
      "scatter_add"}
 )  # fmt: skip
-_ADDS: Final = _COMMUTES | _SUMS | frozenset({"scatter_reduce", "__ior__", "__iand__"})
-#: What a sum may pass through besides the addition: these keep it unchanged.
+_ADDS: Final = _COMMUTES | _SUMS | {"scatter_reduce", "__ior__", "__iand__"}
+#: What a sum may go through besides the addition: these keep it unchanged.
 _KEEPS: Final = frozenset({"copy_", "clone", "cat", "stack", "fill_", "index_put_"})
-#: For operators that can write into a given tensor: the number of arguments without it.
-_OUT: Final = {
-    "add": 3, "sub": 3, "mul": 2, "div": 2, "matmul": 2, "mm": 2, "bmm": 2, "mv": 2, "addmm": 5,
-    "exp": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1, "pow": 2, "maximum": 2, "minimum": 2, "neg": 1,
-    "where": 3, "cumsum": 3, "sin": 1, "cos": 1, "addcmul": 4, "lerp": 3, "index_select": 3,
-}  # fmt: skip
 _READS: Final = late(r"aten::(item|_local_scalar_dense|is_nonzero)$")
 _UNSEEN: Final = late(r"aten::index(\.\w+)?$")
 _WHOLE_NUMBERS: Final = frozenset({"long int", "long", "int", "bool", "unsigned char", "short int"})
@@ -499,25 +425,24 @@ _WHOLE_NUMBERS: Final = frozenset({"long int", "long", "int", "bool", "unsigned 
 
 @dataclass
 class _Flow:
-    """What was written so far, and how the operators of a body depend on one another.
+    """What was written so far: by which call and where, and the tensors from which it was made.
 
-    ``edges``: from an operator to those that take what it wrote, and whether each only adds to it.
-    ``branches``: operators whose result was taken twice, or later than in the next iteration.
-    ``touched``: the tensors that each operator takes.
-    ``whole``: whether a tensor is taken as a whole after earlier iterations wrote parts of it.
+    ``picked``: the tensors of which parts are selected that may depend on what Python read.
+    ``sums``: operators that add to what an earlier iteration wrote, and that wrote it; ``used``:
+    those whose result is taken twice, or by anything but a sum; ``read``: which values were taken.
     """
 
     body: Body
     apart: frozenset[int]
+    picked: set[Taken]
     writers: dict[int, list[tuple[int, _Where]]] = field(default_factory=dict)
-    edges: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
-    used: set[tuple[int, int]] = field(default_factory=set)
-    branches: set[int] = field(default_factory=set)
-    touched: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    origins: dict[int, set[int]] = field(default_factory=dict)
     parts: dict[int, list[IndexedPart]] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
+    sums: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
+    read: set[tuple[int, int]] = field(default_factory=set)
     last: int | None = None
-    whole: bool = False
 
 
 def is_carried(body: Body, apart: Iterable[int]) -> bool:
@@ -528,42 +453,66 @@ def is_carried(body: Body, apart: Iterable[int]) -> bool:
     taken, made = body.taken, body.made
     if taken is None or made is None:
         return True
-    flow = _Flow(body, frozenset(apart))
+    flow = _Flow(body, frozenset(apart), _picked(body))
     new: set[int] = set()
     for at, call in enumerate(body.calls):
         arguments = [one if isinstance(one, tuple) else (one,) for one in taken[at]]
         makes = set(made[at]) - new
         new |= makes
-        _take(flow, at, call, arguments, makes)
-    return flow.whole or _feeds_itself(flow) or _picks_its_index(flow)
+        if _takes_earlier(flow, at, call, arguments, makes):
+            return True
+    return bool(flow.sums & flow.used)
 
 
-def _take(
+def _picked(body: Body) -> set[Taken]:
+    """The tensors of which other parts are selected than by counting up."""
+    return {
+        source
+        for at in range(body.period)
+        if None not in (parts := [call.part for call in body.like(at)])
+        and irregular([part.low for part in parts if part is not None])
+        for source in body.source(at)
+    }
+
+
+def _takes_earlier(
     flow: _Flow, at: int, call: BodyCall, arguments: list[tuple[int, ...]], makes: set[int]
-) -> None:
-    """Follow one operator: what it reads, and what it makes or writes."""
+) -> bool:
+    """Whether an operator takes what an earlier iteration wrote; else what it writes is noted."""
     if call.is_view and not makes:
         if call.part is not None and arguments[0][0] >= 0:
             _index(flow, arguments[0][0], call.part)
-        return
-    base, target = call.base, -1
-    if call.in_place:
-        target = arguments[0][0] if arguments and arguments[0] else -1
-    elif len(arguments) == _OUT.get(base, -2) + 1 and arguments[-1][:1] > (-1,):
-        arguments, target, base = arguments[:-1], arguments[-1][0], "copy_"
+        return False
+    target = arguments[0][0] if call.in_place and arguments and arguments[0] else -1
     places = _places(flow, call, arguments)
-    flow.touched[at % flow.body.period] |= places.keys()
-    if base == "copy_" and target in sum(arguments[1:], ()) and _alone(places.get(target)):
-        return  # ``x[i] += 1`` writes the part back to itself
+    if call.base == "copy_" and target in sum(arguments[1:], ()) and _alone(places.get(target)):
+        return False  # ``x[i] += 1`` writes the part back to itself
     for number, tensors in enumerate(arguments):
-        if number or not call.in_place or base not in _STORES:
-            for tensor in tensors:
-                if tensor >= 0:
-                    _read(flow, at, tensor, places[tensor], first=number == 0, base=base)
-    if _UNSEEN.match(call.name):
-        _read_unseen(flow, at, arguments)
+        if number or call.base not in _STORES:
+            for one in tensors:
+                if one >= 0 and _reads_earlier(flow, at, one, places[one], first=number == 0):
+                    return True
+    if _UNSEEN.match(call.name) and _reads_unseen(flow, at, arguments):
+        return True
+    origins = set(places).union(*(flow.origins.get(one, ()) for one in places))
+    if _READS.match(call.name) and origins & flow.picked:
+        return True
     flow.pending.difference_update(places)
-    _write(flow, at, makes, target, places.get(target), whole=base in _WHOLE)
+    _write(flow, at, makes, target, places.get(target))
+    flow.origins.update(dict.fromkeys(makes, origins))
+    return False
+
+
+def _write(flow: _Flow, at: int, makes: set[int], target: int, where: _Where) -> None:
+    """What was made belongs to the operator; so does the written part of a tensor."""
+    flow.writers.update({one: [(at, None)] for one in makes})
+    if target >= 0:
+        before = flow.writers.setdefault(target, [])
+        if flow.body.calls[at].base in _WHOLE:
+            before[:] = [one for one in before if where is not None and one[1] != where]
+        before.append((at, where))
+    if makes or target >= 0:
+        flow.last = at
 
 
 def _places(flow: _Flow, call: BodyCall, arguments: list[tuple[int, ...]]) -> dict[int, _Where]:
@@ -575,21 +524,6 @@ def _places(flow: _Flow, call: BodyCall, arguments: list[tuple[int, ...]]) -> di
                 where = _where(flow, tensor, _shape(call, number, one))
                 out[tensor] = None if out.get(tensor, where) is None else where
     return out
-
-
-def _write(
-    flow: _Flow, at: int, makes: set[int], target: int, where: _Where, *, whole: bool
-) -> None:
-    """What was made belongs to the operator; so does the written part of a tensor."""
-    for tensor in makes:
-        flow.writers[tensor] = [(at, None)]
-    if target >= 0:
-        before = flow.writers.setdefault(target, [])
-        if whole:
-            before[:] = [one for one in before if where is not None and one[1] != where]
-        before.append((at, where))
-    if makes or target >= 0:
-        flow.last = at
 
 
 def _shape(call: BodyCall, number: int, one: int) -> Shape | None:
@@ -634,100 +568,45 @@ def _meet(one: _Where, other: _Where) -> bool:
     )
 
 
-def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base: str) -> None:
-    met = [one for one in flow.writers.get(tensor, ()) if _meet(where, one[1])]
-    writers = [writer for writer, _ in met]
-    if not writers:
-        return
-    period = flow.body.period
-    if where is None:  # all of it, with the parts written before
-        flow.whole |= any(there and writer // period < at // period for writer, there in met)
-    name = base.removesuffix("_") if not base.startswith("__") else base
-    adds = name in _COMMUTES or (first and name in _ADDS)
+def _reads_earlier(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool) -> bool:
+    """Whether an operator reads what an earlier iteration wrote, other than to add to a sum."""
+    period, calls = flow.body.period, flow.body.calls
+    writers = [writer for writer, there in flow.writers.get(tensor, ()) if _meet(where, there)]
+    kind = _kind(calls[at])
+    adds = kind in _COMMUTES or (first and kind in _ADDS)
     for writer in writers:
-        _link(flow, writer, at, adds=adds)
-    if base not in _KEEPS:
-        last = writers[-1]
-        late = at // period - last // period > 1 and not flow.body.calls[at].in_place
-        if late or (tensor, last) in flow.used:
-            flow.branches.add(last % period)
-        flow.used.add((tensor, last))
-
-
-def _link(flow: _Flow, writer: int, at: int, *, adds: bool) -> None:
-    """An operator takes what another one wrote."""
-    to, here = flow.edges[writer % flow.body.period], at % flow.body.period
-    to[here] = to.get(here, True) and adds
-
-
-def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None:
-    """The profiler does not record the tensors that ``x[index]`` takes as its index.
-
-    It is the last view of integers that was made just before, or else the last tensor.
-    """
-    before = flow.body.calls[at - 1] if at else None
-    if before is not None and before.is_view and before.types[:1]:
-        tensor = flow.body.taken[at - 1] if flow.body.taken else ()
-        if before.types[0] in _WHOLE_NUMBERS and tensor and tensor[0] != arguments[0][0]:
-            return
-    if flow.last is not None and at - flow.last <= flow.body.period:
-        _link(flow, flow.last, at, adds=False)
-
-
-# ------------------------------------------------------------------------------------ what it means
-
-
-def _feeds_itself(flow: _Flow) -> bool:
-    """Whether an operator depends on itself, other than to add to a sum."""
-    reached = {node: _reached(flow.edges, to) for node, to in flow.edges.items()}
-    for node, found in reached.items():
-        if node in found:
-            ring = {other for other in found if node in reached.get(other, ())}
-            if not _is_sum(flow, ring):
-                return True
+        away = at // period - writer // period
+        adds &= kind == _kind(calls[writer]) or not away
+        if away and (not adds or (away > 1 and not calls[at].in_place)):
+            return True
+        if away:
+            flow.sums |= {writer % period, at % period}
+    if writers and calls[at].base not in _KEEPS:
+        value = tensor, writers[-1]
+        if not adds or value in flow.read:
+            flow.used.add(value[1] % period)
+        flow.read.add(value)
     return False
 
 
-def _is_sum(flow: _Flow, ring: set[int]) -> bool:
-    """Whether operators in a cycle only add to a sum that nothing else takes."""
-    bases = [flow.body.calls[node].base.removesuffix("_") for node in ring]
-    if len({_PLUS if base in _SUMS else base for base in bases}) > 1 or ring & flow.branches:
-        return False
-    ways = [(other, adds) for node in ring for other, adds in flow.edges[node].items()]
-    return all(
-        adds if other in ring else flow.body.calls[other].base in _KEEPS for other, adds in ways
-    )
+def _kind(call: BodyCall) -> str:
+    """The operator's name, without what tells that it is in place; one for all that add."""
+    name = call.base.removesuffix("_") if not call.base.startswith("__") else call.base
+    return "add" if name in _SUMS else name
 
 
-def _reached(after: Mapping[int, Iterable[int]], begin: Iterable[int]) -> set[int]:
-    found, todo = set[int](), list(begin)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += after.get(node, ())
-    return found
+def _reads_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> bool:
+    """Whether ``x[index]`` takes an index of an earlier iteration: the profiler does not record it.
 
-
-def _picks_its_index(flow: _Flow) -> bool:
-    """Whether Python reads a number from a part that such a number may have selected."""
-    body = flow.body
-    picked = {
-        source
-        for at in range(body.period)
-        if (parts := [call.part for call in body.like(at)])
-        and None not in parts
-        and irregular([part.low for part in parts if part is not None])
-        for source in body.source(at)
-    }
-    reading = [at for at, name in enumerate(body.names) if _READS.match(name)]
-    if not picked or not reading:
-        return False
-    before: dict[int, set[int]] = defaultdict(set)
-    for node, to in flow.edges.items():
-        for other in to:
-            before[other].add(node)
-    return any(flow.touched[node] & picked for node in _reached(before, reading))
+    It is the last view of integers that was made just before, or else the last tensor.
+    """
+    body, last = flow.body, flow.last
+    before = body.calls[at - 1] if at else None
+    if before is not None and before.is_view and before.types[:1]:
+        tensor = body.taken[at - 1] if body.taken else ()
+        if before.types[0] in _WHOLE_NUMBERS and tensor and tensor[0] != arguments[0][0]:
+            return False
+    return last is not None and at - last <= body.period and last // body.period < at // body.period
 
 
 # ---- Repetitions that are not a loop over the elements of a tensor, according to their

@@ -23,9 +23,6 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.tree import (
     engine_steps_between,
-    frames_around,
-    has_frames,
-    marked,
     once_nested,
     within,
 )
@@ -275,45 +272,16 @@ AVERAGE: Final = (
     "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay), or "
     "torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)"
 )
-#: All that an average of weights calls; and what changes a tensor before its norm is taken, so that
-#: functions for norms alone do not do.
-_AVERAGES: Final = frozenset(
-    {
-        "lerp",
-        "lerp_",
-        "mul",
-        "mul_",
-        "add",
-        "add_",
-        "sub",
-        "copy_",
-        "detach",
-        "alias",
-        "to",
-        "clone",
-    }
-    | {ASSIGNS.removeprefix("aten::")}
-)
-_CHANGES: Final = frozenset({"abs", "mul", "div", "add", "sub", "pow", "sqrt"})
+#: All that an average of weights calls.
+_AVERAGES: Final = Names(rf"aten::(lerp_?|mul_?|add_?|sub|copy_|detach|alias|to|clone)$|{ASSIGNS}$")
 _OF_NORMS: Final = (
-    "torch._foreach_norm(tensors) for all norms, or torch.nn.utils.clip_grad_norm_(parameters, "
-    "max_norm), and read one value at the end"
+    "one call for all, which autograd supports too: torch._foreach_norm(parameters) for norms, "
+    "torch.stack(torch._foreach_norm(parameters)).square().sum() for a sum of squares, or "
+    "torch.nn.utils.clip_grad_norm_(parameters, max_norm); and read one value at the end"
 )
 OF_LISTS: Final = (
     "call the functions for lists of tensors, as in torch._foreach_add_(parameters, gradients, "
-    "alpha=-lr)"
-)
-#: Measured with torch 2.13 on one CPU thread, forward and backward alternately, for 14 to 40
-#: parameters: 0.5 to 0.75 of the loop's time.
-_OF_SUMS: Final = (
-    "one call for all, which autograd supports too: "
-    "torch.stack(torch._foreach_norm(parameters)).square().sum() for a sum of squares, and "
-    "torch.stack(torch._foreach_norm(parameters, 1)).sum() of absolute values; of differences, "
-    "with torch._foreach_sub before"
-)
-_OF_NEW_LISTS: Final = (
-    "call the functions for lists of tensors that make new ones, which autograd supports, as in "
-    "torch._foreach_add(parameters, gradients, alpha=-lr)"
+    "alpha=-lr), or torch._foreach_add where autograd records the loop"
 )
 OF_STEP: Final = (
     "call the functions for lists of tensors in the optimizer's step (torch._foreach_mul_, "
@@ -322,22 +290,15 @@ OF_STEP: Final = (
 )
 
 
-def advice(names: Sequence[str], alpha: float | None, *, graph: bool) -> str:
+def advice(names: Sequence[str], alpha: float | None) -> str:
     """What to do instead of these operators for each parameter.
 
-    ``alpha``: the factor with which another tensor is added in place, if known; ``graph``: autograd
-    records the loop.
+    ``alpha``: the factor with which another tensor is added in place, if known.
     """
     short = {name.removeprefix("aten::") for name in names}
     if _is_average(names, short, alpha):
         return AVERAGE
-    norms = any(NORM.match(name) for name in names)
-    writes = any(WRITES.match(name) for name in names)
-    if not writes and ((norms and graph) or ("sum" in short and not norms)):
-        return _OF_SUMS
-    if norms and not short & _CHANGES:
-        return _OF_NORMS
-    return _OF_NEW_LISTS if graph and not writes else OF_LISTS
+    return _OF_NORMS if "sum" in short or any(map(NORM.match, names)) else OF_LISTS
 
 
 def _is_average(names: Sequence[str], short: set[str], alpha: float | None) -> bool:
@@ -345,7 +306,7 @@ def _is_average(names: Sequence[str], short: set[str], alpha: float | None) -> b
 
     Not momentum or a step: these add all of the new tensor, or subtract it.
     """
-    if not short <= _AVERAGES:
+    if not all(map(_AVERAGES.match, names)):
         return False
     blends = names.count("aten::mul") == 2 and short & {"add", "add_"}
     part = alpha is None or 0 < alpha < 1 or "mul" in short
@@ -371,30 +332,9 @@ UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
 }
 #: torch's other classes, which have no form for all parameters at once.
 _NO_FORM: Final = frozenset({"LBFGS", "Muon", "SparseAdam"})
-#: What such a loop does to each parameter, for classes that have another name in the trace: those
-#: that users derive from torch's. Each begins with torch's own count of steps, or has two of its
-#: operators that hand-written ones lack. Source: as above, 2.6 to 2.13.
-_LOOPS: Final = {
-    name: late(pattern)
-    for name, pattern in {
-        "Adam": r"add_ (mul_ |add )?lerp_ mul_ addcmul_ (div )?(maximum )?sqrt div add_ addcdiv_ ",
-        "Adagrad": r"add_ (add )?addcmul_ sqrt add_ addcdiv_ ",
-        "RMSprop": r"add_ (add )?mul_ addcmul_ (sqrt|lerp_ addcmul sqrt_) add_ "
-        r"(addcdiv_|mul_ addcdiv_ add_) ",
-        "NAdam": r"add_ (add )?(mul_ ){1,2}lerp_ mul_ addcmul_ div sqrt add_ addcdiv_ addcdiv_ ",
-        "RAdam": r"add_ (mul_ |add )?lerp_ mul_ addcmul_ div mul add_ |"
-        r"add_ (mul_ |add )?lerp_ mul_ addcmul_ div (sqrt add_ )?\w+ mul mul mul add_ ",
-        "Adamax": r"add_ (add )?lerp_ mul_ abs add_ maximum addcdiv_ ",
-        "Adadelta": r"add_ (add )?mul_ addcmul_ add sqrt_ add sqrt_ div_ mul_ mul_ addcmul_ add_ ",
-    }.items()
-}
-#: What may come between them, with some options or in some versions.
-_BETWEEN: Final = frozenset({"aten::item", "aten::neg", "aten::_local_scalar_dense"})
 _NONE: Final = np.zeros(0, np.int64)
 
-_BY_FUNCTION: Final = {name.lower(): name for name in UPDATES}
 STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
-_SINGLE: Final = late(r"_single_tensor_(\w+)$")
 _TOGETHER: Final = late(r"aten::_(foreach|fused)_")
 
 
@@ -418,7 +358,7 @@ class OptimizerStep(Frozen, frozen=True):
 
     def loop(self) -> ParameterLoop:
         """What these calls say of its loop."""
-        return _loop(self.name, self.known, self.calls)
+        return _loop(self.known, self.calls)
 
 
 class ParameterLoop(NamedTuple):
@@ -432,7 +372,7 @@ class ParameterLoop(NamedTuple):
 
 
 @lru_cache(maxsize=100)
-def _loop(name: str, known: str | None, calls: tuple[str, ...]) -> ParameterLoop:
+def _loop(known: str | None, calls: tuple[str, ...]) -> ParameterLoop:
     """Cached, because the steps of a test call the same."""
     together = any(map(_TOGETHER.match, set(calls)))
     if known is None:
@@ -440,8 +380,6 @@ def _loop(name: str, known: str | None, calls: tuple[str, ...]) -> ParameterLoop
     once, off = UPDATES[known]
     updates = np.array([at for at, call in enumerate(calls) if call == once], np.int64)
     updated = len(updates) - (calls.count(off) if off else 0)
-    if name != known and known in _LOOPS:
-        updated = len(_LOOPS[known].findall(_text(calls))) or updated
     return ParameterLoop(together, updated, updates)
 
 
@@ -458,12 +396,7 @@ def _steps(trace: Events) -> list[OptimizerStep]:
         named = [*compress(named, chosen)]
         events = events[chosen]
     rows, calls, took = _called(trace, events, sparse="SGD" in named)
-    found = [
-        name if name in UPDATES else None if name in _NO_FORM else _by_loop(names)
-        for name, names in zip(named, calls, strict=True)
-    ]
-    if None in found and has_frames(trace):
-        _by_frames(trace, events, found)
+    found = [name if name in UPDATES else None for name in named]
     return [*map(OptimizerStep, events.tolist(), named, found, rows, calls, took)]
 
 
@@ -471,28 +404,6 @@ def _marked(trace: Events) -> tuple[Ints, list[str]]:
     """All annotations of steps, and the classes in their names."""
     events = marks_named(trace, STEP)
     return events, [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
-
-
-def _by_loop(calls: Sequence[str]) -> str | None:
-    """The class of torch with such a loop; cached by the text, of which there are few."""
-    text = _text(calls)
-    return next((name for name, loop in _LOOPS.items() if loop.search(text)), None)
-
-
-def _text(calls: Sequence[str]) -> str:
-    return "".join(f"{name.removeprefix('aten::')} " for name in calls if name not in _BETWEEN)
-
-
-def _by_frames(trace: Events, events: Ints, found: list[str | None]) -> None:
-    """By the functions of torch that ran according to Python frames, for any class name."""
-    updates = selected_operators(trace, *{once for once, _ in UPDATES.values()})
-    updates = updates[marked(trace, events)[trace.parent[updates]]]
-    frames = frames_around(trace, _SINGLE, updates)
-    for row, frame in zip(updates.tolist(), frames.tolist(), strict=True):
-        at = int(np.searchsorted(events, trace.parent[row]))
-        if frame >= 0 and found[at] is None:
-            function = _SINGLE.search(trace.names[trace.name[frame]])
-            found[at] = _BY_FUNCTION.get(function[1] if function else "")
 
 
 def _called(

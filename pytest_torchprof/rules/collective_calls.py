@@ -86,19 +86,16 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     ## What it does
 
     Looks for `calls` (8) or more collectives of one kind, group and dtype, one after the other, in
-    which each carries less than `size` (1 MiB). Nothing between them may make what the next one
-    carries: no product, convolution, attention, normalization or sum, no new tensor, no step's end,
-    and no other collective. Two of them at least have different sizes, as parameters have; a loop
-    over one tensor, such as a benchmark, cannot be joined. A row is one match. The cost is the time
-    of all but the longest, if the trace has times; on the CPU, with what starting each and
-    returning from it takes.
+    which each carries less than `size` (1 MiB), with nothing between them that may make what the
+    next one carries. A row is one match. The cost is the time of all but the longest.
 
-    Not counted: barriers, sends and receives; those in hooks of a backward pass, which hides them.
+    Not counted: barriers, sends and receives; rows of one size, such as a benchmark; those in hooks
+    of a backward pass, which hides them.
 
     ## Why it is slow
 
-    Each collective costs a start, on all ranks: a kernel launch or a message through sockets, and
-    a wait for the last rank. Below about 1 MiB that takes longer than the bytes themselves.
+    Each collective costs a start, on all ranks: a kernel launch or a message through sockets, and a
+    wait for the last rank. Below about 1 MiB that takes longer than the bytes themselves.
 
     ## Example
 
@@ -219,24 +216,18 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
 
     ## What it does
 
-    Looks at collectives with `async_op=True` of `size` (64 KiB) or more. It matches if the wait
-    follows the start with no operator between them: NCCL records the wait; of gloo's, it shows in
-    that the thread calls nothing until the work is done, and then goes on. All of them together
-    must take `share` (0.01) or more of the time. The cost is the duration of the work. gloo's needs
-    the CPU, as other work does, so it is unknown in a live test that may use fewer than two
-    processors for each rank.
+    Looks at collectives with `async_op=True` of `size` (64 KiB) or more whose wait follows the
+    start with no operator between them. All of them together must take `share` (0.01) or more of
+    the time. The cost is the duration of the work; it is unknown in a live test that may use fewer
+    than two processors for each rank.
 
-    Not counted: what torch itself starts and waits for, such as DDP, FSDP and functional
-    collectives of tensor parallel layers, whose result the next layer needs; hooks of a backward
-    pass; broadcasts, sends, and receives.
-
-    Times decide for gloo, so the matches are not compared with a baseline.
+    Not counted: what torch itself starts and waits for, hooks of a backward pass, broadcasts, sends
+    and receives. Times decide for gloo, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
-    `async_op=True` returns while the collective is still running, so that other work can hide it.
-    A wait right behind it gives that up: the host, or the device's stream, stands still for as long
-    as in a plain call.
+    `async_op=True` returns while the collective is still running, so that other work can hide it. A
+    wait right behind it gives that up: the host, or the device's stream, stands still.
 
     ## Example
 

@@ -70,21 +70,19 @@ def sync_dataloader(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` without workers, however short they are, including the
-    one that finds the loader exhausted. A loader that reads from another one counts as one
-    loader. The place is the line that constructs the loader, where a live test runs it.
+    Counts the fetches of a `DataLoader` without workers, however short they are, including the one
+    that finds the loader exhausted. The place is the line that constructs the loader, where a live
+    test runs it. It is advice, since the data and the machine decide whether workers pay: a test
+    never fails because of it, unless a marker asks (`no_antipatterns`).
 
-    It is advice: whether workers pay depends on the data, and on the machine. The cost is what two
-    workers would save: what they load during the steps and in parallel, less a millisecond per
-    batch to hand it over, and 50 ms to start. The first batch of each iterator is waited for in any
-    case. Where that saves nothing, the fix says so. Therefore a test never fails because of it,
-    unless a marker asks (`no_antipatterns`), and `--accept` stores nothing.
+    The cost is what two workers would save: what they load during the steps and in parallel, less a
+    millisecond per batch to hand it over, and 50 ms to start. Where that saves nothing, the fix
+    says so.
 
     ## Why it is slow
 
-    Reading, decoding and collating a batch takes place between two steps, and nothing else runs
-    at that time. With data in memory, it takes less time than workers need: they made an epoch 14
-    to 85 times slower.
+    Reading, decoding and collating a batch takes place between two steps, and nothing else runs at
+    that time. With data in memory, it takes less time than workers need.
 
     ## Example
 
@@ -148,34 +146,21 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` with workers during which the device was idle for
-    `wait` (2 ms) or more because its host waited for the batch. There must be `fetches` (2) or
-    more, and together they must take `share` (0.05) or more of the device's span. The average
-    fetch must take `wait`, too: one that takes two batches from the queue saves the next one
-    the time. In a trace without an accelerator, the time of the fetches counts, as a share of
-    the whole time, if the process that fetches computes in between; a live test divides it by
-    the load average per processor, if that is above 1, since workers then wait for a processor.
+    Counts the fetches of a `DataLoader` with workers during which the device was idle for `wait` (2
+    ms) or more, as the average fetch must be, too. There must be `fetches` (2) or more, and
+    together they must take `share` (0.05) or more of the device's span. In a trace without an
+    accelerator, the time of the fetches counts; a live test divides it by the load average per
+    processor, if that is above 1. Workers that start anew for each of three epochs or more are a
+    finding of its own.
 
-    The first fetch of an epoch, for which nothing has been prefetched, does not count, unless the
-    workers start anew for each of three epochs or more, which is a finding of its own. That a fetch
-    is the first is known from the seed that an iterator or a sampler draws, or from the last fetch
-    of the epoch before it, in which no operator runs, nor after it until the next fetch. Only the
-    iterator's seed tells that workers start: those that persist draw none. It is not recognized if
-    the sampler draws its order right after it, as `SubsetRandomSampler` does, or with a `generator`
-    of the user. The last fetch of an epoch does not count. Time in which the device
-    was busy does not count, so a loader that is slower than the step by less than the prefetched
-    batches cover has no match. Loaders without workers are those of `sync-dataloader`. Not counted:
-    loaders of other libraries, such as DALI, which torch does not annotate, and a thread that
-    fetches while another one launches.
-
-    Times decide here, so the matches are not compared with a baseline.
+    Not counted: the first and the last fetch of an epoch, and loaders of other libraries. Times
+    decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
-    Workers load in parallel with the step, so a batch is ready when it is asked for, if all workers
-    together load at least as fast as the device computes. If not, the device waits for them in each
-    step. The cost is that idle time; on a CPU, what a live test's rounds wait without the profiler,
-    whose slower steps hide part of it. Workers are no help beyond the number of free processors.
+    Workers load in parallel with the step. If all together are slower than the device computes, it
+    waits for them in each step; the cost is that time. Workers are no help beyond the number of
+    free processors.
 
     ## Example
 
@@ -189,15 +174,6 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     ```python
     for batch in DataLoader(pictures, batch_size=32, num_workers=8):
         step(batch)
-    ```
-
-    For several epochs, workers that start once:
-
-    ```python
-    loader = DataLoader(pictures, batch_size=32, num_workers=8, persistent_workers=True)
-    for _ in range(epochs):
-        for batch in loader:
-            step(batch)
     ```
     """
     rows = _fetches(trace, _WORKER_FETCH)

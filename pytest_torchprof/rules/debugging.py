@@ -65,19 +65,17 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
 
     ## What it does
 
-    Counts backward passes in which anomaly detection (`torch.autograd.set_detect_anomaly`)
-    checked the gradients for NaN: `passes` (3) or more of them, or any if it was already on
-    when the measured region of a live test began. Also counts new tensors of 4 KiB or more that
-    deterministic mode (`torch.use_deterministic_algorithms`) filled with NaN or the largest
-    number, if they are `filled` (1 MiB) or more in total. A test of one step that turns
-    anomaly detection on itself is about it, and does not match. Not detected: anomaly detection
-    with `check_nan=False`, and deterministic algorithms that are slower.
+    Counts backward passes in which anomaly detection (`torch.autograd.set_detect_anomaly`) checked
+    the gradients for NaN: `passes` (3) or more of them, or any if it was already on when the test
+    began. Also counts new tensors that deterministic mode (`torch.use_deterministic_algorithms`)
+    filled, if they are `filled` (1 MiB) or more in total. Anomaly detection with `check_nan=False`
+    is not detected.
 
     ## Why it is slow
 
-    Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
-    value back for each gradient: a step of a small model takes five times as long.
-    Deterministic mode writes all memory of new tensors one extra time.
+    Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth value
+    back for each gradient: a step of a small model takes five times as long. Deterministic mode
+    writes all memory of new tensors one extra time.
 
     ## Example
 

@@ -69,31 +69,19 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
 
     ## What it does
 
-    Counts runs of `repeats` (16) steps or more in which a layer's input grows each time by
-    the same 1 to 8 positions, in the sequence dimension, and which in between join something to
-    a tensor of that length (`cat`), or write into a buffer at that position, of which the
-    next step takes as much.
+    Counts runs of `repeats` (16) steps or more in which the inputs of most layers grow each time by
+    the same 1 to 8 positions in the sequence dimension, and which in between join something to a
+    tensor of that length (`cat`), or write into a buffer at that position. The place is the line
+    that calls the model in each step.
 
-    Not counted: inputs of one position, as with a cache; a model in which fewer than half of the
-    layers get all positions, and no recurrent one, such as a bias looked up for all distances
-    beside a cache; a window of constant length; batches of different lengths that do not depend
-    on the previous step; a batch that gets more samples; images that get larger; steps with a
-    backward pass between them; attention without a causal or any other mask, in which earlier
-    positions depend on later ones, as in an encoder, so that no cache is possible; and on a CPU,
-    less than `cpu_share` (0.001) of everything that the test does, decided by counts, not times.
-    Positions in
-    a Python list that is converted to a tensor in each step (`torch.tensor(ids)`,
-    `torch.stack(embeddings)`) are not detected.
-
-    The place is the line that calls the model in each step, whichever of its methods that is; a
-    first step that is called elsewhere does not matter. If the loop itself calls several parts of
-    the model, the place is the line with most of their layers; if the loop is in the model's own
-    forward, the line that calls that.
+    Not counted: a window of constant length, a growing batch, steps with a backward pass; and on a
+    CPU, less than `cpu_share` (0.001) of all that the test does, by counts, not times. Positions in
+    a Python list that each step converts to a tensor are not detected.
 
     ## Why it is slow
 
-    Step n does the work for n positions, though all but one were computed before: n²/2 in
-    total, and more for attention.
+    Step n does the work for n positions, though all but one were computed before: n²/2 in total,
+    and more for attention.
 
     ## Example
 

@@ -69,44 +69,22 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
     ## What it does
 
-    Counts a softmax along the last dimension of scores that a batched product made (`matmul`,
-    `bmm`, `baddbmm`, `einsum`), if the next batched product sums over these weights, and if all
-    that happens to the scores in between is what `scaled_dot_product_attention` does as well:
-    scaling by a number, or by one for each query; a mask or a bias that is added, or a mask
-    that is filled in (`masked_fill`); casts, dropout. The shapes of the products tell that they
-    belong together; each attention is one match, with its backward pass.
+    Counts attention of two batched products with a softmax along the last dimension between them,
+    if all that happens to the scores is what `scaled_dot_product_attention` does as well: a scale,
+    a mask or a bias, casts, dropout. The device must have a fused form for the dtype (see
+    `math-attention`; on a CPU only for inference without dropout, not in bf16), the scores must
+    take `bytes` (1 MiB) or more, and there must be `length` (32) or more queries or keys.
 
-    The device must have a fused form for the dtype (see `math-attention`), the scores must take at
-    least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more
-    than one query. On a CPU, only attention without a backward pass and without dropout counts,
-    and none in bf16: the CPU's fused form has no dropout, for bf16 it may be slower, and its
-    backward pass took 1.4 times as long as the separate operators' for float32 (torch 2.13, one
-    thread), whereas inference took 0.8 times as long.
-
-    Not counted: weights that something takes after the product and before the next attention, such
-    as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
-    something else changes, such as `tanh` (a soft cap), a square, a factor of their size, `topk`, a
-    layer that mixes heads, or positions that `cat` shifts; a mask of heads after the softmax;
-    scores of two dimensions, without a batch; a softmax along another dimension; a value dimension
-    that differs from the key dimension, which few fused kernels take (a multiple of 8 on a device);
-    what runs within operators of torch. Weights that are only returned, as with
-    `output_attentions=True`, are not counted either if the trace has memory events: they still
-    exist at the next attention. Without these events, or of a single layer, they count. A trace
-    without shapes, kernels in CUDA graphs and devices that the trace does not name are not checked.
-
-    The cost is the time of the operators over the scores, forward and backward, and the time in
-    which the products write and read the scores: their bytes at the bandwidth of the device's
-    memory, but only as far as a product takes longer than its FLOPs at half the peak, which
-    fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
-    the fused backward pass computes again is subtracted. On a CPU it is a share of the time of the
-    operators over the scores, as measured: more for more keys, and from 4 MiB of scores on;
-    with fewer than 48 keys in all attention it is unknown: what is surely saved is memory.
+    Not counted: weights that are also used otherwise, such as averaged or returned ones; scores
+    that something else changes; values of another size than the keys that fused kernels do not
+    take. The cost is the time of the operators over the scores, forward and backward, less the
+    product that a fused backward pass repeats.
 
     ## Why it is slow
 
-    The scores of each query against each key are written to memory and read again by each
-    operator: for 4,096 positions, 16 heads and bf16 that is 0.5 GB each time. A fused kernel keeps
-    them on the chip, so memory grows linearly with the length, not quadratically.
+    The scores of each query against each key are written to memory and read again by each operator:
+    for 4,096 positions, 16 heads and bf16 that is 0.5 GB each time. A fused kernel keeps them on
+    the chip, so memory grows linearly with the length, not quadratically.
 
     ## Example
 

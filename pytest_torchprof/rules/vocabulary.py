@@ -68,15 +68,13 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
 
     ## What it does
 
-    Counts products (`linear`, `matmul`, `mm`, `addmm`, `einsum`) of sequences with at
-    least `vocabulary` (4) times as many outputs as inputs, of whose result only one position
-    is taken, by an index or a slice: `logits[:, -1]`. Casts or scaling of all of it, or a
-    softmax, may come in between. The rest of the result must be `wasted` (64 KiB) or more.
-    Not counted: results of which anything takes more, such as a loss or two positions; one
-    sample of a batch, `logits[0]`, unless it is the only one; positions that a tensor
-    selects, one for each sample. Positions are the second-to-last dimension of three or more,
-    also if a matrix of all rows is viewed that way right after the product. Other rows of a
-    matrix, and a first dimension, may just as well be the samples of a batch.
+    Counts products of sequences with at least `vocabulary` (4) times as many outputs as inputs, of
+    whose result only one position is taken, by an index or a slice: `logits[:, -1]`. Casts, scaling
+    or a softmax of all of it may come in between. The rest of the result must be `wasted` (64 KiB)
+    or more.
+
+    Not counted: results of which anything takes more, such as a loss; one sample of a batch; and
+    positions that a tensor selects.
 
     ## Why it is slow
 

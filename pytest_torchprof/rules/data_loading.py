@@ -8,15 +8,10 @@ import numpy as np
 
 from pytest_torchprof.analysis.idle_causes import Cause
 from pytest_torchprof.analysis.missing import slowdown_share
-from pytest_torchprof.rules.evidence.pauses import (
-    knows_pauses,
-    measured_ns,
-    paused_ns,
-    unprofiled_waits_ns,
-)
+from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import OPERATOR, Kind, Names, are_named, marks_named
-from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.names import Names, are_named, marks_named
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
@@ -153,8 +148,8 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     processor, if that is above 1. Workers that start anew for each of three epochs or more are a
     finding of its own.
 
-    Not counted: the first and the last fetch of an epoch, and loaders of other libraries. Times
-    decide here, so the matches are not compared with a baseline.
+    Not counted: the first and the last fetch of an epoch, as an iterator's seed tells, and
+    loaders of other libraries. Times decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
@@ -177,15 +172,15 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     ```
     """
     rows = _fetches(trace, _WORKER_FETCH)
-    if len(rows) < fetches or not _is_used(trace, rows):
+    if len(rows) < fetches or len(uses := _uses(trace, rows)) < len(rows) // 2:
         return NO_MATCHES
     waited = paused_ns(trace, rows, Cause.LOADING)
     load = max(trace.facts.load_per_processor or 1, 1)
     found, messages, fixes = [], list[str](), list[str]()
     first, anew = _begin_iterators(trace, rows)
-    ends = _are_ends(trace, rows, first)
+    # The last fetch before the next epoch, or before the end, finds no batch.
+    ends = np.append(first[1:], not (uses > rows[-1]).any())
     waited[ends] = 0
-    first[1:] |= ends[:-1]
     kinds = (~first, _SLOW, starved_loader.fix), (anew, _RESTARTED, _KEEP)
     for chosen, message, fix in kinds:
         if chosen is anew and anew.sum() < _EPOCHS:
@@ -200,9 +195,9 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
             fixes += [fix] * int(late.sum())
     if not found:
         return NO_MATCHES
-    late_ = np.concatenate(found)
-    cost, begin, end = unprofiled_waits_ns(trace, rows, late_)
-    return Matches(rows[late_], messages, fix=fixes, cost_ns=cost, span_ns=(begin, end))
+    at = np.concatenate(found)
+    span = trace.ts[rows[at]], trace.ts[rows[at]] + trace.dur[rows[at]]
+    return Matches(rows[at], messages, fix=fixes, cost_ns=waited[at], span_ns=span)
 
 
 def _fetches(trace: Events, names: Names) -> Ints:
@@ -212,47 +207,12 @@ def _fetches(trace: Events, names: Names) -> Ints:
     return rows[~within(trace, rows, lambda events: among(events, rows))]
 
 
-def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:
-    """Which of these fetches end an epoch: they run no operator, and the next one is the first of
-    its epoch, or nothing uses a batch before it.
-
-    After the last fetch, something may run, unless batches are pinned, so that no fetch runs any
-    operator. Where most fetches are not followed by anything, several loaders are read in turn.
-    """
-    operators = np.flatnonzero(trace.kind == OPERATOR)
-    runs = np.zeros(len(trace) + 1, bool)
-    runs[trace.parent[operators]] = True
-    used = _are_used(trace, fetches)
-    empty = ~runs[fetches]
-    last = empty & ~used
-    if 2 * last.sum() >= len(fetches):
-        last[:-1] = False
-    found: Bools = last | (np.append(first[1:], False) & empty)
-    found[-1] = empty[-1] and bool(runs[fetches].any() or not used[-1])
-    return found
-
-
-def _are_used(trace: Events, fetches: Ints) -> Bools:
-    """After which of these fetches their thread runs something before its next fetch."""
-    uses = outermost(trace)
-    uses = uses[~are_named(trace, uses, _DRAWS)]
-    uses = distinct(np.append(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME))))
-    uses = uses[~within(trace, uses, lambda events: among(events, fetches))]
-    found = np.zeros(len(fetches), bool)
-    for thread in distinct(trace.thread[fetches]).tolist():
-        own = np.flatnonzero(trace.thread[fetches] == thread)
-        after = np.searchsorted(fetches[own], uses[trace.thread[uses] == thread]) - 1
-        found[own[after[after >= 0]]] = True
-    return found
-
-
-def _is_used(trace: Events, fetches: Ints) -> bool:
-    """Whether the process does something with the batches in the threads that fetch them."""
+def _uses(trace: Events, fetches: Ints) -> Ints:
+    """What the threads that fetch do with the batches."""
     outer = outermost(trace)
     outer = outer[trace.selection[outer] & among(trace.thread[outer], trace.thread[fetches])]
     outer = outer[~within(trace, outer, lambda events: among(events, fetches))]
-    seeds = np.flatnonzero(_are_seeds(trace, outer))
-    return len(outer) - len(_SEED) * len(seeds) >= len(fetches) // 2
+    return outer[~are_named(trace, outer, _DRAWS)]
 
 
 def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:

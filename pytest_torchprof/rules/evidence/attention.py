@@ -64,22 +64,10 @@ class FactorKind(NamedTuple):
         last = sorted(shape[-2:])
         return any(prod(one) == prod(shape) and sorted(one[-2:]) == last for one in self.floats)
 
-    def scales(self, elements: int, keys: int) -> bool:
-        """Whether factors of so many scores are numbers, or the same for all keys."""
+    def scales(self, elements: int) -> bool:
+        """Whether so many scores are multiplied or divided by a number, or by one per query."""
         tensors = [_sizes(one) for one in self.dims[:2]]
-        own = next((at for at, one in enumerate(tensors) if one and prod(one) == elements), -1)
-        if own < 0:
-            return True
-        axes = size = 0
-        while size < keys and axes < len(tensors[own]):
-            axes += 1
-            size = prod(tensors[own][-axes:])
-        return all(prod(one[-axes:]) == 1 for at, one in enumerate(tensors) if at != own)
-
-    def divides_by(self, elements: int) -> bool:
-        """Whether so many scores are divisors."""
-        first, *others = [prod(_sizes(one)) for one in self.dims[:2]] or [elements]
-        return first != elements and elements in others
+        return all(prod(one[-1:]) == 1 for one in tensors[1:]) and prod(tensors[0]) == elements
 
     def makes(self, elements: int) -> bool:
         """Whether two matrices, or batches of them, have a product with so many elements."""
@@ -154,13 +142,9 @@ _AFTER: Final = Names(
 _MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
 #: What scales: a fused form does that only with a number, or one for each query.
 _SCALES: Final = Names(r"aten::(mul_?|multiply_?|div_?|divide_?|true_divide_?)$")
-_DIVIDES: Final = Names(r"aten::(div_?|divide_?|true_divide_?)$")
 _DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
 #: How many products before and after the softmax may be of other tensors, such as a position bias.
 _PRODUCTS_APART: Final = 6
-#: In so many calls after the second product, what takes as many numbers as there are weights uses
-#: them, in any shape; later, only what takes them in theirs.
-_CALLS_AFTER: Final = 40
 #: Products with more calls in between are not of one attention.
 _MOST_BETWEEN: Final = 120
 _NEVER: Final = np.iinfo(np.int64).max
@@ -169,8 +153,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 class Attention(NamedTuple):
     """One run of attention, as event indices of operators that the code called.
 
-    ``over`` are those over the scores between the products, the softmax among them, in order;
-    ``products`` are the two products of matrices themselves, within ``first`` and ``last``.
+    ``over`` are those over the scores between the products, the softmax among them, in order.
     ``dtype`` is the type of what is multiplied, ``shape`` that of the scores, and ``sizes`` are
     those of a head's keys and values. ``drops``: a dropout drops some weights.
     """
@@ -179,21 +162,10 @@ class Attention(NamedTuple):
     softmax: int
     last: int
     over: tuple[int, ...]
-    products: tuple[int, int]
     dtype: str
     shape: tuple[int, ...]
     sizes: tuple[int, int]
     drops: bool
-
-    @property
-    def score_bytes(self) -> int:
-        """The size of the scores as the first product writes them."""
-        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def flops(self) -> tuple[int, int]:
-        """Of both products: two for each score and each number of a head's key or value."""
-        return 2 * prod(self.shape) * self.sizes[0], 2 * prod(self.shape) * self.sizes[1]
 
 
 class _Product(NamedTuple):
@@ -396,10 +368,8 @@ def _over(
         return None
     if not are_named(trace, after, _AFTER, _VIEW, _TRITON).all():
         return None
-    scaling, dividing = (early[are_named(trace, before, one)] for one in (_SCALES, _DIVIDES))
-    if not around.where(scaling, lambda kind: kind.scales(elements, keys)).all():
-        return None
-    if around.where(dividing, lambda kind: kind.divides_by(elements)).any():
+    scaling = early[are_named(trace, before, _SCALES)]
+    if not around.where(scaling, lambda kind: kind.scales(elements)).all():
         return None
     if _are_used(trace, around, end + 1, following, shape):
         return None
@@ -415,7 +385,6 @@ def _attention(one: _Candidate, called: Ints, places: list[int], over: _Over) ->
         softmax,
         last,
         (*called[begin + over.before].tolist(), softmax, *called[begin + over.after].tolist()),
-        (one.rows[0], one.rows[2]),
         one.made.dtype,
         one.shape,
         (one.made.k, one.value_size),
@@ -431,11 +400,7 @@ def _are_used(trace: Events, around: Called, begin: int, end: int, shape: tuple[
     makes[makes] = around.where(at[makes], lambda kind: kind.makes(elements))
     if makes.any():
         at = at[: int(makes.argmax())]
-    near, far = at[at < begin + _CALLS_AFTER], at[at >= begin + _CALLS_AFTER]
-    return bool(
-        around.where(near, lambda kind: kind.takes(elements, shape[-1])).any()
-        or around.where(far, lambda kind: kind.takes_shape(shape)).any()
-    )
+    return bool(around.where(at, lambda kind: kind.takes_shape(shape)).any())
 
 
 def _drops(trace: Events, rows: Ints) -> bool:

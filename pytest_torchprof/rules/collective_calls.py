@@ -23,7 +23,7 @@ from pytest_torchprof.trace.names import (
     events_named,
 )
 from pytest_torchprof.trace.ranks import world_size_of
-from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.trace.tree import marked, within_named
 from pytest_torchprof.work.kernels import operator_category
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ _TORCH: Final = Names(
 #: A wait that begins within this share of the work's duration after it was the cause of the pause.
 _SOON: Final = 0.2
 _AT_ONCE_NS: Final = 100_000
-#: The longest pause that is part of a call. Between those of gloo, 40 to 280 us were measured,
-#: with two ranks on two processors.
-_START_NS: Final = 300_000
 
 
 def _sized(trace: Events) -> Reason | None:
@@ -129,7 +126,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         kind = found.operation[row[0]]
         messages.append(f"{len(row)} {kind} in a row, of at most {largest}, carry {total} in all")
         events.append(int(event[0]))
-        costs.append(_all_but_one_ns(trace, found, at))
+        costs.append(_all_but_one_ns(found, at))
         begins.append(int(trace.ts[event[0]]))
         ends.append(int(max(trace.ts[event[-1]] + trace.dur[event[-1]], found.end[at].max())))
         parts.append(event)
@@ -144,7 +141,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     )
 
 
-def _all_but_one_ns(trace: Events, found: CommCalls, row: Ints) -> int:
+def _all_but_one_ns(found: CommCalls, row: Ints) -> int:
     """What one collective saves that stands for a row of them; -1 if unknown.
 
     That one waits as long for the last rank as the longest of them.
@@ -152,12 +149,8 @@ def _all_but_one_ns(trace: Events, found: CommCalls, row: Ints) -> int:
     begin, end = found.begin[row], found.end[row]
     if (end < 0).any():
         return -1
-    total, longest = int((end - begin).sum()), int((end - begin).max())
-    if not trace.has(*DEVICE_KINDS):
-        between = np.maximum(begin[1:] - np.maximum.accumulate(end)[:-1], 0)
-        total += int(between[between <= _START_NS].sum())
-        total = min(total, int(end.max() - begin.min()))
-    return max(total - longest, 0)
+    total = min(int((end - begin).sum()), int(end.max() - begin.min()))
+    return max(total - int((end - begin).max()), 0)
 
 
 def _rows(
@@ -171,16 +164,17 @@ def _rows(
     makes[events_named(trace, _MAKERS)] = True
     makes[nesting.above(found.event, trace.parent)] = False
     inner = np.flatnonzero(makes)
-    makes[inner[nesting.below(_marked(trace, found.event), trace.parent, inner)]] = False
+    makes[inner[nesting.below(marked(trace, found.event), trace.parent, inner)]] = False
     makes[events_named(trace, _STEPS)] = True
     work = np.sort(trace.ts[np.flatnonzero(makes)])
     small = (sizes.size > 0) & (sizes.size < limit) & ~hooked
     small &= nesting.among(found.operation, [*_BUCKETS]) & (trace.kind[found.event] != Kind.KERNEL)
+    key = list(zip(found.operation, sizes.key, sizes.dtype, strict=True))
     rows = list[list[int]]()
     for mine in nesting.by_thread(trace.thread[found.event]):
         row = list[int]()
         for i in mine.tolist():
-            same = bool(row) and _alike(found, sizes, row[-1], i)
+            same = bool(row) and key[row[-1]] == key[i]
             if same:
                 since = int(trace.ts[found.event[row[-1]]])
                 until = int(trace.ts[found.event[i]])
@@ -192,14 +186,6 @@ def _rows(
                 row.append(i)
         rows.append(row)
     return [row for row in rows if row]
-
-
-def _alike(found: CommCalls, sizes: CommSizes, one: int, other: int) -> bool:
-    return (found.operation[one], sizes.key[one], sizes.dtype[one]) == (
-        found.operation[other],
-        sizes.key[other],
-        sizes.dtype[other],
-    )
 
 
 @rule(
@@ -286,7 +272,7 @@ def _waited_at_once(trace: Events, found: CommCalls, at: Ints) -> Bools:
     waits = _waits(trace)
     operators = np.flatnonzero((trace.kind == OPERATOR) | trace.is_kind(Kind.ANNOTATION))
     # What the call itself consists of does not count.
-    inner = nesting.below(_marked(trace, found.event), trace.parent, operators)
+    inner = nesting.below(marked(trace, found.event), trace.parent, operators)
     operators = operators[~inner]
     by_thread = {
         thread: operators[trace.thread[operators] == thread]
@@ -317,9 +303,3 @@ def _waits(trace: Events) -> set[int]:
     rows = np.flatnonzero(trace.named("record_param_comms"))
     args = decode(CollectiveArgs, trace.args[rows])
     return {row for row, one in zip(rows.tolist(), args, strict=True) if one.collective == "wait"}
-
-
-def _marked(trace: Events, rows: Ints) -> Bools:
-    mark = np.zeros(len(trace), bool)
-    mark[rows] = True
-    return mark

@@ -141,19 +141,12 @@ _EMPTY: Final = Names(r"aten::(empty|empty_strided|empty_like|new_empty|resize_)
 _EMPTIES_CACHE: Final = Names(r"<built-in (function|method) _cuda_emptyCache\b")
 
 _TIGHT: Final = (
-    "leave memory free: a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
-    "against fragmentation; sizes that do not change from step to step"
+    "leave memory free: a smaller batch, or sizes that do not change from step to step; "
+    "against fragmentation PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
 _GROWS: Final = (
     "sizes that do not change from step to step (pad to a few lengths, the largest first), or "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-)
-#: The same where segments are expandable already.
-_TIGHT_SEGMENTS: Final = (
-    "leave memory free: a smaller batch, or sizes that do not change from step to step"
-)
-_GROWING_SEGMENTS: Final = (
-    "sizes that do not change from step to step (pad to a few lengths, the largest first)"
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
 _EMPTIES: Final = "call torch.cuda.empty_cache() outside of the loop, if at all"
 _NO_CACHE: Final = (
@@ -264,10 +257,9 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
         return _as_one(trace, calls, "each tensor is allocated and freed by the driver", _NO_CACHE)
     if (frees & (calls.operator < 0)).sum() > frees.sum() / 2:
         return _as_one(trace, calls, "device memory is given back in every step", _EMPTIES)
-    grows, tight = (_GROWING_SEGMENTS, _TIGHT_SEGMENTS) if expands else (_GROWS, _TIGHT)
-    message, fix = "device memory still grows in later steps", grows
+    message, fix = "device memory still grows in later steps", _GROWS
     if frees.any():
-        message, fix = "the allocator frees its cache to allocate other sizes", tight
+        message, fix = "the allocator frees its cache to allocate other sizes", _TIGHT
     event = np.where(calls.operator >= 0, calls.operator, rows)
     span = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
     return Matches(event, message, None, cost, fix=[fix] * len(rows), span_ns=span)

@@ -108,21 +108,6 @@ def test_the_kind_of_trouble_with_memory_decides_the_advice(
     assert fix in finding.fix
 
 
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        (pauses.segments_that_are_mapped_anew, "to allocate other sizes"),
-        (pauses.an_expandable_segment_that_grows_by_one_tensor, "still grows"),
-    ],
-)
-def test_segments_that_are_expandable_are_not_advised(example: object, message: str) -> None:
-    assert callable(example)
-    finding = found(recorded(example()), "allocator-retry")
-    assert message in finding.message
-    assert "expandable_segments" not in finding.fix
-    assert "do not change from step to step" in finding.fix
-
-
 def test_emptying_the_cache_is_placed_in_the_function_that_does_it() -> None:
     finding = found(recorded(pauses.a_cache_that_is_emptied_in_each_step()), "allocator-retry")
     assert finding.location == "train.py:50"

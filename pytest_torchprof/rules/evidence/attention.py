@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,14 +25,13 @@ from pytest_torchprof.trace.names import (
     selected_operators,
 )
 from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.tree import engine_steps, marked, outermost, within, within_named
+from pytest_torchprof.trace.tree import engine_steps, marked, within, within_named
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -472,9 +470,8 @@ def pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     """All chains of two or more kernels, in which each result takes ``least_bytes`` or more.
 
     Two kernels belong together if they are consecutive on their stream, their operators are on one
-    thread, and the second operator reads a tensor of the shape and dtype that the first one writes,
-    the same tensor where the trace identifies them. The last one may be a reduction. A call like an
-    earlier one of a chain begins the next chain.
+    thread, and the second operator reads a tensor of the shape and dtype that the first one writes.
+    The last one may be a reduction. A call like an earlier one of a chain begins the next chain.
     """
     return trace.once(_pointwise_chains, least_bytes)
 
@@ -493,14 +490,8 @@ def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     ]
     size = np.array(size_of, np.int64)[pair]
     linked = (size >= max(least_bytes, 1)) & followed(trace, event[at]).delays
-    same, shared = _identified(trace, calls, first, second)
-    kept = (
-        shared
-        | _keeps(trace, calls[first])
-        | np.array([k.is_sum for k in kinds], bool)[kind[first]]
-    )
+    kept = _keeps(trace, calls[first]) | np.array([k.is_sum for k in kinds], bool)[kind[first]]
     kept |= are_named(trace, calls[second], *REDUCTIONS)
-    linked &= same
     alike = numbered([k.alike for k in kinds])[kind]
     at, size, kept, first, second = (c[linked] for c in (at, size, kept, first, second))
     linked = ~repeats(at, alike[first], alike[second])
@@ -540,29 +531,6 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     at = np.flatnonzero(fine)
     inside = within_named(trace, call[at], _OPTIMIZER, _COMPILED)
     return at[~inside]
-
-
-def _identified(trace: Events, calls: Ints, first: Ints, second: Ints) -> tuple[Bools, Bools]:
-    """Which of these pairs pass a tensor on, as far as known; and whether others take it, too."""
-    fine, shared = np.ones(len(first), bool), np.zeros(len(first), bool)
-    taken, made = trace.taken(calls), trace.made(calls)
-    if taken is None or made is None:
-        return fine, shared
-    uses = Counter(number for one in trace.taken(outermost(trace)) or () for number in _flat(one))
-    for i, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        in_place = trace.names[trace.name[calls[a]]].endswith("_")
-        results = set(taken[a][:1]) if in_place else set(made[a])
-        passed = results & _flat(taken[b])
-        fine[i] = len(passed) > 0
-        # The second call, and an in-place one itself, are no other uses.
-        shared[i] = any(uses[number] > 1 + in_place for number in passed)
-    return fine, shared
-
-
-def _flat(taken: Iterable[Taken]) -> set[Taken]:
-    """The tensors among a call's arguments."""
-    flat = (one if isinstance(one, tuple) else (one,) for one in taken)
-    return {number for one in flat for number in one if number >= 0}
 
 
 def _keeps(trace: Events, calls: Ints) -> Bools:

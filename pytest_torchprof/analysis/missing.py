@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -384,18 +384,10 @@ def frees_unseen(trace: Events) -> bool:
 
 # ---- How long the test takes without the profiler, from its timed rounds.
 
-#: The profiler slows operators down by a factor of 1.3 to this.
-SLOWDOWN: Final = 5
-
 
 def wall_ns(trace: Events) -> float | None:
     """The median of the rounds; None if none were timed, and for traces of other tools."""
     return _median_ns(trace.facts.wall_ms) or None
-
-
-def cpu_ns(trace: Events) -> float | None:
-    """The CPU time of the test's process, likewise. A test that only waits may have 0."""
-    return _median_ns(trace.facts.cpu_ms)
 
 
 def slowdown_share(trace: Events) -> float:

@@ -55,17 +55,16 @@ def math_attention(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts calls of `scaled_dot_product_attention` that used its math form, on a device for
-    which torch has a fused kernel: an NVIDIA device of compute capability 5.0 or later (8.0 for
-    bf16), AMD's MI200 and MI300, or any device that ran a fused kernel in the same trace.
-    Inputs that no fused kernel supports, such as fp64, are not counted.
+    Counts calls of `scaled_dot_product_attention` that used its math form, on a device for which
+    torch has a fused kernel: an NVIDIA device of compute capability 5.0 or later (8.0 for bf16),
+    AMD's MI200 and MI300, or any device that ran a fused kernel in the same trace. Inputs that no
+    fused kernel supports, such as fp64, are not counted.
 
     ## Why it is slow
 
-    The math form writes the scores of each query against each key to memory, reads them for
-    the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
-    fused kernel keeps them on the chip, so memory grows linearly with the sequence length
-    instead of quadratically.
+    The math form writes the scores of each query against each key to memory, reads them for the
+    softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A fused
+    kernel keeps them on the chip.
 
     ## Example
 

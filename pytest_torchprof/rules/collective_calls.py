@@ -23,7 +23,7 @@ from pytest_torchprof.trace.names import (
     events_named,
 )
 from pytest_torchprof.trace.ranks import world_size_of
-from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.trace.tree import marked, within_named
 from pytest_torchprof.work.kernels import operator_category
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ _TORCH: Final = Names(
 #: A wait that begins within this share of the work's duration after it was the cause of the pause.
 _SOON: Final = 0.2
 _AT_ONCE_NS: Final = 100_000
-#: The longest pause that is part of a call. Between those of gloo, 40 to 280 us were measured,
-#: with two ranks on two processors.
-_START_NS: Final = 300_000
 
 
 def _sized(trace: Events) -> Reason | None:
@@ -86,19 +83,16 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     ## What it does
 
     Looks for `calls` (8) or more collectives of one kind, group and dtype, one after the other, in
-    which each carries less than `size` (1 MiB). Nothing between them may make what the next one
-    carries: no product, convolution, attention, normalization or sum, no new tensor, no step's end,
-    and no other collective. Two of them at least have different sizes, as parameters have; a loop
-    over one tensor, such as a benchmark, cannot be joined. A row is one match. The cost is the time
-    of all but the longest, if the trace has times; on the CPU, with what starting each and
-    returning from it takes.
+    which each carries less than `size` (1 MiB), with nothing between them that may make what the
+    next one carries. A row is one match. The cost is the time of all but the longest.
 
-    Not counted: barriers, sends and receives; those in hooks of a backward pass, which hides them.
+    Not counted: barriers, sends and receives; rows of one size, such as a benchmark; those in hooks
+    of a backward pass, which hides them.
 
     ## Why it is slow
 
-    Each collective costs a start, on all ranks: a kernel launch or a message through sockets, and
-    a wait for the last rank. Below about 1 MiB that takes longer than the bytes themselves.
+    Each collective costs a start, on all ranks: a kernel launch or a message through sockets, and a
+    wait for the last rank. Below about 1 MiB that takes longer than the bytes themselves.
 
     ## Example
 
@@ -132,7 +126,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         kind = found.operation[row[0]]
         messages.append(f"{len(row)} {kind} in a row, of at most {largest}, carry {total} in all")
         events.append(int(event[0]))
-        costs.append(_all_but_one_ns(trace, found, at))
+        costs.append(_all_but_one_ns(found, at))
         begins.append(int(trace.ts[event[0]]))
         ends.append(int(max(trace.ts[event[-1]] + trace.dur[event[-1]], found.end[at].max())))
         parts.append(event)
@@ -147,7 +141,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     )
 
 
-def _all_but_one_ns(trace: Events, found: CommCalls, row: Ints) -> int:
+def _all_but_one_ns(found: CommCalls, row: Ints) -> int:
     """What one collective saves that stands for a row of them; -1 if unknown.
 
     That one waits as long for the last rank as the longest of them.
@@ -155,12 +149,8 @@ def _all_but_one_ns(trace: Events, found: CommCalls, row: Ints) -> int:
     begin, end = found.begin[row], found.end[row]
     if (end < 0).any():
         return -1
-    total, longest = int((end - begin).sum()), int((end - begin).max())
-    if not trace.has(*DEVICE_KINDS):
-        between = np.maximum(begin[1:] - np.maximum.accumulate(end)[:-1], 0)
-        total += int(between[between <= _START_NS].sum())
-        total = min(total, int(end.max() - begin.min()))
-    return max(total - longest, 0)
+    total = min(int((end - begin).sum()), int(end.max() - begin.min()))
+    return max(total - int((end - begin).max()), 0)
 
 
 def _rows(
@@ -174,16 +164,17 @@ def _rows(
     makes[events_named(trace, _MAKERS)] = True
     makes[nesting.above(found.event, trace.parent)] = False
     inner = np.flatnonzero(makes)
-    makes[inner[nesting.below(_marked(trace, found.event), trace.parent, inner)]] = False
+    makes[inner[nesting.below(marked(trace, found.event), trace.parent, inner)]] = False
     makes[events_named(trace, _STEPS)] = True
     work = np.sort(trace.ts[np.flatnonzero(makes)])
     small = (sizes.size > 0) & (sizes.size < limit) & ~hooked
     small &= nesting.among(found.operation, [*_BUCKETS]) & (trace.kind[found.event] != Kind.KERNEL)
+    key = list(zip(found.operation, sizes.key, sizes.dtype, strict=True))
     rows = list[list[int]]()
     for mine in nesting.by_thread(trace.thread[found.event]):
         row = list[int]()
         for i in mine.tolist():
-            same = bool(row) and _alike(found, sizes, row[-1], i)
+            same = bool(row) and key[row[-1]] == key[i]
             if same:
                 since = int(trace.ts[found.event[row[-1]]])
                 until = int(trace.ts[found.event[i]])
@@ -195,14 +186,6 @@ def _rows(
                 row.append(i)
         rows.append(row)
     return [row for row in rows if row]
-
-
-def _alike(found: CommCalls, sizes: CommSizes, one: int, other: int) -> bool:
-    return (found.operation[one], sizes.key[one], sizes.dtype[one]) == (
-        found.operation[other],
-        sizes.key[other],
-        sizes.dtype[other],
-    )
 
 
 @rule(
@@ -219,24 +202,18 @@ def blocking_collective(trace: Events, *, size: float, share: float) -> Matches:
 
     ## What it does
 
-    Looks at collectives with `async_op=True` of `size` (64 KiB) or more. It matches if the wait
-    follows the start with no operator between them: NCCL records the wait; of gloo's, it shows in
-    that the thread calls nothing until the work is done, and then goes on. All of them together
-    must take `share` (0.01) or more of the time. The cost is the duration of the work. gloo's needs
-    the CPU, as other work does, so it is unknown in a live test that may use fewer than two
-    processors for each rank.
+    Looks at collectives with `async_op=True` of `size` (64 KiB) or more whose wait follows the
+    start with no operator between them. All of them together must take `share` (0.01) or more of
+    the time. The cost is the duration of the work; it is unknown in a live test that may use fewer
+    than two processors for each rank.
 
-    Not counted: what torch itself starts and waits for, such as DDP, FSDP and functional
-    collectives of tensor parallel layers, whose result the next layer needs; hooks of a backward
-    pass; broadcasts, sends, and receives.
-
-    Times decide for gloo, so the matches are not compared with a baseline.
+    Not counted: what torch itself starts and waits for, hooks of a backward pass, broadcasts, sends
+    and receives. Times decide for gloo, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
-    `async_op=True` returns while the collective is still running, so that other work can hide it.
-    A wait right behind it gives that up: the host, or the device's stream, stands still for as long
-    as in a plain call.
+    `async_op=True` returns while the collective is still running, so that other work can hide it. A
+    wait right behind it gives that up: the host, or the device's stream, stands still.
 
     ## Example
 
@@ -295,7 +272,7 @@ def _waited_at_once(trace: Events, found: CommCalls, at: Ints) -> Bools:
     waits = _waits(trace)
     operators = np.flatnonzero((trace.kind == OPERATOR) | trace.is_kind(Kind.ANNOTATION))
     # What the call itself consists of does not count.
-    inner = nesting.below(_marked(trace, found.event), trace.parent, operators)
+    inner = nesting.below(marked(trace, found.event), trace.parent, operators)
     operators = operators[~inner]
     by_thread = {
         thread: operators[trace.thread[operators] == thread]
@@ -326,9 +303,3 @@ def _waits(trace: Events) -> set[int]:
     rows = np.flatnonzero(trace.named("record_param_comms"))
     args = decode(CollectiveArgs, trace.args[rows])
     return {row for row, one in zip(rows.tolist(), args, strict=True) if one.collective == "wait"}
-
-
-def _marked(trace: Events, rows: Ints) -> Bools:
-    mark = np.zeros(len(trace), bool)
-    mark[rows] = True
-    return mark

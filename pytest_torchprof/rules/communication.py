@@ -71,33 +71,20 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
 
     ## What it does
 
-    Looks at the kernels of NCCL, RCCL and other libraries that communicate, between the first
-    computation and the last one of each device. Where no computation runs beside one, it is
-    exposed. It is a finding if all of them together are exposed for `share` (0.05) or more of the
-    device's span, and hiding them would gain `gain` (0.01) or more of it. There is one for each
-    kind of collective (`all_reduce`, `all_gather`, `all_to_all` …), group of ranks, and place.
+    Looks at kernels that communicate (NCCL, RCCL and others) beside which no computation runs. It
+    is a finding for each kind of collective, group and place if all are so exposed for `share`
+    (0.05) or more of the device's span, and hiding them would gain `gain` (0.01) or more. The cost
+    is the exposed time just before the next computation, if the host was not late anyway. Whether
+    they mostly wait for other ranks is said; `torchprof ranks` tells for which.
 
-    Hiding one gains the exposed time just before the next computation, if that had already been
-    launched, or could not be because the host waited for the device. If the host is late anyway,
-    the device would be idle instead, so nothing is gained. That is the cost.
-
-    If four or more of one kind and size take twice as long as the fastest one on average, they
-    mostly wait for other ranks, and the finding says so. Overlap hides such a wait only if the
-    other ranks catch up, so not all of the cost is gained by it; the fix is to balance the ranks. A
-    trace of one rank does not tell which of them is late; `torchprof ranks` of all ranks does.
-
-    Not counted: groups of one rank; what is before the first computation or after the last, such as
-    the first broadcast of weights, and a last barrier; kinds that occur in one of three or more
-    steps, or between it and the next one, and broadcasts and barriers in a trace without steps,
-    which may happen once; copies between devices that no kernel makes.
-
-    Times decide here, so the matches are not compared with a baseline.
+    Not counted: groups of one rank, what is before the first computation or after the last, and
+    what occurs in only one of three or more steps. Times decide here, so the matches are not
+    compared with a baseline.
 
     ## Why it is slow
 
     A collective uses the links and a few multiprocessors; the others are free to compute. It runs
-    on a stream of its own, so what does not depend on its result can run meanwhile: other layers of
-    the backward pass, the products before the next layer's, another half of the batch.
+    on a stream of its own, so what does not depend on its result can run meanwhile.
 
     ## Example
 

@@ -88,20 +88,15 @@ def graph_break(trace: Events) -> Matches:
     ## What it does
 
     Counts the graph breaks that dynamo reports while it compiles what the first run of the test
-    calls, each with dynamo's reason and the line. A frame that breaks in a loop or a `try` is
-    skipped entirely and counts as one. An exception are loops in which a `return` follows the
-    break: dynamo does not see that it is in a loop, breaks in each iteration, and compiles the
-    rest each time. These are as many breaks on one line, often with recompilations of the rest.
-    A break that raised because of `fullgraph=True` counts too, in a test that expects it:
-    dynamo reports both alike. In a stored trace
-    of another tool, it is recognized by the functions with which Python resumes, if stacks were
-    recorded. What a break costs is unknown: no record tells how one graph would have done.
+    calls, each with dynamo's reason and the line; those that raise because of `fullgraph=True`,
+    too. In a stored trace of another tool, they are recognized by the functions with which Python
+    resumes, if stacks were recorded. What a break costs is unknown: no record tells how one graph
+    would have done.
 
     ## Why it is slow
 
-    Each piece is a separate graph: it is called from Python, nothing is fused across the
-    break, and values return to Python between the two. Of a frame that is skipped, nothing is
-    compiled.
+    Each piece is a separate graph: it is called from Python, nothing is fused across the break, and
+    values return to Python between the two.
 
     ## Example
 
@@ -138,29 +133,19 @@ def recompile(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts the recompilations of the first run of the test, each with the guard that failed and
-    the function; where guards of different kinds failed for earlier compilations, with one
-    of each kind. The fix is chosen by the first of these guards. The line is that of the
-    compiled function's definition; for code of a library, that of your call. The attempt at
-    which dynamo gives up compiles nothing and is counted too: it is not a graph break, and its
-    message says that the function runs as plain Python from then on. Dynamo compiles by
-    function, not by object. Models of one class share their `forward`, so two of different
-    sizes are a recompilation, and torch's own modules that are compiled one by one share
-    torch's wrapper. What resumes after a graph break is a function too.
-    Training and evaluation need one graph each, so a compilation for a new gradient mode does
-    not count. Nor does the first one in a test of a function that was compiled earlier, on
-    import, by another test or by a fixture that was set up for another test: in isolation, it
-    would not happen, or would differ. What the fixtures compile that are set up for the test
-    belongs to the test. The metric `recompiles` includes both.
+    Counts the recompilations of the first run of the test, each with the guards that failed, which
+    decide the fix, and the function, at its definition or your call. Dynamo compiles by function,
+    not by object: models of one class share their `forward`. The attempt at which dynamo gives up
+    is counted, too. The cost is the time to compile, with the backward graph.
 
-    In a stored trace of another tool, these are the regions compiled within the trace whose number
-    is not their function's first: variants that only run there were compiled before. The cost is
-    the time to compile, with the backward graph.
+    Not counted: compilations for a new gradient mode, and the first one in a test of a function
+    that was compiled earlier; the metric `recompiles` includes both. In a stored trace of another
+    tool, these are the regions whose number is not their function's first.
 
     ## Why it is slow
 
-    Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo
-    gives up, and the function runs as plain Python.
+    Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo gives
+    up, and the function runs as plain Python.
 
     ## Example
 

@@ -8,15 +8,10 @@ import numpy as np
 
 from pytest_torchprof.analysis.idle_causes import Cause
 from pytest_torchprof.analysis.missing import slowdown_share
-from pytest_torchprof.rules.evidence.pauses import (
-    knows_pauses,
-    measured_ns,
-    paused_ns,
-    unprofiled_waits_ns,
-)
+from pytest_torchprof.rules.evidence.pauses import knows_pauses, measured_ns, paused_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import OPERATOR, Kind, Names, are_named, marks_named
-from pytest_torchprof.trace.nesting import among, distinct
+from pytest_torchprof.trace.names import Names, are_named, marks_named
+from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
@@ -70,21 +65,19 @@ def sync_dataloader(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` without workers, however short they are, including the
-    one that finds the loader exhausted. A loader that reads from another one counts as one
-    loader. The place is the line that constructs the loader, where a live test runs it.
+    Counts the fetches of a `DataLoader` without workers, however short they are, including the one
+    that finds the loader exhausted. The place is the line that constructs the loader, where a live
+    test runs it. It is advice, since the data and the machine decide whether workers pay: a test
+    never fails because of it, unless a marker asks (`no_antipatterns`).
 
-    It is advice: whether workers pay depends on the data, and on the machine. The cost is what two
-    workers would save: what they load during the steps and in parallel, less a millisecond per
-    batch to hand it over, and 50 ms to start. The first batch of each iterator is waited for in any
-    case. Where that saves nothing, the fix says so. Therefore a test never fails because of it,
-    unless a marker asks (`no_antipatterns`), and `--accept` stores nothing.
+    The cost is what two workers would save: what they load during the steps and in parallel, less a
+    millisecond per batch to hand it over, and 50 ms to start. Where that saves nothing, the fix
+    says so.
 
     ## Why it is slow
 
-    Reading, decoding and collating a batch takes place between two steps, and nothing else runs
-    at that time. With data in memory, it takes less time than workers need: they made an epoch 14
-    to 85 times slower.
+    Reading, decoding and collating a batch takes place between two steps, and nothing else runs at
+    that time. With data in memory, it takes less time than workers need.
 
     ## Example
 
@@ -148,34 +141,21 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
 
     ## What it does
 
-    Counts the fetches of a `DataLoader` with workers during which the device was idle for
-    `wait` (2 ms) or more because its host waited for the batch. There must be `fetches` (2) or
-    more, and together they must take `share` (0.05) or more of the device's span. The average
-    fetch must take `wait`, too: one that takes two batches from the queue saves the next one
-    the time. In a trace without an accelerator, the time of the fetches counts, as a share of
-    the whole time, if the process that fetches computes in between; a live test divides it by
-    the load average per processor, if that is above 1, since workers then wait for a processor.
+    Counts the fetches of a `DataLoader` with workers during which the device was idle for `wait` (2
+    ms) or more, as the average fetch must be, too. There must be `fetches` (2) or more, and
+    together they must take `share` (0.05) or more of the device's span. In a trace without an
+    accelerator, the time of the fetches counts; a live test divides it by the load average per
+    processor, if that is above 1. Workers that start anew for each of three epochs or more are a
+    finding of its own.
 
-    The first fetch of an epoch, for which nothing has been prefetched, does not count, unless the
-    workers start anew for each of three epochs or more, which is a finding of its own. That a fetch
-    is the first is known from the seed that an iterator or a sampler draws, or from the last fetch
-    of the epoch before it, in which no operator runs, nor after it until the next fetch. Only the
-    iterator's seed tells that workers start: those that persist draw none. It is not recognized if
-    the sampler draws its order right after it, as `SubsetRandomSampler` does, or with a `generator`
-    of the user. The last fetch of an epoch does not count. Time in which the device
-    was busy does not count, so a loader that is slower than the step by less than the prefetched
-    batches cover has no match. Loaders without workers are those of `sync-dataloader`. Not counted:
-    loaders of other libraries, such as DALI, which torch does not annotate, and a thread that
-    fetches while another one launches.
-
-    Times decide here, so the matches are not compared with a baseline.
+    Not counted: the first and the last fetch of an epoch, as an iterator's seed tells, and
+    loaders of other libraries. Times decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
-    Workers load in parallel with the step, so a batch is ready when it is asked for, if all workers
-    together load at least as fast as the device computes. If not, the device waits for them in each
-    step. The cost is that idle time; on a CPU, what a live test's rounds wait without the profiler,
-    whose slower steps hide part of it. Workers are no help beyond the number of free processors.
+    Workers load in parallel with the step. If all together are slower than the device computes, it
+    waits for them in each step; the cost is that time. Workers are no help beyond the number of
+    free processors.
 
     ## Example
 
@@ -190,26 +170,17 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
     for batch in DataLoader(pictures, batch_size=32, num_workers=8):
         step(batch)
     ```
-
-    For several epochs, workers that start once:
-
-    ```python
-    loader = DataLoader(pictures, batch_size=32, num_workers=8, persistent_workers=True)
-    for _ in range(epochs):
-        for batch in loader:
-            step(batch)
-    ```
     """
     rows = _fetches(trace, _WORKER_FETCH)
-    if len(rows) < fetches or not _is_used(trace, rows):
+    if len(rows) < fetches or len(uses := _uses(trace, rows)) < len(rows) // 2:
         return NO_MATCHES
     waited = paused_ns(trace, rows, Cause.LOADING)
     load = max(trace.facts.load_per_processor or 1, 1)
     found, messages, fixes = [], list[str](), list[str]()
     first, anew = _begin_iterators(trace, rows)
-    ends = _are_ends(trace, rows, first)
+    # The last fetch before the next epoch, or before the end, finds no batch.
+    ends = np.append(first[1:], not (uses > rows[-1]).any())
     waited[ends] = 0
-    first[1:] |= ends[:-1]
     kinds = (~first, _SLOW, starved_loader.fix), (anew, _RESTARTED, _KEEP)
     for chosen, message, fix in kinds:
         if chosen is anew and anew.sum() < _EPOCHS:
@@ -224,9 +195,9 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
             fixes += [fix] * int(late.sum())
     if not found:
         return NO_MATCHES
-    late_ = np.concatenate(found)
-    cost, begin, end = unprofiled_waits_ns(trace, rows, late_)
-    return Matches(rows[late_], messages, fix=fixes, cost_ns=cost, span_ns=(begin, end))
+    at = np.concatenate(found)
+    span = trace.ts[rows[at]], trace.ts[rows[at]] + trace.dur[rows[at]]
+    return Matches(rows[at], messages, fix=fixes, cost_ns=waited[at], span_ns=span)
 
 
 def _fetches(trace: Events, names: Names) -> Ints:
@@ -236,47 +207,12 @@ def _fetches(trace: Events, names: Names) -> Ints:
     return rows[~within(trace, rows, lambda events: among(events, rows))]
 
 
-def _are_ends(trace: Events, fetches: Ints, first: Bools) -> Bools:
-    """Which of these fetches end an epoch: they run no operator, and the next one is the first of
-    its epoch, or nothing uses a batch before it.
-
-    After the last fetch, something may run, unless batches are pinned, so that no fetch runs any
-    operator. Where most fetches are not followed by anything, several loaders are read in turn.
-    """
-    operators = np.flatnonzero(trace.kind == OPERATOR)
-    runs = np.zeros(len(trace) + 1, bool)
-    runs[trace.parent[operators]] = True
-    used = _are_used(trace, fetches)
-    empty = ~runs[fetches]
-    last = empty & ~used
-    if 2 * last.sum() >= len(fetches):
-        last[:-1] = False
-    found: Bools = last | (np.append(first[1:], False) & empty)
-    found[-1] = empty[-1] and bool(runs[fetches].any() or not used[-1])
-    return found
-
-
-def _are_used(trace: Events, fetches: Ints) -> Bools:
-    """After which of these fetches their thread runs something before its next fetch."""
-    uses = outermost(trace)
-    uses = uses[~are_named(trace, uses, _DRAWS)]
-    uses = distinct(np.append(uses, np.flatnonzero(trace.is_kind(Kind.RUNTIME))))
-    uses = uses[~within(trace, uses, lambda events: among(events, fetches))]
-    found = np.zeros(len(fetches), bool)
-    for thread in distinct(trace.thread[fetches]).tolist():
-        own = np.flatnonzero(trace.thread[fetches] == thread)
-        after = np.searchsorted(fetches[own], uses[trace.thread[uses] == thread]) - 1
-        found[own[after[after >= 0]]] = True
-    return found
-
-
-def _is_used(trace: Events, fetches: Ints) -> bool:
-    """Whether the process does something with the batches in the threads that fetch them."""
+def _uses(trace: Events, fetches: Ints) -> Ints:
+    """What the threads that fetch do with the batches."""
     outer = outermost(trace)
     outer = outer[trace.selection[outer] & among(trace.thread[outer], trace.thread[fetches])]
     outer = outer[~within(trace, outer, lambda events: among(events, fetches))]
-    seeds = np.flatnonzero(_are_seeds(trace, outer))
-    return len(outer) - len(_SEED) * len(seeds) >= len(fetches) // 2
+    return outer[~are_named(trace, outer, _DRAWS)]
 
 
 def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:

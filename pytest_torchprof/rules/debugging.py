@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.rules.evidence.calls import begun_by, pass_of, sizes
 from pytest_torchprof.rules.rule import (
     NO_MATCHES,
@@ -17,10 +15,10 @@ from pytest_torchprof.rules.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.names import Kind, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.names import are_named, operators_named, selected_operators
 from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.tree import are_engine_steps, engine_steps, once_selected, within
+from pytest_torchprof.trace.tree import are_engine_steps, engine_steps, once_selected
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -37,12 +35,6 @@ _EMPTY: Final = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten
 _FILL: Final = "aten::fill_"
 #: Bytes of a tensor that takes noticeable time to fill: a page.
 _PAGE: Final = 4096
-#: A fill on a CPU of memory that is in use, per call and per byte. Memory that is new to the
-#: process takes longer, but then whatever writes next to it no longer does. Measured alternately on
-#: one CPU thread, 8 KiB to 16 MiB: what is saved is 0.9 to 2.7 times this.
-_FILL_NS, _FILL_BYTE_NS = 400, 0.03
-#: The share of operators that are as fast as views: the other three quarters may compute something.
-_QUICK: Final = 0.25
 
 _ANOMALY_FIX: Final = (
     "turn torch.autograd.set_detect_anomaly off, or use it only around the step in question"
@@ -65,19 +57,17 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
 
     ## What it does
 
-    Counts backward passes in which anomaly detection (`torch.autograd.set_detect_anomaly`)
-    checked the gradients for NaN: `passes` (3) or more of them, or any if it was already on
-    when the measured region of a live test began. Also counts new tensors of 4 KiB or more that
-    deterministic mode (`torch.use_deterministic_algorithms`) filled with NaN or the largest
-    number, if they are `filled` (1 MiB) or more in total. A test of one step that turns
-    anomaly detection on itself is about it, and does not match. Not detected: anomaly detection
-    with `check_nan=False`, and deterministic algorithms that are slower.
+    Counts backward passes in which anomaly detection (`torch.autograd.set_detect_anomaly`) checked
+    the gradients for NaN: `passes` (3) or more of them, or any if it was already on when the test
+    began. Also counts new tensors that deterministic mode (`torch.use_deterministic_algorithms`)
+    filled, if they are `filled` (1 MiB) or more in total. Anomaly detection with `check_nan=False`
+    is not detected.
 
     ## Why it is slow
 
-    Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
-    value back for each gradient: a step of a small model takes five times as long.
-    Deterministic mode writes all memory of new tensors one extra time.
+    Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth value
+    back for each gradient: a step of a small model takes five times as long. Deterministic mode
+    writes all memory of new tensors one extra time.
 
     ## Example
 
@@ -140,13 +130,10 @@ def _anomalies(trace: Events, least: float) -> Matches | None:
     begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)
     last = np.array([_ends(trace, steps[of_pass == one]).max() for one in which], np.int64)
     asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
-    nodes, each, since = _tracebacks(trace, steps, of_pass, which)
-    cost = (asking + nodes * each).astype(np.int64)
     text = "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
-    span = (np.minimum(begin, since), last)
-    return Matches(
-        rows, [text] * len(rows), cost_ns=cost, fix=[_ANOMALY_FIX] * len(rows), span_ns=span
-    )
+    fix = [_ANOMALY_FIX] * len(rows)
+    cost = asking.astype(np.int64)
+    return Matches(rows, [text] * len(rows), cost_ns=cost, fix=fix, span_ns=(begin, last))
 
 
 def _asking_ns(trace: Events, checks: Ints) -> Ints:
@@ -155,39 +142,6 @@ def _asking_ns(trace: Events, checks: Ints) -> Ints:
     until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
     spent: Ints = np.minimum(until, _ends(trace, step)) - trace.ts[checks]
     return spent
-
-
-def _tracebacks(trace: Events, steps: Ints, of_pass: Ints, which: Ints) -> tuple[Ints, int, Ints]:
-    """For each pass: how many nodes ran, the time to make one, and when the first was made.
-
-    Making a node takes about as long as the self time of the faster operators that made one: those
-    are views, which do nothing else.
-    """
-    numbers = _numbers(trace, steps)
-    nodes = np.array([(numbers[of_pass == one] >= 0).sum() for one in which], np.int64)
-    start = np.full(len(which), np.iinfo(np.int64).max)
-    forward = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
-    forward = forward[~within(trace, forward, partial(are_engine_steps, trace))]
-    forward = forward[~are_engine_steps(trace, forward)]
-    made = _numbers(trace, forward)
-    wanted = among(made, numbers[numbers >= 0])
-    if not wanted.any():
-        return nodes, 0, start
-    # Of nested operators with one number, the last one made the node.
-    rows, made = forward[wanted][::-1], made[wanted][::-1]
-    made, last = np.unique(made, return_index=True)
-    rows = rows[last]
-    each = int(np.quantile(trace.self_ns[rows], _QUICK))
-    for at, one in enumerate(which.tolist()):
-        mine = rows[among(made, numbers[of_pass == one])]
-        start[at] = trace.ts[mine].min() if len(mine) else start[at]
-    return nodes, each, start
-
-
-def _numbers(trace: Events, rows: Ints) -> Ints:
-    """Sequence numbers of nodes, or of operators that made them; -1 for none."""
-    found = decode(AutogradArgs, trace.args[rows])
-    return np.fromiter((args.sequence for args in found), np.int64, len(found))
 
 
 # ----------------------------------------------------------------------------------------- fills
@@ -203,13 +157,10 @@ def _fills(trace: Events, least: float) -> Matches | None:
     if not len(fills) or moved.sum() < least:
         return None
     text = "deterministic mode fills new tensors, which are then overwritten"
-    on_device = launched_in(trace, fills)[0] >= 0
     made = trace.parent[fills]
-    warm = np.minimum(trace.dur[made], _FILL_NS + moved * _FILL_BYTE_NS).astype(np.int64)
-    cost, span = np.where(on_device, trace.dur[fills], warm), (trace.ts[made], _ends(trace, made))
-    return Matches(
-        fills, [text] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
-    )
+    span = trace.ts[made], _ends(trace, made)
+    fix = [_FILL_FIX] * len(fills)
+    return Matches(fills, [text] * len(fills), cost_ns=trace.dur[fills], fix=fix, span_ns=span)
 
 
 def _of_empty(trace: Events) -> Ints:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.missing import slowdown_share
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules.evidence.attention import sees_later_positions
-from pytest_torchprof.rules.evidence.calls import guessed, least_ns
+from pytest_torchprof.rules.evidence.calls import BYTE_NS, FLOP_NS, guessed, least_ns
 from pytest_torchprof.rules.evidence.loops import JOIN, call_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, operators_named
+from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.trace.tree import calls, engine_steps
 from pytest_torchprof.work.counting import op_flops
 
@@ -42,12 +40,6 @@ _STORES: Final = Names(r"aten::(copy_|fill_)$")
 _INDEX: Final = Names(r"aten::(select|slice|narrow)$")
 #: The most new positions per step.
 _FEW: Final = 8
-#: Time of a FLOP on one CPU thread in products of few positions, and time to allocate and write
-#: one byte of output. Fitted to what a cache saves in 11 decoders of 2 to 6 layers and widths of 64
-#: to 384, with prompts of 8 to 200 positions, torch 2.13: 0.86 to 1.17 times that.
-_FLOP_NS, _BYTE_NS = 0.0105, 0.26
-#: The former where a trace has no memory events: 0.75 to 1.3 times that, and once 0.35.
-_ONLY_FLOP_NS: Final = 0.0175
 _NONE: Final = np.zeros(0, np.int64)
 
 
@@ -69,31 +61,19 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
 
     ## What it does
 
-    Counts runs of `repeats` (16) steps or more in which a layer's input grows each time by
-    the same 1 to 8 positions, in the sequence dimension, and which in between join something to
-    a tensor of that length (`cat`), or write into a buffer at that position, of which the
-    next step takes as much.
+    Counts runs of `repeats` (16) steps or more in which the inputs of most layers grow each time by
+    the same 1 to 8 positions in the sequence dimension, and which in between join something to a
+    tensor of that length (`cat`), or write into a buffer at that position. The place is the line
+    that calls the model in each step.
 
-    Not counted: inputs of one position, as with a cache; a model in which fewer than half of the
-    layers get all positions, and no recurrent one, such as a bias looked up for all distances
-    beside a cache; a window of constant length; batches of different lengths that do not depend
-    on the previous step; a batch that gets more samples; images that get larger; steps with a
-    backward pass between them; attention without a causal or any other mask, in which earlier
-    positions depend on later ones, as in an encoder, so that no cache is possible; and on a CPU,
-    less than `cpu_share` (0.001) of everything that the test does, decided by counts, not times.
-    Positions in
-    a Python list that is converted to a tensor in each step (`torch.tensor(ids)`,
-    `torch.stack(embeddings)`) are not detected.
-
-    The place is the line that calls the model in each step, whichever of its methods that is; a
-    first step that is called elsewhere does not matter. If the loop itself calls several parts of
-    the model, the place is the line with most of their layers; if the loop is in the model's own
-    forward, the line that calls that.
+    Not counted: a window of constant length, a growing batch, steps with a backward pass; and on a
+    CPU, less than `cpu_share` (0.001) of all that the test does, by counts, not times. Positions in
+    a Python list that each step converts to a tensor are not detected.
 
     ## Why it is slow
 
-    Step n does the work for n positions, though all but one were computed before: n²/2 in
-    total, and more for attention.
+    Step n does the work for n positions, though all but one were computed before: n²/2 in total,
+    and more for attention.
 
     ## Example
 
@@ -128,10 +108,7 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
         if extended is None or len(extended) < repeats - 1:
             continue
         computing = _computing(trace, layers, run)
-        step = _last_whole_step(trace, every, run)
-        if not len(computing) or sees_later_positions(trace, step, run.lengths[-2:]):
-            continue
-        if trace.has(*DEVICE_KINDS) or _saved_on_cpu_ns(trace, run) >= least_ns(trace, cpu_share):
+        if len(computing) and _again_ns(trace, run) >= least_ns(trace, cpu_share):
             found.append(replace(run, extended=extended, computing=computing))
     if not found:
         return NO_MATCHES
@@ -144,7 +121,7 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
             f"{len(run.lengths)} steps, all of them again in each"
             for run in found
         ],
-        cost_ns=np.array([_saved(trace, run) for run in found], np.int64),
+        cost_ns=np.array([_slope(trace, run) for run in found], np.int64),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
         parts=[run.computing for run in found],
         in_steps=True,
@@ -309,43 +286,19 @@ def _joins(call: BodyCall, old: int, new: int) -> bool:
     )
 
 
-def _last_whole_step(trace: Events, every: Ints, run: _Run) -> Ints:
-    """The calls of the last step but one, from its first layer on."""
-    begin, end = run.rows[-2:]
-    calls: Ints = every[(every >= begin) & (every < end) & (trace.thread[every] == run.thread)]
-    return calls
-
-
-def _saved(trace: Events, run: _Run) -> int:
-    """How much longer the steps take for all positions than for the new ones."""
-    if trace.has(*DEVICE_KINDS):
-        return _slope(trace, run)
-    took = int(trace.ts[run.end] - trace.ts[run.rows[0]])
-    # Like other costs, in this run's time, which includes the profiler.
-    return min(int(_saved_on_cpu_ns(trace, run) / slowdown_share(trace)), took)
-
-
-def _saved_on_cpu_ns(trace: Events, run: _Run) -> float:
-    """The same on a CPU without the profiler, by counts."""
-    # Single steps are too noisy: the fastest take less time than the noise.
-    begins, lengths = trace.ts[np.array(run.rows)], np.array(run.lengths, float)
-    again = np.append(0, 1 - 1 / lengths)
+def _again_ns(trace: Events, run: _Run) -> float:
+    """What positions that were computed before take on a CPU, by counts of FLOPs and bytes."""
     flops = np.flatnonzero(op_flops(trace))
-    memory = trace.memory.where(trace.memory.bytes > 0)
-    flop_ns = _FLOP_NS if len(memory.event) else _ONLY_FLOP_NS
-    saved = 0.0
-    for rows, amounts, each in (
-        (flops, op_flops(trace)[flops], flop_ns),
-        (memory.event, memory.bytes, _BYTE_NS),
-    ):
-        until = trace.ts[rows] <= trace.ts[run.end]
-        step = np.searchsorted(begins, trace.ts[rows], "right")
-        saved += each * float((amounts * again[step])[until].sum())
-    return saved
+    made = trace.memory.where(trace.memory.bytes > 0)
+    row = np.concatenate([flops, made.event])
+    ns = np.concatenate([op_flops(trace)[flops] * FLOP_NS, made.bytes * BYTE_NS])
+    again = np.append(0, 1 - 1 / np.array(run.lengths, float))
+    step = np.searchsorted(trace.ts[np.array(run.rows)], trace.ts[row], "right")
+    return float((ns * again[step])[trace.ts[row] <= trace.ts[run.end]].sum())
 
 
 def _slope(trace: Events, run: _Run) -> int:
-    """The same from how the steps' time grows, which a device's operators do not tell."""
+    """How much longer the steps take for all positions than for the new ones."""
     took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
     lengths = np.array(run.lengths[:-1], float)
     # The median slope between distant steps, so that a single delayed step does not matter.

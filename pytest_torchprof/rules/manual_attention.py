@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
@@ -20,9 +18,7 @@ from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import count
 from pytest_torchprof.trace.tree import engine_steps, forward_of, marked
-from pytest_torchprof.work.devices import DTYPES
-from pytest_torchprof.work.kernels import TF32_KERNEL
-from pytest_torchprof.work.operands import PEAK, SHORT
+from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.attention import Attention
@@ -69,44 +65,22 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
     ## What it does
 
-    Counts a softmax along the last dimension of scores that a batched product made (`matmul`,
-    `bmm`, `baddbmm`, `einsum`), if the next batched product sums over these weights, and if all
-    that happens to the scores in between is what `scaled_dot_product_attention` does as well:
-    scaling by a number, or by one for each query; a mask or a bias that is added, or a mask
-    that is filled in (`masked_fill`); casts, dropout. The shapes of the products tell that they
-    belong together; each attention is one match, with its backward pass.
+    Counts attention of two batched products with a softmax along the last dimension between them,
+    if all that happens to the scores is what `scaled_dot_product_attention` does as well: a scale,
+    a mask or a bias, casts, dropout. The device must have a fused form for the dtype (see
+    `math-attention`; on a CPU only for inference without dropout, not in bf16), the scores must
+    take `bytes` (1 MiB) or more, and there must be `length` (32) or more queries or keys.
 
-    The device must have a fused form for the dtype (see `math-attention`), the scores must take at
-    least `bytes` (1 MiB), and there must be at least `length` (32) queries or keys, and more
-    than one query. On a CPU, only attention without a backward pass and without dropout counts,
-    and none in bf16: the CPU's fused form has no dropout, for bf16 it may be slower, and its
-    backward pass took 1.4 times as long as the separate operators' for float32 (torch 2.13, one
-    thread), whereas inference took 0.8 times as long.
-
-    Not counted: weights that something takes after the product and before the next attention, such
-    as the average that `nn.MultiheadAttention` makes with `need_weights=True`; scores that
-    something else changes, such as `tanh` (a soft cap), a square, a factor of their size, `topk`, a
-    layer that mixes heads, or positions that `cat` shifts; a mask of heads after the softmax;
-    scores of two dimensions, without a batch; a softmax along another dimension; a value dimension
-    that differs from the key dimension, which few fused kernels take (a multiple of 8 on a device);
-    what runs within operators of torch. Weights that are only returned, as with
-    `output_attentions=True`, are not counted either if the trace has memory events: they still
-    exist at the next attention. Without these events, or of a single layer, they count. A trace
-    without shapes, kernels in CUDA graphs and devices that the trace does not name are not checked.
-
-    The cost is the time of the operators over the scores, forward and backward, and the time in
-    which the products write and read the scores: their bytes at the bandwidth of the device's
-    memory, but only as far as a product takes longer than its FLOPs at half the peak, which
-    fused kernels reach (FlashAttention-2, https://arxiv.org/abs/2307.08691). The product that
-    the fused backward pass computes again is subtracted. On a CPU it is a share of the time of the
-    operators over the scores, as measured: more for more keys, and from 4 MiB of scores on;
-    with fewer than 48 keys in all attention it is unknown: what is surely saved is memory.
+    Not counted: weights that are also used otherwise, such as averaged or returned ones; scores
+    that something else changes; values of another size than the keys that fused kernels do not
+    take. The cost is the time of the operators over the scores, forward and backward, less the
+    product that a fused backward pass repeats; on a CPU, less may be saved.
 
     ## Why it is slow
 
-    The scores of each query against each key are written to memory and read again by each
-    operator: for 4,096 positions, 16 heads and bf16 that is 0.5 GB each time. A fused kernel keeps
-    them on the chip, so memory grows linearly with the length, not quadratically.
+    The scores of each query against each key are written to memory and read again by each operator:
+    for 4,096 positions, 16 heads and bf16 that is 0.5 GB each time. A fused kernel keeps them on
+    the chip, so memory grows linearly with the length, not quadratically.
 
     ## Example
 
@@ -132,7 +106,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     if not found:
         return NO_MATCHES
     steps = _steps(trace, found)
-    forward, backward = _saved_ns(trace, found, steps, trace.once(_devices, bytes, length))
+    forward, backward = _saved_ns(trace, found, steps)
     trained = np.array([len(own.rows) > 0 for own in steps], bool)
     # A backward pass is another stretch of the same match.
     number = np.concatenate([np.arange(len(found)), np.flatnonzero(trained)])
@@ -162,16 +136,9 @@ _CPU: Final = -1
 #: Types of the CPU's fused kernel (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp), but bf16:
 #: where the processor has products of it, the fused form took 0.25 to 1.6 times as long.
 _CPU_TYPES: Final = frozenset({"float", "double", "c10::Half"})
-#: Scores of so many bytes no longer fit into a processor's cache: products get faster, too.
-_LARGE: Final = 2**22
-#: With fewer keys, the CPU's fused form takes from 4 % less to 6 % more time in all. Beside longer
-#: rows, which may be at the same line, that does not matter.
-_KEYS_ON_CPU: Final = 48
 #: Kernels for values of another dimension than the keys load so many numbers at a time.
 #: Source: sdp_utils.cpp, check_head_dim_size_mem_efficient.
 _ALIGNED: Final = 8
-#: The share of the peak that fused kernels reach.
-_FUSED_SHARE: Final = 0.5
 
 
 def by_hand(trace: Events, least_bytes: float, length: float) -> list[Attention]:
@@ -240,106 +207,31 @@ def _steps(trace: Events, found: list[Attention]) -> list[_Steps]:
     rows = engine_steps(trace)
     rows = rows[trace.selection[rows]]
     rows = rows[~nesting.below(marked(trace, rows), trace.parent, rows)]
-    none = np.zeros(0, np.int64)
-    if not (len(rows) and found):
-        return [_Steps(none, none)] * len(found)
-    parts = [(one.first, *one.over, one.last) for one in found]
-    own = np.array([row for part in parts for row in part], np.int64)
-    number = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    forward = nesting.nearest(marked(trace, own), trace.parent, forward_of(trace, rows))
-    order = np.argsort(own, kind="stable")
-    at = order[np.minimum(np.searchsorted(own[order], forward), len(own) - 1)]
-    belongs = np.where(own[at] == forward, number[at], -1)
-    order = np.argsort(belongs, kind="stable")
-    bounds = np.searchsorted(belongs[order], np.arange(len(found) + 1)).tolist()
-    parts_of = [order[begin:end] for begin, end in pairwise(bounds)]
-    return [_Steps(rows[part], forward[part]) for part in parts_of]
+    own = {row: at for at, one in enumerate(found) for row in (one.first, *one.over, one.last)}
+    mark = marked(trace, np.array([*own], np.int64))
+    forward = nesting.nearest(mark, trace.parent, forward_of(trace, rows))
+    belongs = np.array([own.get(row, -1) for row in forward.tolist()], np.int64)
+    mine = [np.flatnonzero(belongs == at) for at in range(len(found))]
+    return [_Steps(rows[at], forward[at]) for at in mine]
 
 
-class _Launched(NamedTuple):
-    """Of operators: a kernel that each launched, -1 for none, and the time of all of them."""
-
-    kernel: dict[int, int]
-    ns: dict[int, int]
-
-
-def _saved_ns(
-    trace: Events,
-    found: list[Attention],
-    steps: list[_Steps],
-    devices: dict[int, int | None],
-) -> tuple[Ints, Ints]:
-    """What a fused form of each attention would save, forward and backward; -1 if unknown."""
-    rows = np.concatenate(
-        [own.rows for own in steps]
-        + [np.array((*one.over, *one.products), np.int64) for one in found]
-    )
-    kernels, times = (column.tolist() for column in launched_in(trace, rows))
-    launched = _Launched(
-        dict(zip(rows.tolist(), kernels, strict=True)), dict(zip(rows.tolist(), times, strict=True))
-    )
-    out = np.zeros((2, len(found)), np.int64)
-    local = [one for one in found if devices[one.softmax] == _CPU]
-    some = any(one.shape[-1] >= _KEYS_ON_CPU for one in local)
-    for number, (one, own) in enumerate(zip(found, steps, strict=True)):
-        device = devices[one.softmax]
-        if device == _CPU or device is None:
-            out[0, number] = trace.dur[[*one.over]].sum() * _share_on_cpu(one) if some else -1
-        else:
-            out[:, number] = _saved_on_device(trace, device, one, own, launched)
-    return out[0], out[1]
-
-
-def _share_on_cpu(one: Attention) -> float:
-    """What the CPU's fused form saves, as a share of the time of the operators over the scores.
-
-    Measured alternately for float32, 49 to 1,024 keys, and 1 to 32 MiB of scores, in processes with
-    new and with used memory, torch 2.13, one thread: 86 of 94 costs are within a factor of two.
+def _saved_ns(trace: Events, found: list[Attention], steps: list[_Steps]) -> tuple[Ints, Ints]:
+    """The time of the operators over the scores, forward and backward, less that of the product
+    that a fused backward pass computes again.
     """
-    keys = one.shape[-1]
-    if one.score_bytes < _LARGE:
-        return min(keys / 256, 1)
-    return min(keys / 64, 1) ** 2 if keys <= 128 else 1.25
-
-
-def _saved_on_device(
-    trace: Events, device: int, one: Attention, steps: _Steps, launched: _Launched
-) -> tuple[int, int]:
-    """Time of the operators over the scores, and that in which the products move scores."""
-    moved_s, peak = _rates(trace, device, one, launched.kernel[one.products[0]])
-
-    def moving(ns: int, flops: int, often: int = 1) -> int:
-        """Of a product's time, that in which it moves the scores."""
-        if peak is None:
-            return 0
-        return max(min(int(often * moved_s * 1e9), ns - _least_ns(flops, peak)), 0)
-
-    times = [launched.ns[row] for row in one.products]
-    saved = sum(launched.ns[row] for row in one.over) + sum(map(moving, times, one.flops))
-    if not len(steps.rows):
-        return saved, 0
-    products = {one.first: one.flops[0], one.last: one.flops[1]}
-    back = -(times[0] if peak is None else _least_ns(one.flops[0], peak))
-    for row, forward in zip(steps.rows.tolist(), steps.forward.tolist(), strict=True):
-        ns = launched.ns[row]
-        # Both products of a product's backward pass read or write scores.
-        back += moving(ns, 2 * products[forward], 2) if forward in products else ns
-    return saved, max(back, 0)
-
-
-def _least_ns(flops: int, peak: float) -> int:
-    return int(flops / (peak * _FUSED_SHARE) * 1e9)
-
-
-def _rates(trace: Events, device: int, one: Attention, kernel: int) -> tuple[float, float | None]:
-    """Seconds to move the scores once, and the peak of the products; None if unknown."""
-    known = trace.once(device_of, device, ())
-    dtype = DTYPES[PEAK[one.dtype]]
-    if dtype == "fp32" and kernel >= 0 and TF32_KERNEL.search(trace.names[trace.name[kernel]]):
-        dtype = "tf32"
-    if known is None or dtype not in known.peaks:
-        return 0.0, None
-    return one.score_bytes / known.bandwidth_bytes_per_s, known.peaks[dtype]
+    rows = np.concatenate(
+        [own.rows for own in steps] + [np.array((*one.over, one.first), np.int64) for one in found]
+    )
+    kernel, launched = launched_in(trace, rows)
+    times = np.where(kernel >= 0, launched, trace.dur[rows])
+    ns = dict(zip(rows.tolist(), times.tolist(), strict=True))
+    forward, backward = [], []
+    for one, own in zip(found, steps, strict=True):
+        forward.append(sum(ns[row] for row in one.over))
+        over = ~nesting.among(own.forward, [one.first, one.last])
+        back = sum(ns[row] for row in own.rows[over].tolist()) - ns[one.first]
+        backward.append(max(back, 0))
+    return np.array(forward, np.int64), np.array(backward, np.int64)
 
 
 def in_manual_attention(trace: Events, events: Ints, least_bytes: float) -> Bools:

@@ -72,27 +72,19 @@ def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
 
     ## What it does
 
-    Counts calls of `gc.collect` during which the device was idle, if there are `collections` (3)
-    or more of at least a tenth of the longest, and together they keep it idle for `share` (0.05)
-    or more of its span. In a trace without an accelerator, their durations count, as a share of
-    the whole time. They are known by the Python functions of the trace (`with_stack=True`), or by
-    annotations that are named so, such as `record_function("gc.collect")`. What torch itself
-    collects, as before it captures a CUDA graph, does not count. In a live test the rule finds
-    next to nothing: its profiled run keeps older objects from the collector, so that a collection
-    there takes no time.
+    Counts calls of `gc.collect` during which the device was idle, if there are `collections` (3) or
+    more, and together they keep it idle for `share` (0.05) or more of its span; without an
+    accelerator, their durations count. They are known by the Python functions of the trace
+    (`with_stack=True`), or by annotations named so, such as `record_function("gc.collect")`.
 
-    Collections that Python starts by itself leave no event: they are part of the function in which
-    they happen, and this rule does not see them unless the program annotates them.
-
-    Times decide here, so the matches are not compared with a baseline.
+    Not counted: what torch itself collects, and what Python starts by itself, which leaves no
+    event. Times decide here, so the matches are not compared with a baseline.
 
     ## Why it is slow
 
     A collection looks at every object that may be part of a cycle, and a program that has imported
-    torch has hundreds of thousands: it takes 50 to 200 ms. No other Python code runs meanwhile, so
-    nothing is launched, and the device is idle as soon as its queue is empty. Tensors are freed
-    without it when their last reference is gone; only those in cycles wait for a collection. The
-    cost is the idle time.
+    torch has hundreds of thousands: it takes 50 to 200 ms, in which nothing is launched. Tensors
+    are freed without it when their last reference is gone.
 
     ## Example
 
@@ -149,19 +141,12 @@ _EMPTY: Final = Names(r"aten::(empty|empty_strided|empty_like|new_empty|resize_)
 _EMPTIES_CACHE: Final = Names(r"<built-in (function|method) _cuda_emptyCache\b")
 
 _TIGHT: Final = (
-    "leave memory free: a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
-    "against fragmentation; sizes that do not change from step to step"
+    "leave memory free: a smaller batch, or sizes that do not change from step to step; "
+    "against fragmentation PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
 _GROWS: Final = (
     "sizes that do not change from step to step (pad to a few lengths, the largest first), or "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-)
-#: The same where segments are expandable already.
-_TIGHT_SEGMENTS: Final = (
-    "leave memory free: a smaller batch, or sizes that do not change from step to step"
-)
-_GROWING_SEGMENTS: Final = (
-    "sizes that do not change from step to step (pad to a few lengths, the largest first)"
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
 _EMPTIES: Final = "call torch.cuda.empty_cache() outside of the loop, if at all"
 _NO_CACHE: Final = (
@@ -225,33 +210,20 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
 
     ## What it does
 
-    Looks at the calls `cudaMalloc`, `cudaFree`, `hipMalloc`, `hipFree`, `musaMalloc`, `musaFree`,
-    `cuMemCreate`, `cuMemMap`, `cuMemUnmap` and `cuMemRelease`, after the first step that has any.
-    They are a finding if they occur in `steps` (3) further steps or more, and the device was idle
-    during them for `share` (0.05) or more of its span. Steps are those of `torchprof steps`, else
-    those that begin with a fetch of a DataLoader or end with an optimizer's step; in a trace
-    without any, the rule is not checked if such calls take that share.
+    Looks at the driver's calls that allocate and free (`cudaMalloc`, `hipFree`, `cuMemMap` …) after
+    the first step that has any. They are a finding if they occur in `steps` (3) further steps or
+    more, and the device was idle during them for `share` (0.05) or more of its span. Steps are
+    those of `torchprof steps`, else those of a DataLoader or an optimizer.
 
-    The finding says which of four it is. Each tensor is allocated and freed by such a call of its
-    own: the caching allocator is off. Memory is freed outside of operators:
-    `torch.cuda.empty_cache()` in the loop, with the line if the trace has Python functions. An
-    operator frees memory and allocates: the cache is full of blocks of other sizes, so the
-    allocator returns them to the driver and tries again (`num_alloc_retries` of
-    `torch.cuda.memory_stats()`). Memory is only allocated: sizes grow from step to step. `cuMem…`
-    calls tell that segments are expandable already (`expandable_segments:True`): then no finding
-    says that the allocator is off, and none advises what is on.
-
-    Not counted: the first use of memory, libraries' workspaces, pinned memory of the host, and
-    memory from the driver's own pool (`cudaMallocAsync`). Synchronization within the allocator is
-    `host-sync`'s.
-
-    Times decide here, so the matches are not compared with a baseline.
+    The finding says which of four it is: the caching allocator is off; `torch.cuda.empty_cache()`
+    is in the loop; the cache is full of blocks of other sizes (`num_alloc_retries`); or sizes grow.
+    Pinned memory and memory from the driver's own pool are not counted. Times decide here, so the
+    matches are not compared with a baseline.
 
     ## Why it is slow
 
     torch keeps freed memory to use it again, without the driver. `cudaMalloc` takes 0.1 to 1 ms,
     and `cudaFree` waits until the device has done everything before it frees: the queue runs empty.
-    The cost is the idle time during these calls.
 
     ## Example
 
@@ -285,10 +257,9 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
         return _as_one(trace, calls, "each tensor is allocated and freed by the driver", _NO_CACHE)
     if (frees & (calls.operator < 0)).sum() > frees.sum() / 2:
         return _as_one(trace, calls, "device memory is given back in every step", _EMPTIES)
-    grows, tight = (_GROWING_SEGMENTS, _TIGHT_SEGMENTS) if expands else (_GROWS, _TIGHT)
-    message, fix = "device memory still grows in later steps", grows
+    message, fix = "device memory still grows in later steps", _GROWS
     if frees.any():
-        message, fix = "the allocator frees its cache to allocate other sizes", tight
+        message, fix = "the allocator frees its cache to allocate other sizes", _TIGHT
     event = np.where(calls.operator >= 0, calls.operator, rows)
     span = trace.ts[rows], trace.ts[rows] + trace.dur[rows]
     return Matches(event, message, None, cost, fix=[fix] * len(rows), span_ns=span)

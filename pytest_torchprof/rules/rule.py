@@ -508,27 +508,19 @@ def span_ns(trace: Events) -> int:
 
 # ---- Check what a rule returns, and describe its errors with the place of the rule.
 
-#: Columns of matches, and the kinds of their numbers, if they are numbers.
-_COLUMNS: Final = (
-    ("message", ""),
-    ("count", "iu"),
-    ("cost_ns", "iuf"),
-    ("bytes", "iu"),
-    ("location", ""),
-    ("fix", ""),
-    ("parts", ""),
-    ("last", "iu"),
-)
-#: Of columns of texts, what each may be.
-_TEXTS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "message": str,
-    "fix": str,
+#: Columns of matches: the kinds of their numbers, or what each of their texts may be.
+_COLUMNS: Final[Mapping[str, str | tuple[type, ...]]] = {
+    "message": (str,),
+    "count": "iu",
+    "cost_ns": "iuf",
+    "bytes": "iu",
     "location": (str, type(None)),
+    "fix": (str,),
+    "parts": (object,),
+    "last": "iu",
 }
 _OURS: Final = "pytest_torchprof.rules."
 _WANTED = "Matches, or the indices of events"
-#: Matches of which each is looked at by itself.
-_FEW: Final = 50
 
 
 class AnswerError(TypeError):
@@ -617,12 +609,12 @@ def _column(values: list[Any]) -> np.ndarray[Any, Any]:
 
 def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     """Raise an error for a column of a wrong type or length, or an event that does not exist."""
-    events = _array(found.event)
+    events = np.asarray(found.event)
     if events.ndim != 1 or events.dtype.kind not in "iu":
         what = f"Matches with events of {events.ndim} dimensions and type {events.dtype}"
         raise AnswerError(find, what, "one column of whole numbers")
     count = len(events)
-    for name, kinds in _COLUMNS:
+    for name, allowed in _COLUMNS.items():
         column = getattr(found, name)
         if isinstance(column, str) or (column is None and name != "message"):
             continue
@@ -631,36 +623,21 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
         if len(column) != count:
             what = f"{count} events, but {len(column)} values of {name}"
             raise AnswerError(find, what, "one value for each event")
-        if kinds and (kind := _array(column).dtype).kind not in kinds:
-            numbers = "numbers" if "f" in kinds else "whole numbers"
-            raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")
-        if name in _TEXTS:
-            allowed = _TEXTS[name]
+        if not isinstance(allowed, str):
             wrong = [text for text in column if not isinstance(text, allowed)]
             if wrong:
                 raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
+        elif (kind := np.asarray(column).dtype).kind not in allowed:
+            numbers = "numbers" if "f" in allowed else "whole numbers"
+            raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")
     if found.span_ns is not None and not count == len(found.span_ns[0]) == len(found.span_ns[1]):
         raise AnswerError(find, "a span_ns of another length", "a start and an end for each event")
     last = () if found.last is None else (found.last,)
-    if last or found.parts:
-        events = np.concatenate([events, *last, *(found.parts or ())])
-    least, most = _range(events)
-    if least < -1 or most >= length:
-        wrong_event = least if least < -1 else most
-        raise AnswerError(find, f"the event {wrong_event}", f"events from 0 to {length - 1}, or -1")
-
-
-def _range(numbers: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """The least and the largest of these; both -1 if there are none."""
-    if not len(numbers):
-        return -1, -1
-    # Of few numbers, Python finds them sooner.
-    some = numbers.tolist() if len(numbers) < _FEW else [int(numbers.min()), int(numbers.max())]
-    return min(some), max(some)
-
-
-def _array(column: object) -> np.ndarray[Any, Any]:
-    return column if isinstance(column, np.ndarray) else np.asarray(column)
+    events = np.concatenate([events, *last, *(found.parts or ())])
+    wrong_events = events[(events < -1) | (events >= length)]
+    if len(wrong_events):
+        what = f"the event {int(wrong_events[0])}"
+        raise AnswerError(find, what, f"events from 0 to {length - 1}, or -1")
 
 
 def _shown(value: object) -> str:

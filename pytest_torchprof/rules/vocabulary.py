@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _Shape = tuple[int, ...]
 
-_PRODUCT: Final = Names(r"aten::(linear|matmul|mm|addmm|einsum)$")
+_PRODUCT: Final = Names(r"aten::(linear|matmul)$")
 #: Operators that copy all positions, or make a view of them.
 _PASSES: Final = late(
     r"aten::(to|_to_copy|float|half|double|bfloat16|contiguous|detach|alias|view_as|clone"
@@ -37,7 +37,6 @@ _PASSES: Final = late(
 )
 _SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
 _SQUEEZE: Final = "aten::squeeze"
-_VIEWS: Final = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _WHOLE: Final = 2**62
 #: How many calls after a product are searched for those that take its result.
 _FAR: Final = 100
@@ -68,15 +67,13 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
 
     ## What it does
 
-    Counts products (`linear`, `matmul`, `mm`, `addmm`, `einsum`) of sequences with at
-    least `vocabulary` (4) times as many outputs as inputs, of whose result only one position
-    is taken, by an index or a slice: `logits[:, -1]`. Casts or scaling of all of it, or a
-    softmax, may come in between. The rest of the result must be `wasted` (64 KiB) or more.
-    Not counted: results of which anything takes more, such as a loss or two positions; one
-    sample of a batch, `logits[0]`, unless it is the only one; positions that a tensor
-    selects, one for each sample. Positions are the second-to-last dimension of three or more,
-    also if a matrix of all rows is viewed that way right after the product. Other rows of a
-    matrix, and a first dimension, may just as well be the samples of a batch.
+    Counts products of sequences with at least `vocabulary` (4) times as many outputs as inputs, of
+    whose result only one position is taken, by an index or a slice: `logits[:, -1]`. Casts, scaling
+    or a softmax of all of it may come in between. The rest of the result must be `wasted` (64 KiB)
+    or more.
+
+    Not counted: results of which anything takes more, such as a loss; one sample of a batch; and
+    positions that a tensor selects.
 
     ## Why it is slow
 
@@ -141,8 +138,7 @@ def _backward(trace: Events, products: Ints) -> Ints:
 class _Result(Frozen, frozen=True):
     """A product's result; its positions are along the second-to-last dimension.
 
-    ``dtype``: of its elements; empty if its users must tell. ``used``: the only position that is,
-    once known.
+    ``used``: the only position that is, once known.
     """
 
     shape: _Shape
@@ -151,8 +147,7 @@ class _Result(Frozen, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Its size; an upper bound if its type is unknown."""
-        return prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 2 if self.dtype else 8)
+        return prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 2)
 
     @property
     def positions(self) -> int:
@@ -166,7 +161,7 @@ class _Result(Frozen, frozen=True):
 
 @lru_cache(maxsize=1000)
 def _result(raw_dims: bytes, raw_types: bytes, vocabulary: float) -> _Result | None:
-    """For a product of sequences, or of all their rows, with a vocabulary; else None.
+    """For a product of sequences with a vocabulary; else None.
 
     Cached by the operands' raw shapes and types: a model's products are few.
     """
@@ -175,12 +170,11 @@ def _result(raw_dims: bytes, raw_types: bytes, vocabulary: float) -> _Result | N
         return None
     known = [(sizes(d), str(t)) for d, t in zip(dims, types, strict=False)]
     matrices = [(d, t) for d, t in known if d is not None and len(d) > 1]
-    if len(matrices) < 2:  # an einsum's are in a list, whose types are unknown
-        listed = next((d for d in dims if isinstance(d, list) and d and isinstance(d[0], list)), [])
-        matrices = [(shape, "") for d in listed if (shape := sizes(d)) is not None]
     if len(matrices) < 2 or len(matrices[-1][0]) != 2:
         return None
     (x, dtype), (weight, _) = matrices[-2:]
+    if len(x) < 3:
+        return None
     inner = x[-1]
     outputs = weight[0] if weight[1] == inner else weight[1]
     if inner not in weight or outputs < vocabulary * inner or x[-2] < 2:
@@ -188,45 +182,27 @@ def _result(raw_dims: bytes, raw_types: bytes, vocabulary: float) -> _Result | N
     return _Result((*x[:-1], outputs), dtype)
 
 
-def _makes(shape: _Shape, raw_dims: bytes, raw_types: bytes) -> bool:
-    """Whether a product's result has this shape."""
-    result = _result(raw_dims, raw_types, 0)
-    return result is not None and result.shape == shape
-
-
 def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> _Result | None:
-    """The result of a product, if all its users soon after take one position of it.
-
-    Rows of a matrix become positions once they are viewed as sequences.
-    """
+    """The result of a product, if all its users soon after take one position of it."""
     after = rows[place + 1 : place + 1 + _FAR]
     after = after[trace.thread[after] == trace.thread[rows[place]]]
     product = trace.names[trace.name[rows[place]]]
     taken = set[int]()
-    made = result.shape
-    shapes = [made]  # of tensors with all positions
+    shapes = [result.shape]  # of tensors with all positions
     for name, args in _calls(trace, after):
         raw = bytes(args.dims)
-        if name == product and _makes(made, raw, bytes(args.types)):
+        again = _result(raw, bytes(args.types), 0) if name == product else None
+        if again is not None and again.shape == result.shape:
             break
         every = _shapes(raw)
         if any(list(one) in d for d in every if isinstance(d, list) for one in shapes):
             return None
         some = [one for one in shapes for _ in range(every.count(list(one)))]
-        if not some:
-            continue
-        result = result if result.dtype else replace(result, dtype=_type_of(args))
-        if len(some) == 1 and _PASSES.match(name):
+        if not some or (len(some) == 1 and _PASSES.match(name)):
             continue
         (one, *others), concrete = some, decode_part(args.concrete)
         if others:
             return None
-        if len(made) == 2 and one == made:
-            if len(viewed := _viewed(name, concrete, one)) < 3:
-                return None
-            shapes.append(viewed)
-            result = replace(result, shape=viewed)
-            continue
         if one[0] == 1 and len(one) > 2 and _is_first(name, concrete):
             shapes.append(one[1:])
             continue
@@ -243,24 +219,6 @@ def _shapes(raw_dims: bytes) -> Sequence[Any]:
     """The decoded shapes of operands, or lists of shapes."""
     dims = decode_part(raw_dims)
     return dims if isinstance(dims, list) else []
-
-
-def _type_of(args: OpArgs) -> str:
-    """The type of the first operand."""
-    types = decode_part(args.types)
-    return str(types[0]) if isinstance(types, list) and types else ""
-
-
-def _viewed(name: str, concrete: Any, shape: _Shape) -> _Shape:
-    """The shape as which a call views rows, keeping the order of elements; empty for others."""
-    text = concrete[1] if isinstance(concrete, list) and len(concrete) > 1 else ""
-    sizes = [int(one) for one in re.findall(r"-?\d+", str(text))]
-    if name not in _VIEWS or not sizes or sizes[-1] not in (shape[-1], -1):
-        return ()
-    sizes[-1] = shape[-1]
-    known = prod(one for one in sizes if one > 0)
-    out = tuple(prod(shape) // known if one < 0 else one for one in sizes)
-    return out if prod(out) == prod(shape) else ()
 
 
 def _is_first(name: str, concrete: Any) -> bool:

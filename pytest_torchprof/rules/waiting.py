@@ -64,26 +64,20 @@ def host_sync(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts copies from the device that the host waits for, each as one with its synchronization,
-    and calls that synchronize with the device, a stream or an event without a copy. The
-    innermost operator identifies them: `item`, `tolist`, `if tensor` lead to
-    `_local_scalar_dense`; masks as indices, `unique` and `where` with one argument to
-    `nonzero`; `.cpu()`, `.numpy()` and `print` to `copy_`. Not counted are copies to pinned
-    memory that the host does not wait for, copies to the device, waits of one stream for
-    another, those in collective operations, those of DDP's own time log, and those of
-    convolutions that time kernels to find the fastest one; nor is a synchronization that delays
-    nothing: one after the last work of the device, at the end of benchmarks and the profiler,
-    even if copies follow that the host waits for anyway; and one with nothing to wait for,
-    before the first work or with none launched since the whole device was last synchronized. On
-    XPU, torch's profiler records no synchronizing calls: only copies count there.
+    Counts copies from the device that the host waits for, and calls that synchronize with the
+    device, a stream or an event. The innermost operator identifies them: `item`, `tolist` and `if
+    tensor` lead to `_local_scalar_dense`; masks as indices and `unique` to `nonzero`; `.cpu()` and
+    `print` to `copy_`. A wait costs at most the time in which no device had anything to do, during
+    it and until the next kernel.
 
-    A wait costs at most the time in which no device had anything to do, during it and until the
-    next kernel: while the device works, waiting for it loses nothing.
+    Not counted: copies to the device, waits of one stream for another, those of collectives and of
+    searches for the fastest convolution, and synchronization that delays nothing. On XPU, only
+    copies count.
 
     ## Why it is slow
 
-    The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
-    and the device is idle until the host has launched more.
+    The host runs ahead of the device and queues its work. When it waits, the queue runs empty, and
+    the device is idle until the host has launched more.
 
     ## Example
 
@@ -171,29 +165,20 @@ def host_read(trace: Events) -> Matches:
 
     ## What it does
 
-    Counts operators that would make the host wait if their tensors were on a device, in a test
-    that ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`, `allclose`;
-    `tolist`, `numpy`, `print`; `nonzero`, with masks as indices and `where` of one argument;
-    `masked_select`, `unique`, `isin` of many, `equal`, `bincount`, `histc` without bounds; `normal`
-    with a tensor of deviations, which is checked; `to_sparse`, and `coalesce`, as in `SparseAdam`;
-    `repeat_interleave` without `output_size`, and `one_hot` without a number of classes. The metric
-    `host_reads` is the sum. What only the CPU checks, as in `quantile` and `linalg.solve`, is none.
+    Counts operators that would make the host wait if their tensors were on a device, in a test that
+    ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`; `tolist`, `numpy`;
+    `nonzero`, with masks as indices; `masked_select`, `unique`, `equal`, `bincount`, `one_hot` and
+    others. The rule is checked only in tests that ask for it: with `--torchprof-device`, a limit on
+    `host_reads` or its column, or `no_antipatterns("host-read")`.
 
-    The rule is checked only in tests that ask for it: with `--torchprof-device`, a limit on
-    `host_reads` or its column, or `no_antipatterns("host-read")`. It is silent where the trace
-    shows in which calls the host waits for a device: there, `host-sync` knows better.
-
-    Not counted is what is on the host by design: what a `DataLoader` and its sampler do, seeds that
-    were just drawn, and the counters of steps that torch's optimizers keep there, except `LBFGS`,
-    which reads its losses. Other tensors that a program keeps on the CPU, such as indices of a
-    sampler or lengths of sequences, look like all others: allow them by operator, module or line,
-    `allow_antipatterns("host-read", line="sampler.py", reason="…")`. Not seen is `.cpu()` on its
-    own, which does nothing on the CPU; what then reads its values is.
+    Not counted is what is on the host by design: a `DataLoader` and its sampler, seeds, and
+    counters of optimizers' steps. Allow others by operator, module or line:
+    `allow_antipatterns("host-read", line="sampler.py", reason="…")`.
 
     ## Why it is slow
 
-    The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
-    and the device is idle until the host has launched more.
+    The host runs ahead of the device and queues its work. When it waits, the queue runs empty, and
+    the device is idle until the host has launched more.
 
     ## Example
 
@@ -251,21 +236,18 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
 
     ## What it does
 
-    Matches once for a device on which at least `kernels` (50) kernels were launched one by
-    one, if they take less time than the host takes from launch to launch (by the medians), if
-    most of them found the device with nothing to do, and if it was idle in this way for
-    `idle_share` (0.5) or more of the time in which it was either busy or idle in this way.
-    Idle time does not count if the host waited for the device or loaded data before the launch,
-    or launched nothing for `pause` (1 ms): then it was busy with something else. A graph of
-    kernels is one launch, and its kernels do not count. In a live test, the device must also be
-    idle for such a share of the unprofiled time, since the profiler makes launches slower.
+    Matches once for a device on which at least `kernels` (50) kernels were launched one by one, if
+    they take less time than the host takes from launch to launch (by the medians), and if waiting
+    for launches keeps it idle for `idle_share` (0.5) or more of the time, in a live test also of
+    the unprofiled time.
 
-    Times decide here, so the matches may change with the machine.
+    Idle time does not count if the host waited or loaded data, or launched nothing for `pause` (1
+    ms). Times decide here, so the matches may change with the machine.
 
     ## Why it is slow
 
-    Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is
-    done sooner leaves the device with nothing to do.
+    Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is done
+    sooner leaves the device with nothing to do.
 
     ## Example
 

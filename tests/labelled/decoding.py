@@ -125,7 +125,8 @@ def a_forecast_fed_back_into_a_recurrent_net():
     return forecast
 
 
-def _by_hand(*, causal):
+@EXAMPLES.positive("decode-without-cache")
+def attention_written_by_hand():
     words, mix = torch.rand(WORDS, WIDTH), torch.rand(WIDTH, WIDTH)
     later = torch.ones(32, 32, dtype=torch.bool).triu(1)
 
@@ -135,23 +136,12 @@ def _by_hand(*, causal):
         for _ in range(18):
             x = F.embedding(ids, words)  # <- here
             scores = x @ mix @ x.mT
-            if causal:
-                scores = scores.masked_fill(later[: ids.shape[1], : ids.shape[1]], -torch.inf)
+            scores = scores.masked_fill(later[: ids.shape[1], : ids.shape[1]], -torch.inf)
             y = scores.softmax(-1) @ x
             ids = torch.cat([ids, (y[:, -1] @ words.T).argmax(-1, keepdim=True)], -1)
         return ids
 
     return decode
-
-
-@EXAMPLES.positive("decode-without-cache")
-def attention_written_by_hand():
-    return _by_hand(causal=True)
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def attention_by_hand_to_all_positions():
-    return _by_hand(causal=False)
 
 
 @EXAMPLES.positive("decode-without-cache", 2)
@@ -292,12 +282,9 @@ class _Composer(nn.Module):
         self.notes, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
-    def forward(self, notes, *, causal=True):
-        mask = nn.Transformer.generate_square_subsequent_mask(notes.size(1)) if causal else None
-        return self.head(self.encoder(self.notes(notes), mask=mask, is_causal=causal)[:, -1])
-
-    def odds(self, notes, **options):
-        return self.head(self.encoder(self.notes(notes), **options)[:, -1]).softmax(-1)
+    def forward(self, notes):
+        mask = nn.Transformer.generate_square_subsequent_mask(notes.size(1))
+        return self.head(self.encoder(self.notes(notes), mask=mask, is_causal=True)[:, -1])
 
 
 @EXAMPLES.positive("decode-without-cache")
@@ -309,21 +296,6 @@ def music_in_a_buffer_by_layers_that_are_one_operator():
         piece = torch.zeros(2, 30, dtype=torch.long)
         for at in range(4, 30):
             odds = model(piece[:, :at]).softmax(-1)  # <- here
-            piece[:, at] = torch.multinomial(odds, 1)[:, 0]
-        return piece
-
-    return compose
-
-
-@EXAMPLES.near_miss("decode-without-cache")
-def music_by_layers_that_see_all_of_it():
-    model = _Composer().eval()
-
-    @torch.inference_mode()
-    def compose():
-        piece = torch.zeros(2, 30, dtype=torch.long)
-        for at in range(4, 30):
-            odds = model(piece[:, :at], causal=False).softmax(-1)
             piece[:, at] = torch.multinomial(odds, 1)[:, 0]
         return piece
 

@@ -96,7 +96,7 @@ def workers_that_start_for_each_of_three_shuffled_epochs():
     return b
 
 
-@EXAMPLES.positive(RULE, 7)
+@EXAMPLES.positive(RULE, 9)
 def workers_that_persist_and_are_late_within_each_epoch():
     b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
     step(b, 5)

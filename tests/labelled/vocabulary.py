@@ -198,17 +198,6 @@ def prediction_of_the_last_image():
 # ------------------------------------------------------------- rows that are sequences again
 
 
-@EXAMPLES.positive("all-logits", 1)
-def rows_that_are_reshaped_to_sequences():
-    weight, hidden = torch.rand(300, 16), torch.rand(4, 40, 16)
-
-    def step():
-        logits = torch.mm(hidden.flatten(0, 1), weight.t())  # <- here
-        return (logits / 0.7).reshape(4, -1, 300)[:, -1].softmax(-1)
-
-    return step
-
-
 @EXAMPLES.near_miss("all-logits")
 def channels_of_a_wide_layer_that_are_heads():
     wide, x = nn.Linear(16, 640).requires_grad_(False), torch.rand(64, 16)
@@ -219,11 +208,6 @@ def _contracted(length):
     """Beside one position, 300 x 4 B x (length - 1) of two samples are computed in vain."""
     table, hidden = torch.rand(300, 16), torch.rand(2, length, 16)
     return lambda: torch.einsum("bsd,vd->bsv", hidden, table)[:, -1].argmax(-1)  # <- here
-
-
-@EXAMPLES.positive("all-logits", 1)
-def contraction_just_above_the_threshold():
-    return _contracted(29)
 
 
 @EXAMPLES.near_miss("all-logits")

@@ -121,22 +121,6 @@ def identified(b: Gpu, **calls: tuple[tuple[int, ...], int]) -> list[Finding]:
     return findings(replace(trace, tensors=Known(**calls)))  # type: ignore[arg-type]
 
 
-def test_where_tensors_are_known_the_same_one_must_be_passed_on() -> None:
-    b = chain("exp", "neg")
-    assert len(identified(b, exp=((1,), 2), neg=((2,), 3))) == 1
-    assert identified(b, exp=((1,), 2), neg=((4,), 3)) == []
-
-
-def test_a_result_that_another_operator_takes_is_only_read_less() -> None:
-    b = chain("exp", "neg")
-    with b.op("aten::sum", [SHAPE], ["float"]):
-        b.launch("reduce_kernel", 300)
-    alone, shared = (
-        identified(b, exp=((1,), 2), neg=((2,), 3), sum=((of,), 5))[0] for of in (3, 2)
-    )
-    assert (alone.bytes, shared.bytes) == (2 * SIZE + SIZE, SIZE)
-
-
 def test_a_live_test_is_captured_again_to_tell_tensors_apart() -> None:
     b = Gpu("H100")
     with b.annotation(b.region):

@@ -129,20 +129,6 @@ def test_what_was_pinned_is_still_what_was_filled() -> None:
     assert counted("extra-cuda-copy", trace) == 1
 
 
-@pytest.mark.parametrize(("source", "expected"), [(2, 1), (9, 0)])
-def test_pinned_memory_has_no_memory_events_but_is_copied_into(source: int, expected: int) -> None:
-    b = TraceBuilder(GPU)
-    filled(b, "randn", SHAPE)
-    with b.op("aten::pin_memory", [SHAPE, []], ["float", ""]):
-        b.op("aten::copy_", [SHAPE, SHAPE, []], ["float", "float", "Scalar"])
-    up(b, SHAPE, pageable=False)
-    trace = known(b, [((-1,), {1}), ((1,), set()), ((source,), {7})])
-    (row,) = np.flatnonzero(trace.named("aten::copy_"))[:1]
-    assert isinstance(trace.tensors, Known)
-    trace.tensors.message[int(trace.ts[row]), "aten::copy_"] = ((2, 1), set())
-    assert counted("extra-cuda-copy", trace) == expected
-
-
 @pytest.mark.parametrize("code", ["extra-cuda-copy", "copy-round-trip"])
 def test_both_need_to_identify_tensors(code: str) -> None:
     b = TraceBuilder(GPU)

@@ -7,7 +7,6 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import torch
 from labelled import blocked, communication, pauses, starving
@@ -17,8 +16,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
-from pytest_torchprof.rules.rule import Matches, Rule
-from pytest_torchprof.trace.facts import Facts, Quantity
+from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
@@ -110,21 +108,6 @@ def test_the_kind_of_trouble_with_memory_decides_the_advice(
     assert fix in finding.fix
 
 
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        (pauses.segments_that_are_mapped_anew, "to allocate other sizes"),
-        (pauses.an_expandable_segment_that_grows_by_one_tensor, "still grows"),
-    ],
-)
-def test_segments_that_are_expandable_are_not_advised(example: object, message: str) -> None:
-    assert callable(example)
-    finding = found(recorded(example()), "allocator-retry")
-    assert message in finding.message
-    assert "expandable_segments" not in finding.fix
-    assert "do not change from step to step" in finding.fix
-
-
 def test_emptying_the_cache_is_placed_in_the_function_that_does_it() -> None:
     finding = found(recorded(pauses.a_cache_that_is_emptied_in_each_step()), "allocator-retry")
     assert finding.location == "train.py:50"
@@ -182,61 +165,6 @@ def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, mat
             starving.fetch(b, 20)
             b.op("aten::linear", [[4, 4], [4, 4]], dur_us=20_000)
     assert len(check(recorded(b), [RULES["starved-loader"]]).findings()) == matches
-
-
-@pytest.mark.parametrize(
-    ("wall_ms", "cpu_ms", "computes_ms", "load", "cost_ms"),
-    [
-        (None, None, 20, 0, 60),
-        (160, None, 20, 0, 60),
-        (160, 80, 20, 0, 60),
-        (160, 50, 20, 0, 90),
-        (120, 10, 20, 0, 90),  # with shorter steps
-        (160, 50, 20, 1.5, 60),  # others use the processors
-        (160, 20, 10, 0, 80),  # 40 ms of sleep in the steps
-        (160, 0, 5, 0, 76),  # more than 5 ms of operators may be due to the profiler
-        (200, 10, 20, 0, 120),  # no more than the whole stretch
-    ],
-)
-def test_waits_that_the_profiler_hides_count(
-    wall_ms: float | None, cpu_ms: float | None, computes_ms: float, load: float, cost_ms: float
-) -> None:
-    finding = found(with_rounds(wall_ms, cpu_ms, computes_ms, load), "starved-loader")
-    assert finding.cost_ms == pytest.approx(cost_ms, rel=0.02)
-
-
-def with_rounds(
-    wall_ms: float | None, cpu_ms: float | None, computes_ms: float = 20, load: float = 0
-) -> Events:
-    """Four steps of 20 ms, each after a fetch of 20 ms, of which the first does not count."""
-    b = TraceBuilder()
-    wall, cpu = (None if ms is None else Quantity(median=ms) for ms in (wall_ms, cpu_ms))
-    b.facts(Facts(wall_ms=wall, cpu_ms=cpu, load_per_processor=load))
-    with b.annotation("torchprof::call"):
-        starving.seed(b)
-        for _ in range(4):
-            starving.fetch(b, 20)
-            b.op("aten::linear", [[4, 4], [4, 4]], dur_us=computes_ms * 1000)
-            b.advance((20 - computes_ms) * 1000)
-    return recorded(b)
-
-
-def all_of_the_steps(trace: Events) -> Matches:
-    rows = np.flatnonzero(trace.named("aten::linear"))
-    ends = trace.ts[rows] + trace.dur[rows]
-    return Matches(rows, "x", cost_ns=trace.dur[rows], span_ns=(trace.ts[rows], ends))
-
-
-@pytest.mark.parametrize("hidden_ms", [0, 1, 10, 30])
-def test_only_what_the_profiler_hides_is_shared_with_findings_in_the_steps(hidden_ms: int) -> None:
-    trace = with_rounds(160, 80 - hidden_ms)
-    rules = [RULES["starved-loader"], Rule("other", all_of_the_steps, "")]
-    cost_ms = {one.rule: one.cost_ms for one in check(trace, rules).findings()}
-    shared = pytest.approx(60 + hidden_ms / 2, abs=0.1)
-    assert {
-        "starved-loader": shared,
-        "other": pytest.approx(80 - hidden_ms / 2, abs=0.1),
-    } == cost_ms
 
 
 # ----------------------------------------------------------------------------------------- copies

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,9 +12,9 @@ from pytest_torchprof.analysis.attribution import attribute, followed
 from pytest_torchprof.analysis.estimates import kinds_of, numbered, passed_bytes, repeats
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules.evidence.calls import are_called, called, sizes
+from pytest_torchprof.rules.evidence.calls import are_called, called
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_list, decode_part
+from pytest_torchprof.trace.arguments import alike, decode_list
 from pytest_torchprof.trace.names import (
     Kind,
     Names,
@@ -26,15 +25,13 @@ from pytest_torchprof.trace.names import (
     selected_operators,
 )
 from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.tree import engine_steps, marked, outermost, within, within_named
+from pytest_torchprof.trace.tree import engine_steps, marked, within, within_named
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -64,22 +61,10 @@ class FactorKind(NamedTuple):
         last = sorted(shape[-2:])
         return any(prod(one) == prod(shape) and sorted(one[-2:]) == last for one in self.floats)
 
-    def scales(self, elements: int, keys: int) -> bool:
-        """Whether factors of so many scores are numbers, or the same for all keys."""
+    def scales(self, elements: int) -> bool:
+        """Whether so many scores are multiplied or divided by a number, or by one per query."""
         tensors = [_sizes(one) for one in self.dims[:2]]
-        own = next((at for at, one in enumerate(tensors) if one and prod(one) == elements), -1)
-        if own < 0:
-            return True
-        axes = size = 0
-        while size < keys and axes < len(tensors[own]):
-            axes += 1
-            size = prod(tensors[own][-axes:])
-        return all(prod(one[-axes:]) == 1 for at, one in enumerate(tensors) if at != own)
-
-    def divides_by(self, elements: int) -> bool:
-        """Whether so many scores are divisors."""
-        first, *others = [prod(_sizes(one)) for one in self.dims[:2]] or [elements]
-        return first != elements and elements in others
+        return all(prod(one[-1:]) == 1 for one in tensors[1:]) and prod(tensors[0]) == elements
 
     def makes(self, elements: int) -> bool:
         """Whether two matrices, or batches of them, have a product with so many elements."""
@@ -154,13 +139,9 @@ _AFTER: Final = Names(
 _MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
 #: What scales: a fused form does that only with a number, or one for each query.
 _SCALES: Final = Names(r"aten::(mul_?|multiply_?|div_?|divide_?|true_divide_?)$")
-_DIVIDES: Final = Names(r"aten::(div_?|divide_?|true_divide_?)$")
 _DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
 #: How many products before and after the softmax may be of other tensors, such as a position bias.
 _PRODUCTS_APART: Final = 6
-#: In so many calls after the second product, what takes as many numbers as there are weights uses
-#: them, in any shape; later, only what takes them in theirs.
-_CALLS_AFTER: Final = 40
 #: Products with more calls in between are not of one attention.
 _MOST_BETWEEN: Final = 120
 _NEVER: Final = np.iinfo(np.int64).max
@@ -169,8 +150,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 class Attention(NamedTuple):
     """One run of attention, as event indices of operators that the code called.
 
-    ``over`` are those over the scores between the products, the softmax among them, in order;
-    ``products`` are the two products of matrices themselves, within ``first`` and ``last``.
+    ``over`` are those over the scores between the products, the softmax among them, in order.
     ``dtype`` is the type of what is multiplied, ``shape`` that of the scores, and ``sizes`` are
     those of a head's keys and values. ``drops``: a dropout drops some weights.
     """
@@ -179,21 +159,10 @@ class Attention(NamedTuple):
     softmax: int
     last: int
     over: tuple[int, ...]
-    products: tuple[int, int]
     dtype: str
     shape: tuple[int, ...]
     sizes: tuple[int, int]
     drops: bool
-
-    @property
-    def score_bytes(self) -> int:
-        """The size of the scores as the first product writes them."""
-        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
-
-    @property
-    def flops(self) -> tuple[int, int]:
-        """Of both products: two for each score and each number of a head's key or value."""
-        return 2 * prod(self.shape) * self.sizes[0], 2 * prod(self.shape) * self.sizes[1]
 
 
 class _Product(NamedTuple):
@@ -396,10 +365,8 @@ def _over(
         return None
     if not are_named(trace, after, _AFTER, _VIEW, _TRITON).all():
         return None
-    scaling, dividing = (early[are_named(trace, before, one)] for one in (_SCALES, _DIVIDES))
-    if not around.where(scaling, lambda kind: kind.scales(elements, keys)).all():
-        return None
-    if around.where(dividing, lambda kind: kind.divides_by(elements)).any():
+    scaling = early[are_named(trace, before, _SCALES)]
+    if not around.where(scaling, lambda kind: kind.scales(elements)).all():
         return None
     if _are_used(trace, around, end + 1, following, shape):
         return None
@@ -415,7 +382,6 @@ def _attention(one: _Candidate, called: Ints, places: list[int], over: _Over) ->
         softmax,
         last,
         (*called[begin + over.before].tolist(), softmax, *called[begin + over.after].tolist()),
-        (one.rows[0], one.rows[2]),
         one.made.dtype,
         one.shape,
         (one.made.k, one.value_size),
@@ -431,11 +397,7 @@ def _are_used(trace: Events, around: Called, begin: int, end: int, shape: tuple[
     makes[makes] = around.where(at[makes], lambda kind: kind.makes(elements))
     if makes.any():
         at = at[: int(makes.argmax())]
-    near, far = at[at < begin + _CALLS_AFTER], at[at >= begin + _CALLS_AFTER]
-    return bool(
-        around.where(near, lambda kind: kind.takes(elements, shape[-1])).any()
-        or around.where(far, lambda kind: kind.takes_shape(shape)).any()
-    )
+    return bool(around.where(at, lambda kind: kind.takes_shape(shape)).any())
 
 
 def _drops(trace: Events, rows: Ints) -> bool:
@@ -476,99 +438,6 @@ def are_kept(trace: Events, found: list[Attention]) -> Bools:
     return of_each
 
 
-# ---- Whether attention is causal: only then what it computed for a position stays valid.
-
-_FUSED: Final = "aten::scaled_dot_product_attention"
-#: Of layers that are one operator without gradients, the position of the mask.
-_MASK_OF: Final = {
-    "aten::_transformer_encoder_layer_fwd": 18,
-    "aten::_native_multi_head_attention": 9,
-}
-_SOFTMAX: Final = "aten::softmax"
-_ATTENDS: Final = Names(rf"({_FUSED}|{_SOFTMAX}|{'|'.join(_MASK_OF)})$")
-#: The positions of the mask among the arguments, and of ``is_causal``.
-#: Source: native_functions.yaml, torch 2.6 to 2.13.
-_MASK_OF_FUSED, _CAUSAL = 3, 5
-#: The product of queries and keys; and what may be between it and a softmax without a mask: views
-#: and casts, and a scale of one number.
-_PRODUCT: Final = late(r"aten::(matmul|bmm|einsum)$")
-_CAUSAL_VIEWS: Final = late(
-    r"aten::(view|reshape|_?unsafe_view|contiguous|to|float|half|type_as|transpose|permute"
-    r"|(un)?squeeze|(un)?flatten|alias|detach|expand)$"
-)
-#: How many calls before a softmax are looked at.
-_NEAR: Final = 16
-_SCALE: Final = late(r"aten::(mul|div)_?$")
-
-
-def sees_later_positions(trace: Events, step: Ints, lengths: Collection[int]) -> bool:
-    """Whether all attention of so many positions, in one step's calls, sees those after them too.
-
-    As in an encoder. Whatever may be a mask counts as causal, as does attention that is not known.
-    """
-    seen = False
-    for at in np.flatnonzero(are_named(trace, step, _ATTENDS)).tolist():
-        row = step[at]
-        (args,) = trace.operands(row[None])
-        name = trace.names[trace.name[row]]
-        if not _attends(name, args, lengths):
-            continue
-        if name == _SOFTMAX:
-            masked = _may_be_masked(trace, step[:at])
-        elif name == _FUSED:
-            masked = _is_given(args, _MASK_OF_FUSED) or _said(args, _CAUSAL) != "False"
-        else:
-            masked = _is_given(args, _MASK_OF[name])
-        if masked:
-            return False
-        seen = True
-    return seen
-
-
-def _may_be_masked(trace: Events, before: Ints) -> bool:
-    """Whether a mask may be applied between a product and the softmax after these calls."""
-    near = before[-_NEAR:][::-1]
-    for row, args in zip(near.tolist(), trace.operands(near), strict=True):
-        name = trace.names[trace.name[row]]
-        if _PRODUCT.match(name):
-            return False
-        if _CAUSAL_VIEWS.match(name):
-            continue
-        dims = decode_part(args.dims)
-        other = sizes(dims[1]) if isinstance(dims, list) and len(dims) > 1 else None
-        if not _SCALE.match(name) or other is None or prod(other) > 1:
-            return True
-    return True
-
-
-def _attends(name: str, args: OpArgs, lengths: Collection[int]) -> bool:
-    """Whether one of these numbers of positions attends to as many."""
-    dims = decode_part(args.dims)
-    shapes = [sizes(one) or () for one in dims] if isinstance(dims, list) else []
-    if not shapes:
-        return False
-    if name in _MASK_OF:
-        return not set(lengths).isdisjoint(shapes[0])
-    if name == _SOFTMAX:
-        both = shapes[0][-2:]
-    else:
-        both = tuple(one[-2] for one in shapes[:2] if len(one) > 1)
-    return len(both) == 2 and both[0] == both[1] and both[0] in lengths
-
-
-def _is_given(args: OpArgs, number: int) -> bool:
-    """Whether an optional tensor is passed, or may be."""
-    types = decode_part(args.types)
-    return not isinstance(types, list) or len(types) <= number or types[number] != ""
-
-
-def _said(args: OpArgs, number: int) -> str:
-    """The value of an argument that is no tensor, if known."""
-    concrete = decode_part(args.concrete)
-    known = isinstance(concrete, list) and len(concrete) > number
-    return str(concrete[number]) if known else ""
-
-
 # ---- Chains of elementwise kernels, each of which reads what the one before it wrote.
 
 #: torch's own elementwise kernels, on CUDA and ROCm.
@@ -601,9 +470,8 @@ def pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     """All chains of two or more kernels, in which each result takes ``least_bytes`` or more.
 
     Two kernels belong together if they are consecutive on their stream, their operators are on one
-    thread, and the second operator reads a tensor of the shape and dtype that the first one writes,
-    the same tensor where the trace identifies them. The last one may be a reduction. A call like an
-    earlier one of a chain begins the next chain.
+    thread, and the second operator reads a tensor of the shape and dtype that the first one writes.
+    The last one may be a reduction. A call like an earlier one of a chain begins the next chain.
     """
     return trace.once(_pointwise_chains, least_bytes)
 
@@ -622,14 +490,8 @@ def _pointwise_chains(trace: Events, least_bytes: float) -> PointwiseChains:
     ]
     size = np.array(size_of, np.int64)[pair]
     linked = (size >= max(least_bytes, 1)) & followed(trace, event[at]).delays
-    same, shared = _identified(trace, calls, first, second)
-    kept = (
-        shared
-        | _keeps(trace, calls[first])
-        | np.array([k.is_sum for k in kinds], bool)[kind[first]]
-    )
+    kept = _keeps(trace, calls[first]) | np.array([k.is_sum for k in kinds], bool)[kind[first]]
     kept |= are_named(trace, calls[second], *REDUCTIONS)
-    linked &= same
     alike = numbered([k.alike for k in kinds])[kind]
     at, size, kept, first, second = (c[linked] for c in (at, size, kept, first, second))
     linked = ~repeats(at, alike[first], alike[second])
@@ -669,29 +531,6 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     at = np.flatnonzero(fine)
     inside = within_named(trace, call[at], _OPTIMIZER, _COMPILED)
     return at[~inside]
-
-
-def _identified(trace: Events, calls: Ints, first: Ints, second: Ints) -> tuple[Bools, Bools]:
-    """Which of these pairs pass a tensor on, as far as known; and whether others take it, too."""
-    fine, shared = np.ones(len(first), bool), np.zeros(len(first), bool)
-    taken, made = trace.taken(calls), trace.made(calls)
-    if taken is None or made is None:
-        return fine, shared
-    uses = Counter(number for one in trace.taken(outermost(trace)) or () for number in _flat(one))
-    for i, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        in_place = trace.names[trace.name[calls[a]]].endswith("_")
-        results = set(taken[a][:1]) if in_place else set(made[a])
-        passed = results & _flat(taken[b])
-        fine[i] = len(passed) > 0
-        # The second call, and an in-place one itself, are no other uses.
-        shared[i] = any(uses[number] > 1 + in_place for number in passed)
-    return fine, shared
-
-
-def _flat(taken: Iterable[Taken]) -> set[Taken]:
-    """The tensors among a call's arguments."""
-    flat = (one if isinstance(one, tuple) else (one,) for one in taken)
-    return {number for one in flat for number in one if number >= 0}
 
 
 def _keeps(trace: Events, calls: Ints) -> Bools:

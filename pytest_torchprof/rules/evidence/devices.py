@@ -23,7 +23,6 @@ from pytest_torchprof.trace.names import (
     Kind,
     Names,
     are_named,
-    operators_named,
 )
 from pytest_torchprof.trace.tree import parents
 from pytest_torchprof.work import devices
@@ -207,7 +206,6 @@ _NEW = Names(
     r"\w+_like|new_\w+)$"
 )
 _IN_PLACE = Names(r"aten::\w*[^_]_$")
-_PINS = Names(r"aten::_?pin_memory$")
 
 
 def model_moves(trace: Events) -> Ints:
@@ -296,25 +294,13 @@ def _comes_from(trace: Events, numbers: set[int], rows: Ints, source: int) -> bo
     mine, others = set(numbers), set[int]()
     taken, made = trace.taken(rows) or [], trace.made(rows) or []
     writes = are_named(trace, rows, _IN_PLACE).tolist()
-    pins = are_named(trace, rows, _PINS).tolist()
-    for row, arguments, results, write, pin in zip(
-        rows.tolist(), taken, made, writes, pins, strict=True
-    ):
+    for arguments, results, write in zip(taken, made, writes, strict=True):
         flat = {n for one in arguments for n in ((one,) if isinstance(one, int) else one)}
         target = {arguments[0]} if write and arguments and isinstance(arguments[0], int) else set()
-        pinned = _copied_into(trace, row) if pin else set()
-        (mine if flat & mine else others).update(results | target | pinned)
+        (mine if flat & mine else others).update(results | target)
     if source in mine:
         return True
     return False if source in others else None
-
-
-def _copied_into(trace: Events, row: int) -> set[int]:
-    """The tensors into which a call copies: pinned memory has no memory events."""
-    copies = operators_named(trace, "aten::copy_")
-    inside = (trace.ts[copies] > trace.ts[row]) & (trace.thread[copies] == trace.thread[row])
-    copies = copies[inside & (trace.ts[copies] < trace.ts[row] + trace.dur[row])]
-    return {number for copy in copies.tolist() if (number := _first(trace, copy)) is not None}
 
 
 def _filled_by(trace: Events, row: int) -> set[int]:

@@ -209,7 +209,7 @@ def _fetches(trace: Events, names: Names) -> Ints:
 
 def _uses(trace: Events, fetches: Ints) -> Ints:
     """What the threads that fetch do with the batches."""
-    outer = outermost(trace)
+    outer: Ints = outermost(trace)
     outer = outer[trace.selection[outer] & among(trace.thread[outer], trace.thread[fetches])]
     outer = outer[~within(trace, outer, lambda events: among(events, fetches))]
     return outer[~are_named(trace, outer, _DRAWS)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.evidence.devices import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Kind, selected_operators
 from pytest_torchprof.work.operands import SHORT
 
@@ -89,9 +89,9 @@ def math_attention(trace: Events) -> Matches:
     for i, args in enumerate(trace.operands(calls)):
         inputs = _inputs(args)
         device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
-        if inputs is not None and device >= 0 and has_fused(trace, device, inputs.dtype):
+        if inputs is not None and device >= 0 and has_fused(trace, device, inputs[1]):
             kept.append(i)
-            messages.append(f"{SHORT[inputs.dtype]} attention in its math form: {_message(inputs)}")
+            messages.append(_message(*inputs))
     above = trace.parent[calls]
     whole = (above >= 0) & trace.named(ATTENTION)[above]
     event = np.where(whole, above, calls)
@@ -100,30 +100,20 @@ def math_attention(trace: Events) -> Matches:
     )
 
 
-class _Inputs(NamedTuple):
-    query: list[int]
-    key: list[int]
-    value: list[int]
-    dtype: str
-    mask: list[int]
-    dropout: bool
-
-
-def _inputs(args: OpArgs) -> _Inputs | None:
-    """The inputs of an attention call; None if the trace does not have them, or if one is empty."""
-    dims, types, concrete = (
-        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete)
-    )
+def _inputs(args: OpArgs) -> tuple[list[list[int]], str, bool] | None:
+    """The shapes of an attention call's inputs and of its mask if any, their dtype, and whether it
+    has a dropout; None if the trace does not have them, or if one is empty.
+    """
+    dims, types, concrete = (decode_list(part) for part in (args.dims, args.types, args.concrete))
     try:
-        query, key, value = (list(map(int, dims[i])) for i in range(3))
-        mask = list(map(int, dims[3])) if len(dims) > 3 else []
+        shapes = [[int(size) for size in one] for one in dims[:4]]
         dtype = str(types[0])
     except (TypeError, ValueError, IndexError):
         return None
-    if 0 in (*query, *key, *value) or min(len(query), len(key), len(value)) < 2:
+    if len(shapes) < 3 or any(0 in one or len(one) < 2 for one in shapes[:3]):
         return None
-    dropped = (isinstance(concrete, list) and len(concrete) > 4 and concrete[4]) or "0"
-    return _Inputs(query, key, value, dtype, mask, str(dropped).strip("0.") != "")
+    dropped = (len(concrete) > 4 and concrete[4]) or "0"
+    return shapes, dtype, str(dropped).strip("0.") != ""
 
 
 def has_fused(trace: Events, device: int, dtype: str) -> bool:
@@ -141,18 +131,20 @@ def runs_fused(trace: Events, device: int) -> bool:
     return bool((trace.device[kernel[kernel >= 0]] == device).any())
 
 
-def _message(inputs: _Inputs) -> str:
+def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     """The sizes, and the visible reasons why fused kernels do not support them."""
-    sizes = [inputs.query] + [x for x in (inputs.key, inputs.value) if x != inputs.query]
-    size, whole = inputs.query[-1], 4 if inputs.dtype == "float" else 8
+    query, _, value = shapes[:3]
+    size, whole = query[-1], 4 if dtype == "float" else 8
     seen = [
-        (len(inputs.query) != 4, f"{len(inputs.query)} dimensions"),
-        (size % whole > 0, f"a head size of {size}"),
-        (size > _LARGEST_HEAD, f"a head size of {size}"),
-        (inputs.value[-1] != size, f"values of {inputs.value[-1]}, not of {size}"),
-        (len(inputs.mask) > 0, "a mask"),
-        (inputs.dropout, "dropout"),
+        (len(query) != 4, f"{len(query)} dimensions"),
+        (size % whole > 0 or size > _LARGEST_HEAD, f"a head size of {size}"),
+        (value[-1] != size, f"values of {value[-1]}, not of {size}"),
+        (len(shapes) > 3 and len(shapes[3]) > 0, "a mask"),
+        (drops, "dropout"),
     ]
-    why = dict.fromkeys(words for holds, words in seen if holds)
-    listed = ", ".join("x".join(map(str, one)) for one in sizes)
-    return listed + (f", with {' and '.join(why)}" if why else "")
+    why = [words for holds, words in seen if holds]
+    others = [one for one in shapes[1:3] if one != query]
+    listed = ", ".join("x".join(map(str, one)) for one in [query, *others])
+    return f"{SHORT[dtype]} attention in its math form: {listed}" + (
+        f", with {' and '.join(why)}" if why else ""
+    )

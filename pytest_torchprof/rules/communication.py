@@ -12,7 +12,7 @@ from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.evidence.pauses import measured_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
-from pytest_torchprof.trace.names import Names, count
+from pytest_torchprof.trace.names import Names
 from pytest_torchprof.trace.tree import within_named
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ _KERNELS: Final = (
     r".*([nr]ccl|NCCL|oneccl|[aA]ll_?[rR]educe|[aA]ll_?[gG]ather|[rR]educe_?[sS]catter"
     r"|[aA]ll_?[tT]o_?[aA]ll|cross_device_reduce|multimem_|nvshmem|mscclpp|deep_ep|lamport)"
 )
-#: Where DDP reduces gradients: in hooks of these nodes, or outside of its forward pass.
-_NODES: Final = Names(r"(autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$")
-_DDP: Final = Names(r"DistributedDataParallel\.forward$")
 _FSDP: Final = Names(r"FullyShardedDataParallel\.|FSDP::")
 #: From this number of steps on, what is in one of them only is one-time work.
 _STEPS: Final = 3
@@ -147,10 +144,7 @@ def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:
     """What to do about each of these collectives, which depends on who calls them."""
     operator = np.maximum(found.operator[at], 0)
     known = found.operator[at] >= 0
-    of_gradients = within_named(trace, operator, _NODES)
-    if count(trace, _DDP):
-        of_gradients |= ~within_named(trace, operator, _DDP)
-    of_gradients |= _in_backward_only(trace, found)[at]
+    of_gradients = _in_backward_only(trace, found)[at]
     of_units = within_named(trace, operator, _FSDP)
     fixes = list[str]()
     for i, gradients, units in zip(

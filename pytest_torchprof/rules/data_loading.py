@@ -221,22 +221,14 @@ def _begin_iterators(trace: Events, rows: Ints) -> tuple[Bools, Bools]:
     """
     outer = outermost(trace)
     outer = outer[among(trace.thread[outer], trace.thread[rows])]
-    at = np.flatnonzero(_are_seeds(trace, outer))
+    seeds = are_named(trace, outer[:-2], _SEED[0])
+    for place in (1, 2):
+        seeds &= are_named(trace, outer[place : len(outer) - 2 + place], _SEED[place])
+    at = np.flatnonzero(seeds)
     at = at[~within(trace, outer[at], lambda events: among(events, rows))]
     next_fetch = np.searchsorted(rows, outer[at])
-    following = outer[np.minimum(at + 2, len(outer) - 1)]
-    of_iterator = ~are_named(trace, following, *_SHUFFLES)
+    of_iterator = ~are_named(trace, outer[np.minimum(at + 3, len(outer) - 1)], *_SHUFFLES)
     first, anew = np.zeros(len(rows) + 1, bool), np.zeros(len(rows) + 1, bool)
     first[next_fetch] = True
     anew[next_fetch[of_iterator]] = True
     return first[:-1], anew[:-1]
-
-
-def _are_seeds(trace: Events, outer: Ints) -> Bools:
-    """Which of these operators draw the seed of an iterator, with those around them."""
-    found = np.zeros(len(outer), bool)
-    if len(outer) >= len(_SEED):
-        found[1:-1] = are_named(trace, outer[1:-1], _SEED[1])
-        found[1:-1] &= are_named(trace, outer[:-2], _SEED[0])
-        found[1:-1] &= are_named(trace, outer[2:], _SEED[2])
-    return found

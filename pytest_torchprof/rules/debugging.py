@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from pytest_torchprof.rules.evidence.calls import begun_by, pass_of, sizes
 from pytest_torchprof.rules.rule import (
-    NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     Matches,
     Threshold,
@@ -36,6 +35,14 @@ _FILL: Final = "aten::fill_"
 #: Bytes of a tensor that takes noticeable time to fill: a page.
 _PAGE: Final = 4096
 
+#: Events, costs, begins and ends.
+_Found: TypeAlias = "tuple[Ints, Ints, Ints, Ints]"
+_NONE: Final = (np.zeros(0, np.int64),) * 4
+
+_CHECKED: Final = (
+    "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
+)
+_FILLED: Final = "deterministic mode fills new tensors, which are then overwritten"
 _ANOMALY_FIX: Final = (
     "turn torch.autograd.set_detect_anomaly off, or use it only around the step in question"
 )
@@ -90,50 +97,40 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
     """
     if not len(selected_operators(trace, _NAN)) and not len(once_selected(trace, _of_empty)):
         return NO_MATCHES_OF_CALLS
-    found = [one for one in (_anomalies(trace, passes), _fills(trace, filled)) if one is not None]
-    if not found:
-        return NO_MATCHES
+    both = _anomalies(trace, passes), _fills(trace, filled)
+    event, cost, begin, end = map(np.concatenate, zip(*both, strict=True))
+    checked, written = (len(rows) for rows, *_ in both)
     return Matches(
-        np.concatenate([one.event for one in found]),
-        [text for one in found for text in one.message],
-        cost_ns=np.concatenate([one.cost_ns for one in found if one.cost_ns is not None]),
-        fix=[fix for one in found for fix in one.fix or ()],
-        span_ns=(
-            np.concatenate([one.span_ns[0] for one in found if one.span_ns is not None]),
-            np.concatenate([one.span_ns[1] for one in found if one.span_ns is not None]),
-        ),
+        event,
+        [_CHECKED] * checked + [_FILLED] * written,
+        cost_ns=cost,
+        fix=[_ANOMALY_FIX] * checked + [_FILL_FIX] * written,
+        span_ns=(begin, end),
     )
 
 
 # ------------------------------------------------------------------------------------- anomalies
 
 
-def _anomalies(trace: Events, least: float) -> Matches | None:
+def _anomalies(trace: Events, least: float) -> _Found:
     """One row per backward pass whose gradients were checked."""
     checks = selected_operators(trace, _NAN)
-    if not len(checks):
-        return None
     checks = checks[are_engine_steps(trace, trace.parent[checks])]
-    if not len(checks):
-        return None
     any_true = selected_operators(trace, _IS_ANY)
-    if not among(trace.parent[checks], trace.parent[any_true]).all():
-        return None  # called by a user's hook or Function
+    if not len(checks) or not among(trace.parent[checks], trace.parent[any_true]).all():
+        return _NONE  # or called by a user's hook or Function
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
     of_pass = pass_of(trace, steps)
     number = of_pass[np.searchsorted(steps, trace.parent[checks])]
     which = distinct(number)
     if len(which) < least and not trace.facts.anomaly_before:
-        return None
+        return _NONE
     rows = begun_by(trace, steps[np.searchsorted(of_pass, which)])
     begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)
     last = np.array([_ends(trace, steps[of_pass == one]).max() for one in which], np.int64)
     asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
-    text = "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
-    fix = [_ANOMALY_FIX] * len(rows)
-    cost = asking.astype(np.int64)
-    return Matches(rows, [text] * len(rows), cost_ns=cost, fix=fix, span_ns=(begin, last))
+    return rows, asking.astype(np.int64), begin, last
 
 
 def _asking_ns(trace: Events, checks: Ints) -> Ints:
@@ -147,20 +144,15 @@ def _asking_ns(trace: Events, checks: Ints) -> Ints:
 # ----------------------------------------------------------------------------------------- fills
 
 
-def _fills(trace: Events, least: float) -> Matches | None:
+def _fills(trace: Events, least: float) -> _Found:
     """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
     fills = once_selected(trace, _of_empty)
-    if not len(fills):
-        return None
     moved = _bytes(trace, fills)
     fills, moved = fills[moved >= _PAGE], moved[moved >= _PAGE]
-    if not len(fills) or moved.sum() < least:
-        return None
-    text = "deterministic mode fills new tensors, which are then overwritten"
+    if moved.sum() < least:
+        return _NONE
     made = trace.parent[fills]
-    span = trace.ts[made], _ends(trace, made)
-    fix = [_FILL_FIX] * len(fills)
-    return Matches(fills, [text] * len(fills), cost_ns=trace.dur[fills], fix=fix, span_ns=span)
+    return fills, trace.dur[fills], trace.ts[made], _ends(trace, made)
 
 
 def _of_empty(trace: Events) -> Ints:

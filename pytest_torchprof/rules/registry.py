@@ -55,49 +55,32 @@ if TYPE_CHECKING:
 # ---- Do the one-time work of a process's first check in advance.
 
 _STEP = "Optimizer.step#Adam.step"
-#: A small training step: names, and how often in a row.
-_PAYLOAD = (
-    *[("aten::linear", 1), ("aten::addmm", 1), ("aten::relu", 1), ("aten::clone", 5)],
-    *[("aten::select", 12), ("aten::zero_", 3)],
-    ("autograd::engine::evaluate_function: AddmmBackward0", 1),
-    ("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 2),
-    *[("aten::to", 1), ("aten::_to_copy", 6), ("aten::copy_", 6), ("aten::add_", 2)],
-    *[(_STEP, 1), ("aten::addcdiv_", 3), ("aten::sqrt", 3)],
+#: What a small training step calls, each so often in a row.
+_CALLS = (
+    *("aten::linear", "aten::addmm", "aten::relu", "aten::clone", "aten::select", "aten::zero_"),
+    "autograd::engine::evaluate_function: AddmmBackward0",
+    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+    *("aten::to", "aten::_to_copy", "aten::copy_", "aten::add_", _STEP),
 )
+_OFTEN = 6
 _ARGUMENTS = (
     b'{"Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "double"], "Concrete Inputs": '
     b'["", ""], "Sequence number": 3}'
 )
 
 
-def warm(rules: Iterable[Rule]) -> Events:
-    """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
-
-    It takes some milliseconds, once per process.
-    """
-    trace = _trace()
-    check(trace, known := tuple(rules)).findings()
-    lacking(trace, known)  # a rule imports what tells it so
-    return trace
-
-
 def _trace() -> Events:
-    names = [name for name, _ in _PAYLOAD]
-    counts = [count for _, count in _PAYLOAD]
-    name = np.repeat(np.arange(len(names)), counts)
-    step = int(np.flatnonzero(name == names.index(_STEP))[0])
-    total = len(name)
-    kind = np.full(total, Kind.OP, np.int8)
-    kind[step] = Kind.ANNOTATION
-    duration = np.full(total, 5, np.int64)
-    duration[step] = 10 * total  # the following events are nested in it
+    total = _OFTEN * len(_CALLS)
+    kind, duration = np.full(total, Kind.OP, np.int8), np.full(total, 5, np.int64)
+    step = _OFTEN * _CALLS.index(_STEP)
+    kind[step], duration[step] = Kind.ANNOTATION, 10 * total  # what follows is nested in it
     return Events(
         ts=np.arange(total, dtype=np.int64) * 10,
         dur=duration,
         kind=kind,
-        name=name,
+        name=np.repeat(np.arange(len(_CALLS)), _OFTEN),
         thread=np.zeros(total, np.int32),
-        names=names,
+        names=[*_CALLS],
         args=Arguments.of([_ARGUMENTS] * total),
         threads=((0, 0),),
     )
@@ -167,11 +150,14 @@ CODES = tuple(RULES)
 
 
 def warm_up() -> Events:
-    """Do the first check's one-time work, some milliseconds, before the first test.
+    """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
 
-    Returns the trace that was checked, for other warm-ups.
+    It takes some milliseconds, once per process. Returns the trace, for other warm-ups.
     """
-    return warm(RULES.values())
+    trace, known = _trace(), tuple(RULES.values())
+    check(trace, known).findings()
+    lacking(trace, known)  # a rule imports what tells it so
+    return trace
 
 
 # ---- Collect users' rules, from a hook's results and from entry points, beside the built-in

@@ -129,17 +129,11 @@ def _of_searches(trace: Events, found: Waits) -> Bools:
 
 
 def _messages(trace: Events, found: Waits) -> list[str]:
-    operator, last = (
-        np.where(rows >= 0, trace.name[rows], -1) for rows in (found.operator, found.last)
-    )
-    known: dict[tuple[int, int, bool], str] = {}
-    out = []
-    for key in zip(operator.tolist(), last.tolist(), found.copies.tolist(), strict=True):
-        if key not in known:
-            who, where = (None if name < 0 else trace.names[name] for name in key[:2])
-            known[key] = _sentence(who, where, copies=key[2])
-        out.append(known[key])
-    return out
+    def names(rows: Ints) -> list[str | None]:
+        return [None if row < 0 else trace.names[trace.name[row]] for row in rows.tolist()]
+
+    of_each = zip(names(found.operator), names(found.last), found.copies.tolist(), strict=True)
+    return [_sentence(operator, call, copies=copies) for operator, call, copies in of_each]
 
 
 def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
@@ -262,12 +256,8 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
     torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
     ```
     """
+    found: list[tuple[Ints, ...]] = []
     messages = list[str]()
-    events: list[Ints] = []
-    counts: list[Ints] = []
-    costs: list[Ints] = []
-    begins: list[Ints] = []
-    ends: list[Ints] = []
     for device, mine in launches(trace).items():
         steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e6)
         waited = steady & mine.late & (mine.gap > 0)
@@ -284,17 +274,16 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
                 f"device {device} is idle for most of the time while the host launches {count} "
                 "kernels one by one"
             )
-            events.append(np.full(len(idle_ns), _around(trace, mine.call[mine.single])))
+            event = np.full(len(idle_ns), _around(trace, mine.call[mine.single]))
             messages += [text] * len(idle_ns)
             # One match, whose cost is that of all gaps.
-            counts.append(np.eye(1, len(idle_ns), dtype=np.int64)[0])
-            costs.append(idle_ns)
-            ends.append(trace.ts[mine.event[waited]])
-            begins.append(ends[-1] - mine.gap[waited])
-    if not messages:
+            one = np.eye(1, len(idle_ns), dtype=np.int64)[0]
+            end = trace.ts[mine.event[waited]]
+            found.append((event, one, idle_ns, end - mine.gap[waited], end))
+    if not found:
         return NO_MATCHES
-    event, each, cost, begin, end = map(np.concatenate, (events, counts, costs, begins, ends))
-    return Matches(event, messages, each, cost, span_ns=(begin, end))
+    event, one, cost, begin, end = map(np.concatenate, zip(*found, strict=True))
+    return Matches(event, messages, one, cost, span_ns=(begin, end))
 
 
 def _unprofiled_share(trace: Events, busy_ns: int) -> float:

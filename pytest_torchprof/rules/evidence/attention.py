@@ -66,16 +66,6 @@ class FactorKind(NamedTuple):
         tensors = [_sizes(one) for one in self.dims[:2]]
         return all(prod(one[-1:]) == 1 for one in tensors[1:]) and prod(tensors[0]) == elements
 
-    def makes(self, elements: int) -> bool:
-        """Whether two matrices, or batches of them, have a product with so many elements."""
-        # The first operand of `baddbmm` is added.
-        dims = self.dims[1:] if len(self.dims) > 2 else self.dims
-        try:
-            (*batch, m, _), (*others, _, n) = dims[:2]
-            return int(max(prod(batch), prod(others)) * m * n) == elements
-        except (TypeError, ValueError):
-            return False
-
 
 def kind_of(args: Any) -> FactorKind:
     """The same of one call's recorded operands."""
@@ -135,8 +125,6 @@ _AFTER: Final = Names(
     r"aten::(dropout_?|feature_dropout|native_dropout|_fused_dropout|to|_to_copy|type_as"
     r"|masked_fill_?|nan_to_num_?|where|clone)$"
 )
-#: Products as they are called.
-_MAKES: Final = Names(r"aten::(matmul|bmm|baddbmm_?)$")
 #: What scales: a fused form does that only with a number, or one for each query.
 _SCALES: Final = Names(r"aten::(mul_?|multiply_?|div_?|divide_?|true_divide_?)$")
 _DROPOUT: Final = Names(r"aten::(feature_|native_|_fused_)?dropout_?$")
@@ -225,9 +213,9 @@ def _of_thread(
         written = prod(known) * ELEMENT_BYTES[made.dtype]
         if written < least[0] or max(known[-2:]) < least[1]:
             continue
-        rows = int(products[before]), row, int(products[behind])
-        size = taken.batch * taken.m * taken.n * taken.k // prod(known)
-        found.append(_Candidate(rows, known, made, size))
+        first, last = int(products[before]), int(products[behind])
+        heads = made.k, taken.batch * taken.m * taken.n * taken.k // prod(known)
+        found.append(Attention(first, row, last, (), made.dtype, known, heads, False))
     return _chains(trace, thread, found) if found else []
 
 
@@ -291,21 +279,13 @@ def _pair(
     return None
 
 
-class _Candidate(NamedTuple):
-    """A product, a softmax and a product that fit; see `Attention`."""
-
-    rows: tuple[int, int, int]
-    shape: tuple[int, ...]
-    made: _Product
-    value_size: int
-
-
-def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[Attention]:
+def _chains(trace: Events, thread: int, candidates: list[Attention]) -> list[Attention]:
+    """Those of these products, softmaxes and products that are attention, as their callers."""
     rows = np.flatnonzero(called(trace) & (trace.thread == thread))
     compiled = operators_named(trace, _TRITON)
     if len(compiled):
         rows = nesting.distinct(np.concatenate([rows, compiled[trace.thread[compiled] == thread]]))
-    three = np.array([one.rows for one in candidates], np.int64)
+    three = np.array([(one.first, one.softmax, one.last) for one in candidates], np.int64)
     outer = nesting.nearest(marked(trace, rows), trace.parent, three.ravel()).reshape(-1, 3)
     at = np.searchsorted(rows, outer)
     begin, middle, end = at.T
@@ -323,7 +303,7 @@ def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[At
     kind[read] = number
     around = Called(rows, kind, list(map(kind_of, trace.operands(mine[firsts]))))
     following = np.maximum(np.append(begin[good][1:], len(rows)), end[good] + 1)
-    known: dict[Any, _Over | None] = {}
+    known: dict[Any, tuple[Ints, bool] | None] = {}
     found = []
     for one, until in zip(np.flatnonzero(good).tolist(), following.tolist(), strict=True):
         places, candidate = at[one].tolist(), candidates[one]
@@ -332,24 +312,19 @@ def _chains(trace: Events, thread: int, candidates: list[_Candidate]) -> list[At
         key = calls, tuple(place - places[0] for place in places), candidate.shape
         if key not in known:
             known[key] = _over(trace, around, candidate.shape, places, until)
-        over = known[key]
-        if over is not None:
-            found.append(_attention(candidate, rows, places, over))
+        if (over := known[key]) is not None:
+            between, drops = over
+            first, softmax, last = rows[places].tolist()
+            chain = tuple(rows[places[0] + between].tolist())
+            found.append(Attention(first, softmax, last, chain, *candidate[4:7], drops))
     return found
-
-
-class _Over(NamedTuple):
-    """The operators over the scores, counted from the first product, and whether one drops some."""
-
-    before: Ints
-    after: Ints
-    drops: bool
 
 
 def _over(
     trace: Events, around: Called, shape: tuple[int, ...], places: list[int], following: int
-) -> _Over | None:
-    """The operators between two products, if a fused form could do all of their work.
+) -> tuple[Ints, bool] | None:
+    """The operators over the scores, counted from the first product, and whether one drops some;
+    None if a fused form could not do all of their work.
 
     ``places`` are those of the three operators among the called ones, ``following`` is where the
     next attention begins.
@@ -368,36 +343,11 @@ def _over(
     scaling = early[are_named(trace, before, _SCALES)]
     if not around.where(scaling, lambda kind: kind.scales(elements)).all():
         return None
-    if _are_used(trace, around, end + 1, following, shape):
-        return None
+    rest = np.arange(end + 1, following)
+    if around.where(rest, lambda kind: kind.takes_shape(shape)).any():
+        return None  # what else takes the weights, before the next attention
     drops = _drops(trace, after[are_named(trace, after, _DROPOUT)])
-    return _Over(early - begin, late - begin, drops)
-
-
-def _attention(one: _Candidate, called: Ints, places: list[int], over: _Over) -> Attention:
-    begin = places[0]
-    first, softmax, last = called[places].tolist()
-    return Attention(
-        first,
-        softmax,
-        last,
-        (*called[begin + over.before].tolist(), softmax, *called[begin + over.after].tolist()),
-        one.made.dtype,
-        one.shape,
-        (one.made.k, one.value_size),
-        over.drops,
-    )
-
-
-def _are_used(trace: Events, around: Called, begin: int, end: int, shape: tuple[int, ...]) -> bool:
-    """Whether something takes the weights after the product, before other scores are made."""
-    elements, at = prod(shape), np.arange(begin, end)
-    at = at[around.kind[at] >= 0]
-    makes = are_named(trace, around.rows[at], _MAKES)
-    makes[makes] = around.where(at[makes], lambda kind: kind.makes(elements))
-    if makes.any():
-        at = at[: int(makes.argmax())]
-    return bool(around.where(at, lambda kind: kind.takes_shape(shape)).any())
+    return np.concatenate([early, [middle], late]) - begin, drops
 
 
 def _drops(trace: Events, rows: Ints) -> bool:

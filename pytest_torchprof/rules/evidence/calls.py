@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, because
@@ -47,7 +46,6 @@ from pytest_torchprof.trace.tree import (
     within,
 )
 from pytest_torchprof.work.counting import total_flops
-from pytest_torchprof.work.dispatch import IDLE
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -343,11 +341,6 @@ CALL_NS: Final = 5_000
 _INNER_NS: Final = 1_200
 FLOP_NS: Final = 0.007
 BYTE_NS: Final = 0.36
-#: Of a float32 number.
-_FLOAT_BYTES: Final = 4
-#: Outputs, gradients and library buffers allocate this many times the largest operand: 2.6 to 7.9
-#: in training steps with convolutions, so it is a guess.
-_TIMES: Final = 3
 
 
 def estimated_cpu_ns(trace: Events) -> float:
@@ -399,22 +392,9 @@ def _called_ns(trace: Events) -> tuple[int, int]:
 
 
 def _allocated(trace: Events) -> float:
-    """Bytes allocated; without memory events, the largest operand of each operator that contains no
-    other operator and is not a view.
-    """
+    """Bytes allocated, as far as there are memory events."""
     memory = trace.memory
-    if len(memory.event):
-        return float(memory.bytes[trace.selection[memory.event] & (memory.bytes > 0)].sum())
-    operators = trace.is_kind(Kind.OP)
-    works = operators & ~trace.names_where(IDLE.__contains__)
-    works &= ~trace.names_where(ALLOCATORS.__contains__)
-    above = trace.parent[works]
-    works[above[above >= 0]] = False
-    largest = (
-        max(map(prod, filter(None, some)), default=0)
-        for some in shapes(trace, np.flatnonzero(works & trace.selection))
-    )
-    return float(sum(largest) * _FLOAT_BYTES * _TIMES)
+    return float(memory.bytes[trace.selection[memory.event] & (memory.bytes > 0)].sum())
 
 
 # ---- Layers by their weights: which of them run again and again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -133,9 +133,7 @@ def missing_no_grad(
     part = _numbered(
         np.searchsorted(boundaries, found.rows), trace.thread[found.rows].astype(np.int64)
     )
-    whole = _numbered(part, used)
-    passes_before, unsplit = _passes_before(trace, found.rows, used, whole, layers)
-    stretch = _numbered(whole, passes_before)
+    stretch = _numbered(part, used)
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     size = np.bincount(stretch)
     made = np.bincount(stretch, found.after - found.first)
@@ -156,16 +154,14 @@ def missing_no_grad(
     if stepped or passes >= repeats:
         own = ~are_named(trace, found.rows, PRODUCT)
         beside = counts & (np.bincount(stretch, own) >= layers)
-        single = np.zeros(len(starts), bool)
-        if passes >= repeats:
+        if passes >= repeats:  # a single run of weights that are trained is a look at the output
             owns, _ = _again(trace, found.rows[mine], 2)
             single = _kinds(owns, stretch[mine], len(starts)) < least
             again |= bool((beside & ~match & ~single).any())
-        if (beside & ~match).any():
-            rare = _rare(trace, found.rows, used, stretch, single, repeats)
-            asks |= rare is None
-            if rare is not None:
-                beside &= match | ~rare
+            tensors = own_tensors(trace, found.rows)
+            asks |= tensors is None and bool((beside & ~match & single).any())
+            if tensors is not None:
+                beside &= match | ~(single & _are_trained(tensors, used, stretch))
         match |= beside & (made[beside].sum() >= share * made.sum())
     large = np.zeros(len(starts), bool)
     for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
@@ -196,44 +192,9 @@ def missing_no_grad(
         parts=parts,
         fix=[_BESIDE_TRAINING] * len(rows) if len(nodes) else None,
         apart=found.rows[used],
-        wants_tensors=asks or unsure or (unsplit and bool(len(chosen))),
+        wants_tensors=asks or unsure,
         wants_module_calls=again and bool(len(chosen)),
     )
-
-
-def _passes_before(
-    trace: Events, rows: Ints, used: Bools, stretch: Ints, layers: float
-) -> tuple[Ints, bool]:
-    """For each layer, how many passes before it follow directly on each other in its stretch; and
-    whether that is unknown, as tensors are not identified.
-
-    A policy that acts and the target that it learns from are two: one has weights that a backward
-    pass uses, the other does not, nor does it take what the first has made.
-    """
-    one_pass = np.zeros(len(rows), np.int64)
-    if not used.any() or used.all():
-        return one_pass, False
-    own = own_tensors(trace, rows)
-    if own is None:
-        return one_pass, True
-    weights = {one for some, hit in zip(own, used.tolist(), strict=True) if hit for one in some}
-    known = np.array([bool(some) for some in own])
-    trained = np.array([not weights.isdisjoint(some) for some in own])
-    trained = trained[np.maximum.accumulate(np.where(known, np.arange(len(own)), 0))]
-    changes = (trained[1:] != trained[:-1]) & (stretch[1:] == stretch[:-1]) & ~used[1:]
-    made_by = makers(trace)
-    first = rows[np.searchsorted(stretch, stretch)]
-    begins, last = list[int](), -1
-    for at in (np.flatnonzero(changes) + 1).tolist():
-        start = max(last, int(np.searchsorted(stretch, stretch[at])))
-        if at - start < layers or int(np.searchsorted(stretch, stretch[at], "right")) - at < layers:
-            continue
-        taken = flat(trace.taken(rows[at : at + 1]) or ())
-        if not any(first[at] <= made_by.get(one, -1) < rows[at] for one in taken):
-            begins.append(at)
-            last = at
-    one_pass[begins] = 1
-    return np.cumsum(one_pass), False
 
 
 def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
@@ -242,31 +203,16 @@ def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None],
     return once_a_call(trace, rows, _of_passes(trace, rows, owns), repeats), asks
 
 
-def _rare(
-    trace: Events, rows: Ints, used: Bools, stretch: Ints, single: Bools, repeats: float
-) -> Bools | None:
-    """Which stretches are not part of a training loop, None if tensors are not identified.
-
-    Those of which most layers have weights that are trained only later, and single ones of trained
-    weights; layers do not count whose weights run in other such stretches, too.
+def _are_trained(own: Sequence[set[Own]], used: Bools, stretch: Ints) -> Bools:
+    """In which stretches most layers have weights that a backward pass uses, and no other unused
+    stretch.
     """
-    own = own_tensors(trace, rows)
-    if own is None:
-        return None
-    trained: dict[Own, int] = {}
-    unused: dict[Own, set[int]] = {}
-    for some, row, number, hit in zip(own, rows.tolist(), stretch.tolist(), used, strict=True):
-        for one in some:
-            if hit:
-                trained[one] = min(row, trained.get(one, row))
-            else:
-                unused.setdefault(one, set()).add(number)
-    first = np.array([min((trained.get(x, -1) for x in one), default=-1) for one in own])
-    half = np.bincount(stretch, [bool(one) for one in own]) / 2
-    # In how many such stretches the weights of a layer run.
-    times = np.array([max((len(unused.get(x, ())) for x in one), default=0) for one in own])
-    out: Bools = np.bincount(stretch, (first > rows) & (times < repeats)) > half
-    out |= single & (np.bincount(stretch, (first >= 0) & (times < 2)) > half)
+    trained = {one for some, hit in zip(own, used, strict=True) if hit for one in some}
+    each = zip(own, stretch.tolist(), used, strict=True)
+    unused = Counter(one for one, _ in {(x, at) for some, at, hit in each if not hit for x in some})
+    known = np.bincount(stretch, [bool(some) for some in own])
+    hits = [any(one in trained and unused[one] < 2 for one in some) for some in own]
+    out: Bools = 2 * np.bincount(stretch, hits) > known
     return out
 
 

@@ -257,7 +257,7 @@ def _fit_once(model, batch):
     optimizer.step()
 
 
-@EXAMPLES.positive("missing-no-grad", 9)
+@EXAMPLES.positive("missing-no-grad")
 def a_net_compared_with_its_frozen_copy_layer_by_layer():
     model, copied = (nn.ModuleList(nn.Linear(4, 4) for _ in range(4)) for _ in range(2))
     first, rest = torch.rand(5, 4), torch.rand(9, 5, 4)

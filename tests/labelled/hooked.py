@@ -97,13 +97,13 @@ def hooks_that_count_how_often_they_are_called():
 
 
 @EXAMPLES.positive("backward-twice", 2)
-def hook_that_scales_the_gradient():
-    return hooked(lambda grad: grad * 0.5)
+def hook_that_counts_the_passes():
+    return hooked(keeping(lambda grad: None))
 
 
-@EXAMPLES.positive("backward-twice", 2)
-def hook_that_reverses_the_gradient():
-    return hooked(lambda grad: -grad)
+@EXAMPLES.positive("backward-twice", 3)
+def hooks_of_parameters_that_count_the_passes():
+    return of_parameters(keeping(lambda parameter: None), "register_post_accumulate_grad_hook")
 
 
 @EXAMPLES.positive("backward-twice", 2)

@@ -228,25 +228,7 @@ def deltas_of_clients_that_a_server_adds():
     return aggregate
 
 
-# ----------------------------------------------------------------------------- loops in a row
-
-
-@EXAMPLES.positive("per-parameter-loop", 2)
-def two_lists_of_weights_of_one_shape():
-    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(12)))
-    x = torch.rand(2, 4)
-
-    def step():
-        model(x).square().mean().backward()
-        with torch.no_grad():
-            moved = [0.9 * p + 0.1 for p in model.parameters()]  # <- here
-            for p, goal in zip(model.parameters(), moved, strict=True):
-                p.sub_(goal).abs_().neg_()  # <- here
-
-    return step
-
-
-# ----------------------------------------------------------------------------- no model's tensors
+# ----------------------------------------------------------------------------- states
 
 
 @EXAMPLES.positive("per-parameter-loop")

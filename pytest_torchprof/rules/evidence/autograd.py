@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.missing import slowdown_share
-from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import (
     AutogradArgs,
     decode,
     decode_list,
-    decode_part,
     decode_texts,
 )
 from pytest_torchprof.trace.dataflow import addresses
@@ -366,9 +364,6 @@ _OPERATOR: Final = Names(r"(?!autograd::|torch::)(?s:.*)::")
 #: What the engine itself runs beside a node: it adds gradients up, and reduces one that was
 #: expanded, or casts it, to what the node takes.
 _ENGINES: Final = Names(r"aten::(add_?|sum|view|to|_to_copy|real|view_as_real|select)$")
-#: The engine's check for NaNs, if anomaly detection is on.
-_ANOMALY: Final = Names(r"aten::(isnan|any|_is_any_true|item)$")
-_NAN: Final = Names(r"aten::isnan$")
 #: What a node runs to store a gradient: it takes it as it is, copies it, or adds it.
 _STORES: Final = Names(
     r"aten::(detach|add_?|clone|copy_|new_empty\w*|empty\w*|coalesce|_?indices|_?values|to"
@@ -376,34 +371,18 @@ _STORES: Final = Names(
 )
 #: What copies a gradient.
 _COPY: Final = Names(r"aten::(copy_|clone)$")
-#: Changes of a gradient after which the gradient of a sum is still the sum of the gradients, if
-#: the other operand is a number.
-_LINEAR: Final = Names(r"aten::(neg_?|mul_?|div_?)$")
 
 
 def hooks_read(trace: Events, steps: Ints, puts: Ints) -> bool:
-    """Whether hooks take the gradients of these steps of the engine, other than to scale them.
+    """Whether hooks take the gradients of these steps of the engine.
 
     ``puts``: those of their nodes that store gradients, in which other hooks run.
     """
     rows = np.flatnonzero(trace.kind == OPERATOR)
     above = trace.parent[rows]
-    inside = marked(trace, puts)[above]
-    foreign = rows[inside & ~are_named(trace, rows, _STORES)]
-    if len(foreign):
-        return True
-    rows = rows[marked(trace, steps)[above]]
-    rows = rows[are_named(trace, rows, _OPERATOR) & ~are_named(trace, rows, _ENGINES)]
-    checked = trace.parent[rows[are_named(trace, rows, _NAN)]]
-    rows = rows[~(are_named(trace, rows, _ANOMALY) & marked(trace, checked)[trace.parent[rows]])]
-    scales = are_named(trace, rows, _LINEAR)
-    return bool((~scales).any()) or not _by_numbers(trace, rows[scales])
-
-
-def _by_numbers(trace: Events, rows: Ints) -> bool:
-    """Whether all of these take one tensor with dimensions at most."""
-    dims = (decode_part(args.dims) for args in trace.operands(rows))
-    return all(isinstance(one, list) and sum(map(bool, map(sizes, one))) <= 1 for one in dims)
+    foreign = marked(trace, puts)[above] & ~are_named(trace, rows, _STORES)
+    beside = marked(trace, steps)[above] & are_named(trace, rows, _OPERATOR)
+    return bool((foreign | (beside & ~are_named(trace, rows, _ENGINES))).any())
 
 
 def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -> bool:

@@ -63,15 +63,12 @@ _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
 _LONGEST: Final = 24
 #: The share of a loop's shapes that must be those of a model.
 _FITTING: Final = 0.9
-#: The most calls in a row on one shape, judged by a sample of them.
-_MOST: Final = 4096
-_SAMPLE: Final = 64
 
 
 def consecutive_calls(trace: Events, rows: Ints, fits: Bools, least: int) -> list[Ints]:
     """Consecutive calls on a thread, all of which fit."""
     edges = np.flatnonzero(np.diff(fits.astype(np.int8), prepend=0, append=0))
-    found = []
+    found: list[Ints] = []
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if stop - start < least:
             continue
@@ -79,44 +76,27 @@ def consecutive_calls(trace: Events, rows: Ints, fits: Bools, least: int) -> lis
         part = part[~are_named(trace, part, BESIDE)]
         part = part[~within(trace, part, lambda events: are_named(trace, events, _OPTIMIZER))]
         threads = np.flatnonzero(np.diff(trace.thread[part])) + 1
-        loops = (one for one in np.split(part, threads) if len(one) >= least)
-        found += [one for one in loops if not _is_of_one_tensor(trace, one)]
+        found += (one for one in np.split(part, threads) if len(one) >= least)
     return found
-
-
-def _is_of_one_tensor(trace: Events, rows: Ints) -> bool:
-    """Whether more calls than a model has parameters are on tensors of one shape, judged by a
-    sample of them.
-    """
-    if len(rows) < _MOST:
-        return False
-    some = rows[:: len(rows) // _SAMPLE]
-    return len({bytes(args.dims) for args in trace.operands(some)}) == 1
 
 
 def repeated(trace: Events, rows: Ints, least: int) -> Iterator[Loop]:
     """What is done to at least ``least`` tensors each, one loop after the other."""
     units = _units(trace, rows)
     names = [trace.names[number] for number in trace.name[rows].tolist()]
-    called_names = [tuple(names[at] for at in unit) for unit, _ in units]
-    roots = [_bodies(called, least) for called in called_names]
+    roots = [_root(tuple(names[at] for at in unit)) for unit, _ in units]
     often = Counter[tuple[str, ...]]()
-    for bodies in roots:
-        often.update(bodies)
-    known = sorted(
-        (body for body, times in often.items() if times >= least and len(body) <= _LONGEST),
-        key=len,
-        reverse=True,
-    )
-    reps: dict[tuple[str, ...], list[tuple[int, Ints, _Shape]]] = {body: [] for body in known}
+    for (unit, _), root in zip(units, roots, strict=True):
+        often[root] += len(unit) // len(root)
+    reps: dict[tuple[str, ...], list[tuple[int, Ints, _Shape]]] = {
+        root: [] for root, times in often.items() if times >= least and len(root) <= _LONGEST
+    }
     number = 0
-    for (unit, kind), called, bodies in zip(units, called_names, roots, strict=True):
-        known_here = bodies if bodies[0] in reps else _tiled(called, known)
-        at = 0
-        for body in known_here:
-            if body in reps:
-                reps[body].append((number, rows[unit[at : at + len(body)]], kind))
-            at, number = at + len(body), number + 1
+    for (unit, kind), root in zip(units, roots, strict=True):
+        for at in range(0, len(unit), len(root)):
+            if root in reps:
+                reps[root].append((number, rows[unit[at : at + len(root)]], kind))
+            number += 1
     for body, mine in reps.items():
         if not is_work(body):
             continue
@@ -140,43 +120,6 @@ def _units(trace: Events, rows: Ints) -> list[tuple[list[int], _Shape]]:
         elif one:
             units.append(([at], one))
     return units
-
-
-def _bodies(called: tuple[str, ...], least: int) -> list[tuple[str, ...]]:
-    """What is called repeatedly on tensors of one shape: one body, or several in sequence."""
-    root = _root(called)
-    if len(root) <= _LONGEST or len(called) < 2 * least:
-        return [root] * (len(called) // len(root))
-    number = {name: i for i, name in enumerate(dict.fromkeys(called))}
-    numbers = np.array([number[name] for name in called])
-    length = len(numbers)
-    cover = np.zeros((_LONGEST, length), np.int64)  # how far each period extends from here
-    for period in range(1, _LONGEST + 1):
-        unlike = np.flatnonzero(numbers[:-period] != numbers[period:])
-        ends = np.append(unlike, length - period)
-        here = np.arange(length - period)
-        far = ends[np.searchsorted(ends, here)] - here
-        whole = (far // period + 1) * period
-        cover[period - 1, : length - period] = np.where(far >= period, whole, 0)
-    best, found, at = cover.argmax(0), list[tuple[str, ...]](), 0
-    while at < length:
-        period = int(best[at]) + 1
-        times = max(1, int(cover[period - 1, at]) // period)
-        found += [called[at : at + period]] * times
-        at += period * times
-    return found
-
-
-def _tiled(called: tuple[str, ...], bodies: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Where two loops share one shape: the bodies of both, else the sequence itself."""
-    found, at = list[tuple[str, ...]](), 0
-    while at < len(called):
-        body = next((one for one in bodies if called[at : at + len(one)] == one), None)
-        if body is None:
-            return [called]
-        found.append(body)
-        at += len(body)
-    return found
 
 
 def _common(dims: Sequence[_Shape | None]) -> _Shape | None:

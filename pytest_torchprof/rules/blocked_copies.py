@@ -24,21 +24,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 _STREAM: Final = late(r"\w*StreamSynchronize")
-#: A copy that the device begins later than this after its call is behind other work of its stream:
-#: see `analysis.idle_causes`, by which 99 % of such delays are below 10 us.
-_BEHIND_NS: Final = 100_000
 #: Without earlier work, the host waits for less than this, beyond twice the time of the copy: of
 #: 8,656 copies of up to 64 KiB to idle devices in 31 public traces, for 11 to 18 us (5 % to 95 %),
 #: and 99 % for less than 29 us.
 _QUEUED_NS: Final = 50_000
-#: The host first copies pageable memory to a buffer of the driver, at 5 GB/s or more.
-_STAGING_NS_PER_BYTE: Final = 0.2
-
 _WAITS: Final = "the host waits for a copy to the device, and then launches late"
-_BEHIND: Final = (
-    "the host waits for a copy to the device, behind work of the device that the trace does not "
-    "have"
-)
 
 
 def _knows_waits(trace: Events) -> Reason | None:
@@ -72,8 +62,7 @@ def blocked_copy(
     synchronization right after it, for more than twice the time of the copy and 50 us, because the
     device has earlier work. They are a finding if there are `copies` or more, or one of `wait` or
     more, and if the device was idle for `share` of its span, and `idle_ms`, between such copies and
-    what the host launched next. If the device had nothing to run that the trace has, and still
-    began late, the cost is unknown.
+    what the host launched next.
 
     Not counted: what `pageable-copy` and `extra-cuda-copy` count; the weights of a model that is
     moved once; copies from the device. Times decide, so the matches are not compared with a
@@ -112,25 +101,18 @@ def blocked_copy(
         return NO_MATCHES
     begin, done = trace.ts[trace.launch[rows]], trace.ts[rows] + trace.dur[rows]
     idle_after = np.minimum(idle_by_waits(trace, done, end), end - begin)
-    behind = idle(trace).between(begin, trace.ts[rows]) - _BEHIND_NS
-    behind -= (np.maximum(trace.bytes[rows], 0) * _STAGING_NS_PER_BYTE).astype(np.int64)
-    least = max(share * measured_ns(trace), idle_ms * 1e6)
-    found = np.zeros(len(rows), bool)
-    is_behind = behind > 0
-    for kind, lost in ((~is_behind, idle_after), (is_behind, behind)):
-        mine = kind & (lost > 0)
-        many = mine.sum() >= copies or (end - begin)[mine].max(initial=0) >= wait * 1e6
-        if many and lost[mine].sum() >= least:
-            found |= mine
+    found = idle_after > 0
+    many = found.sum() >= copies or (end - begin)[found].max(initial=0) >= wait * 1e6
+    found &= many and idle_after[found].sum() >= max(share * measured_ns(trace), idle_ms * 1e6)
     if found.any():
         found &= ~among(rows, trace.once(model_moves))
         if trace.records_shapes:
             found &= ~among(rows, [f.copy for f in trace.once(host_filled_tensors)])
-    rows, begin, end, is_behind = rows[found], begin[found], end[found], is_behind[found]
+    rows, begin, end = rows[found], begin[found], end[found]
     return Matches(
         copy_callers(trace, rows),
-        [_BEHIND if one else _WAITS for one in is_behind.tolist()],
-        cost_ns=np.where(is_behind, -1, idle_after[found]),
+        _WAITS,
+        cost_ns=idle_after[found],
         bytes=trace.bytes[rows],
         span_ns=(begin, idle(trace).next_begin(end)),
     )

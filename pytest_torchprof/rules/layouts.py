@@ -14,7 +14,6 @@ from pytest_torchprof.rules.evidence.devices import chip_of
 from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import (
     NO_MATCHES,
-    NONE_SO_FAR,
     Matches,
     Threshold,
     launched_between,
@@ -27,7 +26,6 @@ from pytest_torchprof.trace.tree import marked, operators_around, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -82,9 +80,8 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     Matches once for a device if kernels of its convolutions that change a tensor's layout (cuDNN's
     `nchwToNhwcKernel`, MIOpen's `batched_transpose` and so on) take `share` or more of the time of
     all that the device ran, in at least `layers` convolutions of one pass; or if convolutions copy
-    their operands to the other layout. A live test is captured once more where the number of layers
-    decides, which a stored trace tells by the shapes of weights. The cost is the time of these
-    kernels, less that of one layer.
+    their operands to the other layout. Layers are told apart by the shapes of their weights. The
+    cost is the time of these kernels, less that of one layer.
 
     Not counted: tensors that already are channels_last, `conv1d`, which has no such layout, and
     copies and transposes outside of convolutions. Times decide, so the matches may change with the
@@ -118,7 +115,6 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     every = trace.device_rows[trace.selection[trace.device_rows]]
     out: list[tuple[int, Ints, int, str, str]] = []
     spans = list[tuple[int, int]]()
-    asks = False
     for device in nesting.distinct(trace.device[found.kernel]).tolist():
         total = int(trace.dur[every[trace.device[every] == device]].sum())
         for copied in (False, True):
@@ -128,7 +124,6 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
                 continue
             of_a_pass = _layers(trace, found, mine, calls)
             if of_a_pass < layers:
-                asks |= trace.could_know_tensors and len(calls) >= layers
                 continue
             amd = chip_of(trace, device).vendor == "amd"
             more = ", with PYTORCH_MIOPEN_SUGGEST_NHWC=1 in the environment" if amd else ""
@@ -136,7 +131,7 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
             out.append((int(ns * (1 - 1 / of_a_pass)), calls, device, _MESSAGES[copied], fix))
             spans.append(launched_between(trace, found.kernel[mine]))
     if not out:
-        return NONE_SO_FAR if asks else NO_MATCHES
+        return NO_MATCHES
     forward = [calls[are_named(trace, calls, _FORWARD)] for _, calls, *_ in out]
     parts = [own if len(own) else calls for own, (_, calls, *_) in zip(forward, out, strict=True)]
     begin, end = np.array(spans, np.int64).T
@@ -224,8 +219,7 @@ def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int
     weight = 1
     if not len(forward):
         forward, weight = calls, 2
-    kinds = _weights(trace, forward, weight)
-    kinds = kinds or [_weight(args, weight) for args in trace.operands(forward)]
+    kinds = [_weight(args, weight) for args in trace.operands(forward)]
     if not all(kinds):
         rows = found.kernel[mine]
         grids = decode(LaunchArgs, trace.args[rows])
@@ -239,19 +233,6 @@ def _layers(trace: Events, found: _Conversions, mine: Bools, calls: Ints) -> int
     counts = sorted(Counter(kinds).values())
     usual = counts[(len(counts) - 1) // 2]
     return len(forward) // min(count for count in counts if 2 * count >= usual)
-
-
-def _weights(trace: Events, calls: Ints, at: int) -> list[str]:
-    """The weight of each convolution, this operand, before autocast; none if not identified."""
-    casts = operators_named(trace, "aten::_to_copy")
-    taken, made, own = trace.taken(casts), trace.made(casts), trace.taken(calls)
-    if taken is None or made is None or own is None:
-        return []
-    source: dict[Taken, Taken] = {
-        number: one[0] for one, out in zip(taken, made, strict=True) if one for number in out
-    }
-    found = [one[at] if len(one) > at else -1 for one in own]
-    return [] if -1 in found else [str(source.get(one, one)) for one in found]
 
 
 def _weight(args: Any, at: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.breakdown import gain
+from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.evidence.autograd import (
     engine_nodes,
     forward_calls,
@@ -14,7 +15,7 @@ from pytest_torchprof.rules.evidence.autograd import (
     outlive,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.names import (
     OPERATOR,
     Names,
@@ -27,7 +28,6 @@ from pytest_torchprof.trace.tree import marked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
@@ -39,10 +39,20 @@ _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _BEGINS: Final = "aten::ones_like"
 
 
+def _unidentified(trace: Events) -> Reason | None:
+    """Passes that run nodes again, to gradients of which a stored trace does not tell which."""
+    if trace.tensors is not None or trace.could_know_tensors or not trace.once(_passes):
+        return None
+    return because(
+        "tensors_unidentified", "whether they add to the same gradients, only a live test can tell"
+    )
+
+
 @rule(
     "backward-twice",
     fix="add the losses up and call backward once, without retain_graph=True",
     triggers=r"torch::autograd::AccumulateGrad$",
+    blind=_unidentified,
     nodes=Threshold(4, "1", "running so few nodes again is fast"),
 )
 def backward_twice(trace: Events, *, nodes: float) -> Matches:
@@ -51,8 +61,8 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     ## What it does
 
     Counts the backward passes that run `nodes` or more nodes of a graph that an earlier pass has
-    run, and add the result to the same gradients. The place is the line that leads to the later
-    pass.
+    run, and add the result to the same gradients, which only a live test can tell. The place is the
+    line that leads to the later pass.
 
     Not counted: if something takes the earlier pass's results before the later one begins, a hook
     reads or keeps a gradient, the gradients are zeroed, or an optimizer steps, as each loss then
@@ -76,7 +86,7 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     (loss_of_labels + loss_of_boxes).backward()
     ```
     """
-    passes = _passes(trace)
+    passes = trace.once(_passes)
     if len(passes) < 2:
         return NO_MATCHES
     asks = False
@@ -86,12 +96,11 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
         if len(again) < nodes or not _adds_up(trace, early, late):
             continue
         number = next((n for n, (one, _) in enumerate(found) if one.steps is early.steps), -1)
-        ours = number >= 0
-        free = _is_free(trace, early, late, ours=ours)
+        free = _is_free(trace, early, late)
         asks |= free is None
         if free:
             found.append((late, again))
-            first.append(first[number] if ours else early)
+            first.append(first[number] if number >= 0 else early)
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
     # Includes what is between the nodes: additions of gradients, and the engine itself.
@@ -194,28 +203,16 @@ def _between(trace: Events, early: _Pass, late: _Pass) -> Ints:
     return rest
 
 
-def _is_free(trace: Events, early: _Pass, late: _Pass, *, ours: bool) -> bool | None:
+def _is_free(trace: Events, early: _Pass, late: _Pass) -> bool | None:
     """Whether both add to the same gradients, and nothing takes the earlier one's results before
-    the later one begins; None if unknown.
-
-    ``ours``: the earlier one is known to have added to gradients of such passes.
+    the later one begins; None if another run could tell.
     """
+    if trace.tensors is None:
+        return None if trace.could_know_tensors else False
     if _is_kept(trace, early, late):
         return False
     between = _between(trace, early, late)
     adds, more = _adding(trace, early), _adding(trace, late)
-    if trace.tensors is None:
-        shapes, others = (
-            {_dims(args)[0] for args in trace.operands(rows) if _dims(args)}
-            for rows in (early.puts, late.puts)
-        )
-        operands = map(_dims, trace.operands(between))
-        looks = any(not dims or not shapes.isdisjoint(dims) for dims in operands)
-        if trace.could_know_tensors:
-            return None
-        # If the earlier pass has added too, all gradients may be older.
-        fresh = ours or len(adds) < len(early.puts)
-        return not looks and not shapes.isdisjoint(others) and fresh
     put, added, again, calls = (
         _flat(one[:first] for one in trace.taken(rows) or ())
         for rows, first in ((early.puts, 1), (adds, 1), (more, 1), (between, None))
@@ -225,27 +222,12 @@ def _is_free(trace: Events, early: _Pass, late: _Pass, *, ours: bool) -> bool | 
 
 
 def _is_kept(trace: Events, early: _Pass, late: _Pass) -> bool:
-    """Whether a hook takes a gradient of the earlier pass, or something still holds one.
-
-    The latter is left to a capture that identifies tensors, where there can be one.
-    """
+    """Whether a hook takes a gradient of the earlier pass, or something still holds one."""
     if hooks_read(trace, early.steps, early.puts):
         return True
-    if trace.could_know_tensors:
-        return False
     adds = marked(trace, trace.parent[_adding(trace, early)])[early.puts]
     until = int(trace.ts[late.steps[0]])
     return outlive(trace, early.steps, early.puts, adds, until)
-
-
-def _dims(args: OpArgs) -> list[str]:
-    """The shapes of the tensors that a call takes, including those in lists."""
-    found = list[str]()
-    dims = decode_part(args.dims)
-    for one in dims if isinstance(dims, list) else ():
-        listed = isinstance(one, list) and any(isinstance(part, list) for part in one)
-        found += map(str, one) if listed else (str(one),)
-    return found
 
 
 def _flat(taken: Iterable[Sequence[Taken]]) -> set[int]:

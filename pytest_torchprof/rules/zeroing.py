@@ -58,8 +58,6 @@ _PUTS: Final = "torch::autograd::AccumulateGrad"
 #: Operators that fill a tensor with zeros, or with a number that torch may or may not record.
 _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = "aten::fill_"
-#: Operators that make a tensor of zeros, which may become a gradient.
-_MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
 #: Time to fill a small gradient and to add to it; and for each element of a large one.
 _GRADIENT_NS: Final = 1200
 _ELEMENT_NS: Final = 0.5
@@ -81,7 +79,7 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
 @rule(
     "grad-not-none",
     fix=_SINCE_2,
-    triggers=r"aten::((_foreach_)?zero_|fill_|zeros_like|zeros|new_zeros)$",
+    triggers=r"aten::((_foreach_)?zero_|fill_)$",
     blind=lambda trace: guessed(trace, _ZERO_GRAD, _ZEROES_LISTS),
     sees_host=True,
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
@@ -96,9 +94,8 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
 
     Counts how often gradients are filled with zeros before another backward pass: by an optimizer's
     `zero_grad`, as torch's annotation says; or by hand or by a module's, if `gradients` or more
-    are. By hand means `zero_`, `fill_(0)`, `grad[:] = 0` and `grad =
-    torch.zeros_like(parameter)`. A live test recognizes gradients as tensors that backward passes
-    have stored; in a stored trace, only annotations and frames tell.
+    are. By hand means `zero_`, `fill_(0)` and `grad[:] = 0`. A live test recognizes gradients as
+    tensors that backward passes have stored; in a stored trace, only annotations and frames tell.
 
     Not counted: gradients that are zeroed between a backward pass and the optimizer's step, and on
     a CPU, all of it if it is less than `cpu_share` of all that the test does, by counts.
@@ -122,7 +119,7 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
     ```
     """
     fills = selected_operators(trace, *_ZEROES)
-    if not len(fills) and not len(free_named(trace, _SETS, *_MAKES)):
+    if not len(fills) and not len(free_named(trace, _SETS)):
         return NO_MATCHES_OF_CALLS
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
@@ -236,10 +233,9 @@ def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> tuple[Ints, tupl
 
 def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
     """Calls that fill gradients, and whether only a capture that identifies tensors can tell."""
-    makes = selected_operators(trace, *_MAKES) if len(adds) else adds
     sets = selected_operators(trace, _SETS)
     sets = sets[[_is_zero(args) for args in trace.operands(sets)]]
-    rows = np.sort(np.concatenate([zeroes, sets, makes]))
+    rows = np.sort(np.concatenate([zeroes, sets]))
     rows = rows[are_free(trace, rows)]
     if not len(rows):
         return [], False
@@ -249,23 +245,18 @@ def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[
     if not len(rows):
         return [], False
     put, added = trace.taken(puts), trace.taken(adds)
-    taken, made = trace.taken(rows), trace.made(rows)
-    if put is None or added is None or taken is None or made is None:
+    taken = trace.taken(rows)
+    if put is None or added is None or taken is None:
         return [], True
     gradients = _Gradients(trace)
     for row, arguments in zip((*puts.tolist(), *adds.tolist()), (*put, *added), strict=True):
         gradients.learn(row, arguments)
-    into = {number for arguments in added for number in _flat(arguments[:1])}
-    is_made = are_named(trace, rows, *_MAKES)
     found = list[_Call]()
     seen = set[int]()
-    for at, row in enumerate(rows.tolist()):
-        if is_made[at]:
-            filled = set(made[at] & into)
-        else:
-            numbers = _flat(taken[at][:1])
-            shapes = filled_shapes(trace, row) or [""] * len(numbers)
-            filled = {n for n, s in zip(numbers, shapes, strict=False) if gradients.are(n, s)}
+    for row, arguments in zip(rows.tolist(), taken, strict=True):
+        numbers = _flat(arguments[:1])
+        shapes = filled_shapes(trace, row) or [""] * len(numbers)
+        filled = {n for n, s in zip(numbers, shapes, strict=False) if gradients.are(n, s)}
         if not filled or gradients.leaves_parameters(row):
             continue
         if found and seen.isdisjoint(filled) and not gradients.between(found[-1].event, row):

@@ -66,18 +66,6 @@ def a_recording_of_2021_with_cuda_memcpy():
     return b
 
 
-@EXAMPLES.positive(RULE, 1)
-def a_copy_behind_a_prefill_from_before_the_recording():
-    b = TraceBuilder("AMD Instinct MI300X", vendor="amd")
-    with b.op("aten::arange", [[16]]):
-        b.launch("elementwise_kernel", 4)
-    b._streams[7] += 400_000_000  # what the trace does not have
-    with b.annotation("step[EXTEND bs=16 toks=16384]"):
-        up(b, 60, blocking=True)
-        layers(b, 300, TENSILE)
-    return b
-
-
 @EXAMPLES.positive(RULE, 4)
 def scalars_of_a_schedule_before_a_compiled_step():
     b = TraceBuilder("NVIDIA H200")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from labelled.case import ANY, Examples
@@ -334,7 +336,8 @@ def a_residual_network_trained_under_autocast():
 
 @ON_GPU.positive("layout-transpose", ANY)
 def volumes_in_half_precision():
-    layers = [nn.Conv3d(32, 32, 3, padding=1, device="cuda", dtype=HALF) for _ in range(4)]
+    widths = pairwise([32, 48, 32, 64, 32])
+    layers = [nn.Conv3d(*some, 3, padding=1, device="cuda", dtype=HALF) for some in widths]
     model = nn.Sequential(*layers).requires_grad_(False)
     x = torch.randn(2, 32, 32, 64, 64, device="cuda", dtype=HALF)
     return lambda: model(x)

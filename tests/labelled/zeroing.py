@@ -73,15 +73,6 @@ def gradients_that_are_filled_with_a_number():
     return Trainer(reset).fit
 
 
-@EXAMPLES.positive("grad-not-none", 2)
-def gradients_that_are_made_anew():
-    def reset(parameters):
-        for p in parameters:
-            p.grad = torch.zeros_like(p)  # <- here
-
-    return Trainer(reset).fit
-
-
 def one_gradient():
     x = torch.rand(3, requires_grad=True)
 

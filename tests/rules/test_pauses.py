@@ -170,14 +170,6 @@ def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, mat
 # ----------------------------------------------------------------------------------------- copies
 
 
-def test_a_copy_behind_unrecorded_work_has_an_unknown_cost() -> None:
-    trace = recorded(blocked.a_copy_behind_a_prefill_from_before_the_recording())
-    (matches,) = check(trace, [RULES["blocked-copy"]]).matches.values()
-    assert matches.cost_ns is not None
-    assert matches.cost_ns.tolist() == [-1]
-    assert "does not have" in matches.message[0]
-
-
 def test_a_blocked_copy_costs_the_idle_time_after_it() -> None:
     trace = recorded(blocked.copies(4, 20, 3))
     finding = found(trace, "blocked-copy")

@@ -34,6 +34,7 @@ _COLLECTIVE: Final = Names(r"c10d::|nccl:|record_param_comms")
 #: Here DDP waits for the events of its own time log.
 _DDP: Final = Names(r"DistributedDataParallel\.forward$")
 _COPY: Final = late(r"\w*Memcpy")
+_STREAM: Final = late(r"\w*StreamSynchronize")
 _EVENT: Final = late(r"\w*EventSynchronize")
 #: After these, no earlier device work is left.
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
@@ -71,18 +72,21 @@ def waits(trace: Events) -> Waits:
     waiting = names_fit(trace, calls, SYNC_CALL.search) & ~names_fit(trace, calls, _COPY.match)
     sync = calls[waiting]
     inside = _operator(trace, sync)
-    call, size = _copies(trace, copying, inside)
+    copied = _copied_before(trace, calls, sync)
+    call, size = _copies(trace, copying, inside, copied)
     operator = _operator(trace, call)
     # Synchronization in an operator that copies is for its copies, in either direction.
     copier = _operator(trace, copying)
     copier = copier[~names_fit(trace, copier, _READER.match)]
     belongs = nesting.among(inside, np.concatenate([operator, copier])) & (inside >= 0)
-    alone = ~belongs & ~_not_the_users(trace, sync)
+    alone = ~belongs & (copied < 0) & ~_not_the_users(trace, sync)
     alone &= (inside >= 0) | _is_before_work(trace, sync, call)
     alone &= _has_work(trace, sync)
 
     own = np.where(call >= 0, trace.dur[call], 0)
     last, shared = _shared(trace, operator, sync, inside)
+    own += _joined(call, copied, trace.dur[sync], 0)
+    last = np.where(last >= 0, last, _joined(call, copied, sync, -1))
     last = np.where(last >= 0, last, call)
     return Waits(
         np.concatenate([call, sync[alone]]),
@@ -94,11 +98,35 @@ def waits(trace: Events) -> Waits:
     )
 
 
-def _copies(trace: Events, copying: Ints, inside: Ints) -> tuple[Ints, Ints]:
+def _copied_before(trace: Events, calls: Ints, sync: Ints) -> Ints:
+    """Outside of operators: the copying call just before each stream synchronization, or -1.
+
+    Where torch waits for a copy, it makes no other call in between.
+    """
+    if trace.has(Kind.OP) or not len(sync):
+        return np.full(len(sync), -1, np.int64)
+    order = calls[np.lexsort((trace.ts[calls], trace.thread[calls]))]
+    before = np.full(len(trace), -1, np.int64)
+    before[order[1:]] = np.where(np.diff(trace.thread[order]) == 0, order[:-1], -1)
+    found = before[sync]
+    copies = names_fit(trace, sync, _STREAM.match) & names_fit(trace, found, _COPY.match)
+    return np.where(copies, found, -1)
+
+
+def _joined(call: Ints, copied: Ints, of_sync: Ints, other: int) -> Ints:
+    """For each copying call, what belongs to the synchronization just after it."""
+    if not (copied >= 0).any():
+        return np.full(len(call), other)
+    after = dict(zip(copied.tolist(), of_sync.tolist(), strict=True)) | {-1: other}
+    return np.array([after.get(one, other) for one in call.tolist()], np.int64)
+
+
+def _copies(trace: Events, copying: Ints, inside: Ints, copied: Ints) -> tuple[Ints, Ints]:
     """Calls that copy from the device and that the host waits for, and their bytes.
 
     The host waits in a blocking call, for pageable memory (the driver copies it in steps), in an
-    operator that reads a value, and where the same operator synchronizes.
+    operator that reads a value, and where the same operator synchronizes or, outside of operators,
+    the next call does.
     """
     moved = np.flatnonzero(trace.selection & trace.is_kind(Kind.MEMCPY))
     back = moved[names_fit(trace, moved, D2H.search)]
@@ -113,6 +141,7 @@ def _copies(trace: Events, copying: Ints, inside: Ints) -> tuple[Ints, Ints]:
     waited = np.concatenate([pageable, np.ones(len(others), bool)])
     waited |= names_fit(trace, call, SYNC_CALL.search) | names_fit(trace, operator, _READER.match)
     waited |= nesting.among(operator, inside) & (operator >= 0)
+    waited |= nesting.among(call, copied) & (call >= 0)
     return call[waited], size[waited]
 
 

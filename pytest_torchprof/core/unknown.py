@@ -26,7 +26,8 @@ class Sentence(NamedTuple):
     template: str
 
     def __set_name__(self, owner: type, name: str) -> None:
-        setattr(owner, name, self._replace(code=name.lower()))
+        if not self.code:  # else it is another class's
+            setattr(owner, name, self._replace(code=name.lower()))
 
 
 def _said(template: str) -> Sentence:

@@ -504,8 +504,15 @@ def operators_named(trace: Events, *names: Name) -> Ints:
     index = trace.by_name
     if (known := index.operators.get(names)) is not None:
         return known
-    rows = events_named(trace, *names)
-    return index.kept(index.operators, names, rows[index.is_operator[rows]])
+    numbers, marked = index.vocabulary[names]
+    if not numbers:
+        return _NONE
+    rows = None if index.is_small else index.sparse(numbers)
+    if rows is None:
+        rows = marked[index.operator_name].nonzero()[0]
+    else:
+        rows = rows[index.is_operator[rows]]
+    return index.kept(index.operators, names, rows)
 
 
 def selected_operators(trace: Events, *names: Name) -> Ints:

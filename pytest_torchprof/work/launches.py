@@ -339,11 +339,35 @@ def _draws(call: Operands) -> int:
     return int(call.flag(2) and call.integers(1)[0] > 1)
 
 
+def _histogram(call: Operands) -> int:
+    """Zeros, the histogram, and without bounds the least and the largest value."""
+    return 4 if call.text(2) == call.text(3) else 2
+
+
+def _compares_all(call: Operands) -> bool:
+    """Whether `isin(elements, test)` compares all pairs, and does not sort.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp.
+    """
+    elements, test = (float(prod(call.tensor(at).shape)) for at in (0, 1))
+    return bool(test < 10 * elements**0.145)
+
+
+def _isin(call: Operands) -> int:
+    """All pairs compared, and any of them; else it is what is nested: sorts and the like."""
+    return 2 if _compares_all(call) else 0
+
+
 def _cat(call: Operands) -> int:
     """None of a single tensor that is not empty; torch records lists of up to 30."""
     shapes = call.dims[0]
     known = isinstance(shapes, list) and shapes and all(isinstance(one, list) for one in shapes)
     return int(not known or sum(0 not in one for one in shapes) > 1)
+
+
+def _conj(call: Operands) -> int:
+    """Of real numbers, `conj_physical` is the tensor itself."""
+    return int("complex" in call.tensor(0).dtype)
 
 
 # ------------------------------------------------------------------------- the table
@@ -427,11 +451,11 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("bincount", 4, "SummaryOps.cu: extremes, zeros, counts"),
     **_rows("_unique _unique2 unique_dim unique_consecutive", 3,
             "Unique.cu: at least a sort and a scan"),
-    **_rows("histc", 2, "SummaryOps.cu: _histc_cuda_template, with bounds"),
+    **_rows("histc", _histogram, "SummaryOps.cu: _histc_cuda_template"),
     # One implementation for all devices, which calls others, besides kernels of its own
     **_rows("normal", _normal, "../DistributionTemplates.h: normal_out_impl", nested=True),
     **_rows("multinomial", _draws, "../Distributions.cpp: multinomial_out", nested=True),
-    **_rows("isin", 2, "TensorCompare.cu: all pairs compared, and any of them; else it sorts"),
+    **_rows("isin", _isin, "../TensorCompare.cpp; TensorCompare.cu", nested=True),
     **_rows("segment_reduce", 1, "../SegmentReduce.cpp: segment_reduce_kernel", nested=True),
     **_rows("to_sparse _to_sparse to_sparse_csr _to_sparse_csr to_sparse_csc _to_sparse_csc "
             "to_sparse_bsr _to_sparse_bsr to_sparse_bsc _to_sparse_bsc", 0,
@@ -443,6 +467,7 @@ LAUNCHES: Final[Mapping[str, Launches]] = {
     **_rows("einsum cartesian_prod sum_to_size to_dense", 0,
             "../Linear.cpp, ../TensorShape.cpp: views alone are none", nested=True),
     **_rows("cat", _cat, "Shape.cu: a copy by the driver of a single tensor"),
+    **_rows("conj_physical", _conj, "../UnaryOps.cpp"),
     **_rows("lstm_cell gru_cell", 3, "../RNN.cpp: two products and _thnn_fused_lstm_cell, or "
             "_thnn_fused_gru_cell"),
     **_rows("_thnn_fused_lstm_cell _thnn_fused_gru_cell", 1, "RNN.cu"),

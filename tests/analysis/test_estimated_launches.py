@@ -110,6 +110,7 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "a list longer than torch records": (lambda: torch.cat(LONG), 1),
     "a sum to the same size": (lambda: X.sum_to_size(4, 5), 0),
     "an einsum": (lambda: torch.einsum("ij,kj->ik", X, W), 1),
+    "the conjugate of a real tensor": (X.conj_physical, 0),
     "of a complex one": (COMPLEX.conj_physical, 1),
     # what a device does as a whole
     "attention with dropout": (lambda: F.scaled_dot_product_attention(Q, Q, Q, None, 0.1), 1),

@@ -11,7 +11,6 @@ import numpy.random
 import pytest
 import torch
 
-from pytest_torchprof.capture import state as seeding
 from pytest_torchprof.capture.state import RandomState, accelerators, seed_for, seed_generators
 
 
@@ -106,7 +105,7 @@ def test_metal_is_seeded_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         manual_seed=seen.append,
     )
     monkeypatch.setattr(torch, "mps", metal)
-    monkeypatch.setattr(seeding, "_has_mps", lambda _: True)
+    monkeypatch.setattr(torch._C, "_has_mps", True)
     state = RandomState()
     seed_generators(42)
     assert RandomState().differs(state).torch

@@ -96,6 +96,7 @@ def measured(pytester: pytest.Pytester, cases: dict[str, str]) -> dict[str, Any]
     return {one["nodeid"].partition("::test_")[2]: one for one in report["tests"]}
 
 
+@pytest.mark.one_in(3)
 @linux
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", LOST)
@@ -109,6 +110,7 @@ def test_work_of_a_process_that_cannot_be_measured_is_not_measured(
     assert f"another process {did}" in flops["reason"]
 
 
+@pytest.mark.thorough
 @linux
 def test_processes_that_run_no_torch_change_no_number(pytester: pytest.Pytester) -> None:
     """Other programs, Python without torch, and helpers of Python and torch."""

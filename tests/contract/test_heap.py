@@ -25,6 +25,7 @@ def test_peak():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of glibc")
 def test_tensors_that_come_and_go_leave_no_holes_in_the_heap(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FRAGMENTS)

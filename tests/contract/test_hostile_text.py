@@ -111,6 +111,7 @@ class TestA:
 """
 
 
+@pytest.mark.thorough
 def test_sentences_stay_whole_in_markdown_and_titles_of_annotations_in_colons(
     pytester: pytest.Pytester,
 ) -> None:
@@ -124,6 +125,7 @@ def test_sentences_stay_whole_in_markdown_and_titles_of_annotations_in_colons(
         assert f" {marked} |" in comment, text
 
 
+@pytest.mark.thorough
 def test_a_broken_baseline_says_why_once_a_file(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n")
     (pytester.mkdir("__torchprof__") / "test_it.json").write_text('{"schema"', "utf-8")

@@ -26,6 +26,7 @@ ENDLESS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_text_without_an_end_takes_no_longer_than_json_takes_for_events(
     say: Say, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -184,10 +185,10 @@ def test_the_time_limit_of_a_test_is_that_of_its_further_runs(
 def test_the_limit_grows_with_the_first_run(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "timeout_of", lambda _: None)
+    monkeypatch.setattr(runs, "timeout_settings", lambda _: None)
     assert runs.LEAST_S == runs.Deadline(request.node, 0.0).limit_s == 60
     assert 260 == runs.Deadline(request.node, 10.0).limit_s
-    monkeypatch.setattr(runs, "timeout_of", lambda _: 5.0)
+    monkeypatch.setattr(runs, "timeout_settings", lambda _: SimpleNamespace(timeout=5.0))
     assert 5 == runs.Deadline(request.node, 0.1).limit_s
     assert 20 == runs.Deadline(request.node, 2.0).limit_s
 

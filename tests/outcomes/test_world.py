@@ -119,6 +119,7 @@ def test_tests_that_profile_themselves_see_all_their_events(
     assert 22 == seen.metric("test_is_measured", "ops")
 
 
+@pytest.mark.thorough
 def test_standard_streams_that_a_test_closes(pytester: pytest.Pytester) -> None:
     source = """
         import os
@@ -136,6 +137,7 @@ def test_standard_streams_that_a_test_closes(pytester: pytest.Pytester) -> None:
     assert "shown" in str(seen.reports)
 
 
+@pytest.mark.thorough
 def test_a_mode_left_on_that_refuses_operators_on_real_tensors(
     pytester: pytest.Pytester,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,10 @@ PACKAGE = Path(pytest_torchprof.__file__).parent
 
 #: What is written after import, at the level of a module or a class, and why there is one only.
 PROCESS_WIDE = {
-    "capture/limits.py:_MADE": "a timer of the operating system belongs to a process",
     "capture/compiling.py:_LOG": "dynamo counts compilations by process",
     "capture/compiling.py:CUDA_GRAPHS": "all capture through one class of torch's",
-    "capture/threads.py:_HELD": "Python calls hooks of forks by process",
     "capture/threads.py:_PROFILERS": "torch's profiler leaves threads in the process",
     "capture/dynamo.py:_GRAPHS": "inductor keeps compiled graphs by process",
-    "capture/machine.py:CACHING_ALLOCATOR": "torch has one, and no getter for it",
     "capture/children.py:HERE": "a process has one capture from its start to its end",
     "capture/startup/arming.py:_Armed.handed": "a process is told of its job once, by its parent",
     "capture/sessions.py:OTHERS": "torch has one profiler, whose functions are wrapped",
@@ -30,9 +28,8 @@ PROCESS_WIDE = {
     "capture/processes.py:_WATCHING": "Python calls hooks of forks by process",
     "capture/profiler.py:Capture.current": "torch has one profiler",
     "capture/patches.py:REAL": "modules of Python that tests patch in place are there once",
-    "capture/clock.py:_GLOO_THREADS": "threads belong to the process",
+    "capture/clock.py:_OTHERS": "threads belong to the process",
     "capture/threads.py:PROCESS_TASKS": "threads belong to the process",
-    "capture/sessions.py:_SILENT": "file descriptors belong to the process",
     "trace/names.py:_ALL": "rules have expressions as constants, made at import",
     "trace/names.py:_KNOWN": "a cache, by name",
 }
@@ -118,6 +115,10 @@ def _changes(kind: ast.ClassDef) -> bool:
     )
 
 
+#: Plain data of a test that is being measured: whoever sees something notes it there.
+NOTED = {"asked", "asked_of", "captures", "recent", "faults", "runs", "started_ns"}
+
+
 def foreign(source: str) -> set[str]:
     """Fields that are written from outside of their object."""
     found = set()
@@ -128,7 +129,8 @@ def foreign(source: str) -> set[str]:
         text = ast.unparse(one)
         own = isinstance(one, ast.Attribute) and text.count(".") == 1 and text.startswith("self.")
         theirs = text.startswith(("self.config.", "self._item."))
-        if isinstance(one, ast.Attribute) and not own and not theirs:
+        data = not NOTED.isdisjoint(re.split(r"\W+", text))
+        if isinstance(one, ast.Attribute) and not own and not theirs and not data:
             found |= {text} if getattr(root, "id", "") not in THEIRS else set()
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Of code, what pages are made of, and the schemas; nothing is drawn, recorded, or vendored.
-KINDS = {".css", ".html", ".js", ".json", ".py", ".svg"}
+KINDS = {".css", ".html", ".js", ".json", ".py", ".svg", ".toml", ".txt"}
 #: All but some 20 KB is Python that runs, of which docstrings are a fifth. A larger file is no
 #: module.
 LARGEST_BYTES, WHEEL_BYTES = 72_000, 1_360_000

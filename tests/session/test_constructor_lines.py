@@ -28,10 +28,6 @@ def train(net, optimizer, step=None, steps=2):
         net(torch.ones(4, 8)).sum().backward()
         (step or optimizer.step)()  # <- step
 
-class Mine(Adam):
-    def __init__(self, parameters):
-        super().__init__(parameters, lr=0.1)  # <- derived
-
 class Trainer:
     def __init__(self):
         self.nets = model(), model()
@@ -49,10 +45,6 @@ def test_helper():
     net = model()
     make = functools.partial(Adam, lr=0.1)
     train(net, make(net.parameters()))  # <- helper
-
-def test_derived():
-    net = model()
-    train(net, Mine(net.parameters()))
 
 def test_two():
     Trainer().run()

@@ -41,6 +41,7 @@ def pytest_sessionfinish(session):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [(), ("-n1",), ("--accept",)])
 def test_neither_what_measured_a_test_nor_what_reports_carry(

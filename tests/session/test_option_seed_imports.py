@@ -71,6 +71,7 @@ def test_a_file_draws_the_same_in_each_process(pytester: pytest.Pytester) -> Non
     assert len(counts(pytester, processes=3)) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "scope", ["module", *(pytest.param(one, marks=THOROUGH) for one in ("class", "session"))]
 )

@@ -398,6 +398,7 @@ def test_dataloader_workers_are_reported_and_the_rest_is_counted(
     assert WORKERS in ran.out
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="threads' CPU time is told by /proc")
 def test_a_thread_that_an_earlier_test_left_at_work_is_not_counted(
     pytester: pytest.Pytester,

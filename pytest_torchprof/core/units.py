@@ -336,6 +336,7 @@ def _number_in(match: re.Match[str]) -> Fraction:
 
 def _real(value: object, refuse: Callable[[str], UnitError]) -> Fraction:
     """A number that is no text, exactly."""
+    __tracebackhide__ = True
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise refuse(f"{type(value).__name__} is not a number or a string")
     if not isinstance(value, numbers.Rational) and not math.isfinite(value):
@@ -344,6 +345,7 @@ def _real(value: object, refuse: Callable[[str], UnitError]) -> Fraction:
 
 
 def _positive(quantity: Fraction, refuse: Callable[[str], UnitError]) -> Fraction:
+    __tracebackhide__ = True
     if quantity < 0:
         raise refuse("it is negative")
     if quantity > _LARGEST:

@@ -192,6 +192,7 @@ def declared(
     Raises:
         SettingsError: an argument is invalid, or the name is taken.
     """
+    __tracebackhide__ = True  # of a test, which passes them
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise SettingsError(
             f"a metric cannot be named {_shown(name)}",

@@ -132,6 +132,7 @@ def test_only_the_caching_allocator_is_seen(
     )
 
 
+@pytest.mark.thorough
 def test_a_graph_that_is_captured_is_not_broken_by_a_block_within(
     waits: Waits, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
 ) -> None:

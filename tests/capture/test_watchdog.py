@@ -78,6 +78,7 @@ BACKWARD = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_capture_that_a_backward_pass_makes_too_large_leaves_no_session_to_the_next_test(
     device: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def measured(pytester: pytest.Pytester, cases: dict[str, str]) -> dict[str, Any]
     return {one["nodeid"].partition("::test_")[2]: one for one in report["tests"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @linux
 @pytest.mark.one_in(4)

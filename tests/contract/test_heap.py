@@ -51,6 +51,7 @@ def test_it(n):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of glibc")
 @pytest.mark.parametrize(
     ("tunables", "apart"), [("", {"0", "1"}), ("glibc.malloc.trim_threshold=1000000", {"1"})]

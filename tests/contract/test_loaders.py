@@ -4,7 +4,7 @@ import pytest
 from support.sessions import accept, run
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", ["", "persistent_workers=True", "prefetch_factor=4"])
 @pytest.mark.parametrize("slow", ["0", "1"])
 def test_counts_do_not_depend_on_how_far_ahead_workers_are(

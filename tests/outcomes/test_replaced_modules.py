@@ -93,6 +93,7 @@ def test_a_file_that_replaces_a_library_breaks_no_session(
         assert dict.fromkeys(ran.tests, reason) == {n: t["reason"] for n, t in ran.tests.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("what", "kind"),
     [("mock.MagicMock()", "MagicMock"), ('types.ModuleType("torch")', "module")],
@@ -142,6 +143,7 @@ def test_a_suite_that_fakes_a_gpu_is_measured_on_the_cpu(
     assert "torchprof: cpu, " in ran.out
 
 
+@pytest.mark.thorough
 def test_what_breaks_the_start_is_an_error_of_usage(pytester: pytest.Pytester) -> None:
     """It says what, and where, in a line."""
     pytester.makeconftest("import platform\nplatform.processor = None\n")

@@ -133,6 +133,7 @@ def test_too_few_pairs_prove_nothing(pytester: pytest.Pytester) -> None:
     assert "strict: the test compares" in ran(pytester, body, "--torchprof-strict").out
 
 
+@pytest.mark.thorough
 def test_long_calls_have_the_pairs_that_it_takes(pytester: pytest.Pytester) -> None:
     """Within the time given, there are 4: what is ten times slower once passed."""
     body = """
@@ -289,6 +290,7 @@ def test_in_a_fixture_it_measures_nothing_and_the_test_says_so(pytester: pytest.
 # -------------------------------------------------------------------- how it measures
 
 
+@pytest.mark.thorough
 def test_fresh_arguments_are_made_for_every_call(pytester: pytest.Pytester) -> None:
     body = """
     def grow(items, by=1):
@@ -310,6 +312,7 @@ def test_fresh_arguments_are_made_for_every_call(pytester: pytest.Pytester) -> N
     assert 1 == calls(pytester, "compared")
 
 
+@pytest.mark.thorough
 def test_min_time_limits_the_seconds(pytester: pytest.Pytester) -> None:
     body = """
     import itertools
@@ -429,6 +432,7 @@ def test_what_a_callable_raises_is_the_tests_own_error(
     assert {"test_it.py"} == files
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("call", [1, 4])

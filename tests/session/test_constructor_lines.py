@@ -175,6 +175,7 @@ def test_a_finding_names_the_loader_that_the_test_constructs(pytester: pytest.Py
     assert wanted == found
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "mock",

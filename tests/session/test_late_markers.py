@@ -141,6 +141,7 @@ def test_arguments_of_other_markers_are_left_alone(pytester: pytest.Pytester) ->
     assert "over_budget" == run(pytester, "--torchprof").tests["test_it"]["status"]
 
 
+@pytest.mark.thorough
 def test_limits_hold_in_workers(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(ADDS["modified"])
     pytester.makepyfile(test_it=TEST)

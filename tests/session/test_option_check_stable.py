@@ -78,6 +78,7 @@ def test_accepting_stores_ranges_and_names_what_varies_and_why(pytester: pytest.
     assert "baseline_range" not in again.metric("ops", "test_is_steady")
 
 
+@pytest.mark.thorough
 def test_a_regression_beyond_the_range_is_found(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=VARIES.format(least=0))
     accept(pytester)

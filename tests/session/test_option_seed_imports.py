@@ -150,6 +150,7 @@ def test_what_a_user_has_seeded_is_drawn_as_without_us(
     assert (whole == plain) is (seeds != "conftest")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("args", [(), ("--torchprof-seed-imports",)], ids=["default", "all"])
 def test_a_file_that_replaces_torch_while_it_is_imported_changes_no_outcome(
     args: tuple[str, ...], pytester: pytest.Pytester

@@ -126,7 +126,7 @@ def absent_gap(trace: Events) -> Reason | None:
         return noted
     if (gap := _foreign(trace)) is not None:
         return gap
-    if trace.once(lost_launches)[0] or _device_ran(trace):
+    if trace.once(lost_launches)[0] or trace.in_region[trace.device_rows].any():
         return None
     if trace.once(_records_end):
         return because(*Why.NO_DEVICE_RECORDS)
@@ -210,10 +210,6 @@ def _records_end(trace: Events) -> bool:
         return False
     calls = trace.whole.is_kind(Kind.RUNTIME)
     return not bool((trace.ts[calls] >= trace.region[1]).any())
-
-
-def _device_ran(trace: Events) -> bool:
-    return bool(trace.in_region[trace.device_rows].any())
 
 
 def _foreign(trace: Events) -> Reason | None:

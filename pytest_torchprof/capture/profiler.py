@@ -437,7 +437,12 @@ class Capture:
         if real_torch().in_backward() or REAL.current_thread() != self._thread:
             self._discard()
             raise NotCapturedError(BEYOND)
-        facts |= self._own_facts()
+        facts |= Facts(
+            anomaly_before=True if self._anomaly else None,
+            compiled_calls=self._compiled_calls.count or None,
+            elsewhere=self._elsewhere,
+            left_threads=self._left.left or None,
+        )
         collect()
         facts |= Facts(awaited=synchronize() or None)
         if not self._everywhere and not profiler_active():
@@ -466,15 +471,6 @@ class Capture:
             raise no_room(path, "torch wrote no file, as happens when the disk is full") from None
         except OSError as error:
             raise no_room(path, error) from error
-
-    def _own_facts(self) -> Facts:
-        """What the capture knows beyond its events."""
-        return Facts(
-            anomaly_before=True if self._anomaly else None,
-            compiled_calls=self._compiled_calls.count or None,
-            elsewhere=self._elsewhere,
-            left_threads=self._left.left or None,
-        )
 
     def abandon(self) -> None:
         """End the session and discard it; safe at any time, and in a forked child."""

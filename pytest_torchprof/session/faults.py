@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import TracebackType
 
 from pytest_torchprof.capture.machine import is_torch
 from pytest_torchprof.core.errors import (
@@ -16,7 +17,8 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.render.summary import fault_lines
 
 #: Whose modules raise errors that are no test's, beside the standard library's.
-_ROOMS = frozenset({"pytest_torchprof", "torch", "numpy", "msgspec", "pytest", "_pytest", "pluggy"})
+_LIBRARIES = {"torch", "triton", "sympy", "numpy", "msgspec", "jinja2", "expecttest", "tqdm"}
+_ROOMS = _LIBRARIES | {"pytest_torchprof", "pytest", "_pytest", "pluggy"}
 
 
 def is_fault(error: Exception) -> bool:
@@ -29,14 +31,20 @@ def is_fault(error: Exception) -> bool:
 def _is_of_test(error: Exception) -> bool:
     """Whether it was raised in code of neither ours nor a library's: what a test has replaced."""
     replaced = "torch" in sys.modules and not is_torch(sys.modules["torch"])
-    if replaced or "in sys.modules" in str(error):
+    if replaced or (isinstance(error, ImportError) and "in sys.modules" in str(error)):
         return True
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
+    at = _innermost(error)
     module = at.tb_frame.f_globals.get("__name__", "") if at is not None else __name__
     root = module.partition(".")[0]
     return module == "unittest.mock" or not (root in _ROOMS or root in sys.stdlib_module_names)
+
+
+def _innermost(error: Exception) -> TracebackType | None:
+    """Where it was raised."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at
 
 
 def message_of(error: Exception) -> str:
@@ -50,15 +58,13 @@ def reason_for(error: Exception) -> Reason:
         return error.reason
     if isinstance(error, TorchprofError):
         return because(*Why.ERROR, message=str(error))
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
     if _is_of_test(error):
         return because(
             "replaced_by_test",
             "the test has replaced what the profiler needs: {error}",
             error=error_line(error),
         )
+    at = _innermost(error)
     where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
     message = str(error).partition("\n")[0]
     kind = type(error).__name__

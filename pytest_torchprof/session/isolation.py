@@ -155,12 +155,9 @@ def terminal_of(item: pytest.Item) -> Any:
 def write_to(terminal: Any, sink: StringIO, undo: ExitStack) -> None:
     """Redirect what is written to the terminal: ``--setup-show``, live logs."""
     if terminal is not None:
-        undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
+        undo.callback(setattr, terminal, "_current_line", getattr(terminal, "_current_line", ""))
+        undo.callback(setattr, terminal, "_file", terminal._file)
         terminal._file = sink
-
-
-def _write_back(terminal: Any, file: Any, line: str) -> None:
-    terminal._file, terminal._current_line = file, line
 
 
 def _no_output(item: pytest.Item, undo: ExitStack) -> None:
@@ -295,14 +292,10 @@ def alarm_stopped(undo: ExitStack) -> bool:
     if not (here and hasattr(signal, "setitimer")):
         return False
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    undo.callback(_alarm_again, signal.getsignal(signal.SIGALRM), left, interval)
+    undo.callback(signal.setitimer, signal.ITIMER_REAL, left, interval)
+    if (handler := signal.getsignal(signal.SIGALRM)) is not None:
+        undo.callback(signal.signal, signal.SIGALRM, handler)  # before the alarm runs again
     return left > 0
-
-
-def _alarm_again(handler: Any, left: float, interval: float) -> None:
-    if handler is not None:
-        signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
 def clocks_stopped(item: pytest.Item, used: float, undo: ExitStack, *, alarm: bool) -> None:

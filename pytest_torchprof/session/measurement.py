@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import IO, TYPE_CHECKING, Literal
 
-from pytest_torchprof.analysis.missing import work_elsewhere
+from pytest_torchprof.analysis.missing import lost_launches, work_elsewhere
 from pytest_torchprof.capture.clock import collect
 from pytest_torchprof.capture.compiling import CUDA_GRAPHS, CompileCount
 from pytest_torchprof.capture.load import BusyWatch, Lap, conditions, run_reference
@@ -176,7 +176,7 @@ class Captures:
     def _take_profile(self, brought: Captured) -> Reason | None:
         """Use the trace, unless there were other threads, which only another run can record."""
         self._profiled += 1
-        self.lost_kernels = max(self.lost_kernels, _lost_kernels(brought.trace))
+        self.lost_kernels = max(self.lost_kernels, brought.trace.once(lost_launches)[1])
         again = brought.compiled or (self.lost_kernels > 0 and not brought.first)
         # What is compiled anew with mode="reduce-overhead" is recorded by the run after that.
         late = brought.recorded and not (brought.first or self.calls_record)
@@ -266,15 +266,7 @@ def _close(unused: Captured) -> None:
 
 
 def _is_partial(trace: Events) -> bool:
-    from pytest_torchprof.analysis.missing import work_elsewhere
-
     return trace.once(work_elsewhere) is not None
-
-
-def _lost_kernels(trace: Events) -> int:
-    from pytest_torchprof.analysis.missing import lost_launches
-
-    return trace.once(lost_launches)[1]
 
 
 def _operators(trace: Events) -> int:
@@ -768,7 +760,16 @@ class Gatherer:
     def take(self, brought: Brought) -> None:
         """Take the result of a run."""
         if isinstance(brought, Timed):
-            self._take_time(brought)
+            wall_ns = brought.round.wall_ns
+            self.longest_ns = max(self.longest_ns, wall_ns)
+            self.captures.calls_record = brought.recorded
+            long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
+            if brought.kind == "round" or long:
+                self.rounds.add(brought.round)
+                if brought.first:
+                    self.recordings.count_first()
+            if brought.first or self.asked.complete:
+                self._compilation = self._compiled_so_far()
         elif isinstance(brought, NoModules):
             self.captures.modules_gap = brought.gap
         else:
@@ -795,18 +796,6 @@ class Gatherer:
                 self.take(read())
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
                 self.give_up(error)
-
-    def _take_time(self, brought: Timed) -> None:
-        wall_ns = brought.round.wall_ns
-        self.longest_ns = max(self.longest_ns, wall_ns)
-        self.captures.calls_record = brought.recorded
-        long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
-        if brought.kind == "round" or long:
-            self.rounds.add(brought.round)
-            if brought.first:
-                self.recordings.count_first()
-        if brought.first or self.asked.complete:
-            self._compilation = self._compiled_so_far()
 
     def _compiled_so_far(self) -> Facts:
         return CompileCount.now().since(self._compiled)

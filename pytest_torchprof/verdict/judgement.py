@@ -383,7 +383,9 @@ def judged(
         if measured.pairs_gap is not None:
             causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
-    other = next((v.reason for v in verdicts if _is_told(v, found.policy)), None)
+    told = {*(note.code for note in found.policy.notes), Why.ORDER_CHANGED.code}
+    advised = (v.reason for v in verdicts if v.status == "advisory" and v.reason is not None)
+    other = next((why for why in advised if why.code in told), None)
     swapped = None
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
         swapped = swapped_operators(profile, baseline)
@@ -606,10 +608,3 @@ def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
         ):
             return True
     return False
-
-
-def _is_told(verdict: Verdict, policy: Policy) -> bool:
-    """Whether its reason is the test's, too: why it only advises."""
-    why = verdict.reason
-    told = why is not None and (why in policy.notes or why.code == Why.ORDER_CHANGED.code)
-    return told and verdict.status == "advisory"

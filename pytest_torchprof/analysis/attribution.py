@@ -258,17 +258,21 @@ def _of_calls(trace: Events, rows: Ints, number: Ints, calls: Sequence[Call]) ->
         return rows, rows
     names, lists = trace.names, [_LIST in types for _, _, types, _, _ in calls]
     # The size of a list's elements is another one each time.
-    found = [
-        -1 if is_list else _bytes_of(names[name], *parts)
-        for is_list, (name, *parts) in zip(lists, calls, strict=True)
-    ]
+    found = []
+    for is_list, (name, dims, types, concrete, strides) in zip(lists, calls, strict=True):
+        size: int | None = -1
+        if not is_list:
+            size = _bytes_by_tensors(names[name], dims, types, strides)
+            if size is None:
+                size = _bytes_with_values(names[name], dims, types, concrete, strides)
+        found.append(size)
     amounts = int64_column(found)[number]
     if True in lists:
         at = np.array(lists)[number].nonzero()[0]
         those = [calls[one] for one in number[at].tolist()]
         sizes = _item_sizes(trace, rows[at], [dims for _, dims, *_ in those])
-        for i, (name, *parts), size in zip(at.tolist(), those, sizes, strict=True):
-            amounts[i] = _bytes_with_values(names[name], *parts, item=size) if size else -1
+        for i, (name, *parts), item in zip(at.tolist(), those, sizes, strict=True):
+            amounts[i] = _bytes_with_values(names[name], *parts, item=item) if item else -1
     return rows, amounts
 
 
@@ -277,15 +281,9 @@ _BYTES_ONLY: Final = TRAFFIC.keys() - FORMULAS.keys()
 _MOST_KNOWN: Final = 10_000
 
 
-def _bytes_of(name: str, dims: bytes, types: bytes, concrete: bytes, strides: bytes) -> int:
-    """The bytes of a call from its recorded operands, -1 if unknown."""
-    count = _bytes_by_tensors(name, dims, types, strides)
-    return _bytes_with_values(name, dims, types, concrete, strides) if count is None else count
-
-
 @lru_cache(maxsize=_MOST_KNOWN)
 def _bytes_by_tensors(name: str, dims: bytes, types: bytes, strides: bytes) -> int | None:
-    """The same if its tensors tell; None if values do.
+    """The bytes of a call from its recorded tensors, -1 if unknown; None if values tell.
 
     Cached, as tests repeat calls; their values change, like those of an optimizer's steps.
     """

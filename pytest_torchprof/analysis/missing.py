@@ -324,16 +324,14 @@ def work_elsewhere(trace: Events) -> Reason | None:
         return recorded
     if _left(trace):
         return because(*Why.THREAD_LEFT)
-    return (
-        because(
-            "finalizers",
-            (
-                "finalizers (__del__) of garbage collected after the measured run called "
-                "operators, and when that happens is not reproducible"
-            ),
-        )
-        if _finalized(trace)
-        else None
+    # Operators on the test's thread after the region, where we collect garbage.
+    late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])
+    if not late.any() or not among(trace.thread[late], _own_threads(trace)).any():
+        return None
+    return because(
+        "finalizers",
+        "finalizers (__del__) of garbage collected after the measured run called operators, and "
+        "when that happens is not reproducible",
     )
 
 
@@ -357,16 +355,6 @@ def _left(trace: Events) -> bool:
 def _own_threads(trace: Events) -> Ints:
     """The thread of the region."""
     return trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
-
-
-def _finalized(trace: Events) -> bool:
-    """Whether operators ran on the test's thread after the region, where we collect garbage."""
-    if trace.region is None or not trace.has(Kind.OP):
-        return False
-    late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])
-    if not late.any():
-        return False
-    return bool(among(trace.thread[late], _own_threads(trace)).any())
 
 
 def frees_unseen(trace: Events) -> bool:

@@ -180,17 +180,6 @@ def nothing_ran(trace: Events) -> bool:
     )
 
 
-def in_loops(trace: Events) -> Iterable[UncountedPart]:
-    """Products that inductor wrote as loops, where the graph does not tell their size."""
-    for key, events in graph_calls(trace).items():
-        graph = graphs(trace)[key]
-        counts = counts_flops(trace)
-        shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
-        hidden = events[shown < graph.products] if graph.dynamic else events[:0]
-        yield from named(trace, hidden, graph.dynamic, Why.DYNAMIC_LOOPS)
-        yield from named(trace, events, graph.loops, Why.LOOPS)
-
-
 def compiled_calls(trace: Events, counts: Bools, parent: Ints) -> Bools:
     """Calls of compiled graphs; those of compiled functions within which nothing counts, if the
     trace does not mark graphs, as of an older torch.
@@ -302,7 +291,14 @@ def _parts(trace: Events) -> Iterator[UncountedPart]:
 
 def _hidden(trace: Events) -> Iterator[UncountedPart]:
     """What compiled code may hide."""
-    yield from in_loops(trace)
+    for key, events in graph_calls(trace).items():
+        graph = graphs(trace)[key]
+        counts = counts_flops(trace)
+        shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
+        hidden = events[shown < graph.products] if graph.dynamic else events[:0]
+        # Products that inductor wrote as loops, where the graph does not tell their size.
+        yield from named(trace, hidden, graph.dynamic, Why.DYNAMIC_LOOPS)
+        yield from named(trace, events, graph.loops, Why.LOOPS)
     yield from of_no_graph(trace)
     yield from in_script(trace)
 

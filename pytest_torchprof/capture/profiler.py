@@ -255,7 +255,16 @@ class Capture:
         with ExitStack() as undo:
             undo.enter_context(blocks_apart(_APART_BYTES))
             self._set_threads(undo)
-            self._set_collector(undo)
+            # No collection within the block, and nothing from before it to be collected. Freezing
+            # hides older garbage from the collector instantly; a full collection would take 50 to
+            # 100 ms to find it. Checking whether other code has frozen objects takes time
+            # proportional to their number.
+            if not (self._first or self._frozen or others_froze()):
+                gc.freeze()
+                undo.callback(gc.unfreeze)
+            else:
+                collect()
+            undo.enter_context(no_collection())
             self._watch_threads(undo)
             self._children.watch(replace_function, undo)
             self.packages.watch(replace_function, undo)
@@ -305,18 +314,6 @@ class Capture:
         sets: list[bool] = []
         for name in ("get_num_threads", "set_num_threads"):
             replace_function(torch, name, asked, undo)
-
-    def _set_collector(self, undo: ExitStack) -> None:
-        """No collection within the block, and nothing from before it to be collected."""
-        # Freezing hides older garbage from the collector instantly; a full collection would take 50
-        # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
-        # whether other code has frozen objects takes time proportional to their number.
-        if not (self._first or self._frozen or others_froze()):
-            gc.freeze()
-            undo.callback(gc.unfreeze)
-        else:
-            collect()
-        undo.enter_context(no_collection())
 
     def _watch_threads(self, undo: ExitStack) -> None:
         """Record threads that start; `threading.Thread` itself looks unchanged to the test."""
@@ -561,13 +558,6 @@ def _has_device_records(profiler: Any) -> bool:
     )
 
 
-def device_fault() -> Reason | None:
-    """Why device metrics would always be 0 in this process; None if they work."""
-    if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
-        return None
-    return because(*Why.NO_DEVICE_RECORDS)
-
-
 # ---- The facts about the process that every live capture stores.
 
 
@@ -585,7 +575,10 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         accelerator=machine.accelerator,
         device_type=machine.device_type,
         torch=machine.torch_version,
-        no_device=device_fault(),
+        # Else device metrics would always be 0.
+        no_device=because(*Why.NO_DEVICE_RECORDS)
+        if _DEVICE_RECORDS and not _DEVICE_RECORDS[0]
+        else None,
         no_device_memory=unseen_allocator(),
         allow_tf32=allows_tf32(),
         load_per_processor=load_per_processor(),

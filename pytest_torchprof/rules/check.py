@@ -356,23 +356,20 @@ def check(
             ruled_out.add(rule)
         elif found is not NO_MATCHES:
             matches[rule] = found
-    of_tensors, of_calls = _waiting(trace, matches)
+    # Rules that another run could tell more: which tensor is which, or modules' calls.
+    of_tensors = {r for r, f in matches.items() if f.wants_tensors and trace.could_know_tensors}
+    tells_calls = trace.module_calls is None and trace.region is not None
+    of_calls = {r for r, found in matches.items() if found.wants_module_calls and tells_calls}
     # Else findings would come and go with the success of that run.
     lost = {} if trace.untold is None else dict.fromkeys(of_tensors | of_calls, trace.untold)
     unchecked.update((rule.code, why) for rule, why in lost.items())
-    unsettled = next(iter(lost.values()), None) or _unsettled(trace, candidates, unchecked)
+    # Another run may be ready for these, too.
+    again = [one.rule.code for one in candidates if one.rule.gated_by is not None]
+    again = [] if trace.region is None else [code for code in again if code in unchecked]
+    unsettled = next(iter(lost.values()), unchecked[again[0]] if again else None)
     matches = {rule: found for rule, found in matches.items() if len(found) and rule not in lost}
     return Checked(
         trace, matches, unchecked, errors, unsettled, partly, bool(of_tensors), bool(of_calls)
-    )
-
-
-def _waiting(trace: Events, matches: Mapping[Rule, Matches]) -> tuple[set[Rule], set[Rule]]:
-    """Rules that another run could tell more: which tensor is which, or modules' calls."""
-    tells_calls = trace.module_calls is None and trace.region is not None
-    return (
-        {r for r, found in matches.items() if found.wants_tensors and trace.could_know_tensors},
-        {r for r, found in matches.items() if found.wants_module_calls and tells_calls},
     )
 
 
@@ -390,16 +387,6 @@ def _protect(trace: Events) -> None:
 def _wanted(rules: tuple[Rule, ...], on_request: bool) -> list[Rule]:
     """Those to check: some only where the test asks for them."""
     return [rule for rule in rules if on_request or not rule.on_request]
-
-
-def _unsettled(
-    trace: Events, asked: Iterable[_Candidate], unchecked: Mapping[str, Reason]
-) -> Reason | None:
-    """Why another run may be ready for a rule that this one was not ready for."""
-    if not unchecked or trace.region is None:
-        return None
-    gated = {one.rule.code for one in asked if one.rule.gated_by is not None}
-    return next((why for code, why in unchecked.items() if code in gated), None)
 
 
 def nothing_seen(trace: Events) -> Reason | None:

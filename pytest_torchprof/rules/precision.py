@@ -123,7 +123,11 @@ def float64(trace: Events, *, elements: float) -> Matches:
     """
     if len(trace) > _MANY and not trace.args.may_contain(_DOUBLE):
         return NO_MATCHES
-    doubles = _doubles(trace)
+    # The selected calls that have a number or a tensor in double precision. Most operators are
+    # directly in torch's own: only those left are looked at.
+    rows = once_selected(trace, _may_be_called)
+    doubles = rows[trace.args[rows].containing(_DOUBLE)]
+    doubles = doubles[are_called(trace, doubles)] if len(doubles) else doubles
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
         return NO_MATCHES
     rows = np.flatnonzero(called(trace) & trace.selection)
@@ -162,14 +166,6 @@ def float64(trace: Events, *, elements: float) -> Matches:
         cost_ns=np.bincount(at, cost, len(shown)).astype(np.int64),
         span_ns=(trace.ts[shown], ends),
     )
-
-
-def _doubles(trace: Events) -> Ints:
-    """The selected calls that have a number or a tensor in double precision."""
-    # Most operators are directly in torch's own: only those left are looked at.
-    rows = once_selected(trace, _may_be_called)
-    doubles = rows[trace.args[rows].containing(_DOUBLE)]
-    return doubles[are_called(trace, doubles)] if len(doubles) else doubles
 
 
 def _may_be_called(trace: Events) -> Ints:

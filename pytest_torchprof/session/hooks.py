@@ -322,19 +322,16 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             with self.errors.careful:
                 item.stash[PLAN] = plan = plan.on(self.machine)
                 if not plan.left_out:
-                    self._prepare(item, plan)
-
-    def _prepare(self, item: pytest.Item, plan: Plan) -> None:
-        wants_lines = self.verdicts.begin(item)
-        item.stash.setdefault(GATHERER, None)
-        item.stash[GATHERER] = Gatherer(
-            plan,
-            self.machine,
-            own_files=(str(item.path),),
-            wants_lines=wants_lines,
-            laps=self._laps,
-            name=seeded_name(item),
-        )
+                    wants_lines = self.verdicts.begin(item)
+                    item.stash.setdefault(GATHERER, None)
+                    item.stash[GATHERER] = Gatherer(
+                        plan,
+                        self.machine,
+                        own_files=(str(item.path),),
+                        wants_lines=wants_lines,
+                        laps=self._laps,
+                        name=seeded_name(item),
+                    )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:

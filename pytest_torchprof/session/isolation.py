@@ -303,8 +303,11 @@ def clocks_stopped(item: pytest.Item, used: float, undo: ExitStack, *, alarm: bo
 
     The test has ``used`` this many seconds of its limits; ``alarm``: see `alarm_stopped`.
     """
-    if not alarm:
-        _timeout_stopped(item, used, undo)
+    settings = None if alarm else timeout_settings(item)
+    if settings is not None and not settings.func_only:
+        item.ihook.pytest_timeout_cancel_timer(item=item)
+        left = settings._replace(timeout=max(settings.timeout - used, 0.001))
+        undo.callback(lambda: item.ihook.pytest_timeout_set_timer(item=item, settings=left))
     there = item.config.pluginmanager.hasplugin("faulthandler")
     limit = float((there and item.config.getini("faulthandler_timeout")) or 0)
     if limit > 0:
@@ -319,12 +322,3 @@ def clocks_stopped(item: pytest.Item, used: float, undo: ExitStack, *, alarm: bo
                 exit=ends(item.config),
             )
         )
-
-
-def _timeout_stopped(item: pytest.Item, used: float, undo: ExitStack) -> None:
-    settings = timeout_settings(item)
-    if settings is None or settings.func_only:
-        return
-    item.ihook.pytest_timeout_cancel_timer(item=item)
-    left = settings._replace(timeout=max(settings.timeout - used, 0.001))
-    undo.callback(lambda: item.ihook.pytest_timeout_set_timer(item=item, settings=left))

@@ -570,7 +570,15 @@ class Rounds:
             wall_ms=_quantity([one.wall_ns / 1e6 for one in self.timed]),
             cpu_ms=_quantity([one.cpu_ns / 1e6 for one in self.timed]),
             instructions=_quantity([one.instructions for one in self.timed]),
-            reference=self._reference() if self.laps else None,
+            reference=ReferenceNote(
+                wall_ms=min(lap.wall_ns for lap in self.laps) / 1e6,
+                cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
+                n=len(self.laps),
+                conditions=self._conditions,
+                page_faults=min(one.page_faults for one in self.timed),
+            )
+            if self.laps
+            else None,
             regions=self._regions() or None,
         )
 
@@ -580,15 +588,6 @@ class Rounds:
             name: _region_times(name, [one.laps.get(name, ()) for one in self.timed])
             for name in names
         }
-
-    def _reference(self) -> ReferenceNote:
-        return ReferenceNote(
-            wall_ms=min(lap.wall_ns for lap in self.laps) / 1e6,
-            cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
-            n=len(self.laps),
-            conditions=self._conditions,
-            page_faults=min(one.page_faults for one in self.timed),
-        )
 
 
 def _region_times(name: str, rounds: Sequence[Sequence[LapTime | Reason]]) -> RegionTimes:

@@ -7,7 +7,6 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
@@ -679,20 +678,12 @@ def is_trace(path: Path) -> bool:
 
 def _trace(stream: Stream) -> Events:
     reader = _Reader(stream)
-    with _without_gc():
-        try:
-            return reader.trace()
-        except MemoryError as error:
-            raise stream.beyond_memory() from error
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """The collector would visit each of a million new objects several times, in vain."""
     enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # the collector would visit each of a million new objects several times, in vain
     try:
-        yield
+        return reader.trace()
+    except MemoryError as error:
+        raise stream.beyond_memory() from error
     finally:
         if enabled:
             gc.enable()

@@ -390,7 +390,13 @@ def judged(
     if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
         swapped = swapped_operators(profile, baseline)
     quiet = not (terms.contended or measured.busy)
-    again = _profile_again(measured)
+    again, run = None, reseeded(measured)
+    if run is not None:
+        again = profile_of(run)
+        if (
+            run.checked.wants_module_calls
+        ):  # its modules are not marked: a rule may find other things
+            again = replace(again, found={})
     reasons = (
         found.slower,
         other,
@@ -483,16 +489,6 @@ def _mismatched(mismatch: Mapping[str, str], found: Verdicts) -> Verdicts:
     return replace(found, whole=verdicts, regions={}, status=status, reason=reason)
 
 
-def _profile_again(measured: Measured) -> Profile | None:
-    """The profile of a run with another seed, if there was one."""
-    again = reseeded(measured)
-    if again is None:
-        return None
-    profile = profile_of(again)
-    # Its modules are not marked, without which a rule may find something else.
-    return replace(profile, found={}) if again.checked.wants_module_calls else profile
-
-
 def _accepts(
     measured: Measured, found: Verdicts, again: Profile | None, *, quiet: bool, accept: bool
 ) -> Baseline:
@@ -568,21 +564,13 @@ def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline |
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
     before = accepted.operators if accepted is not None else {}
-    operators = {
-        name: {
-            column: _kept(n, before.get(name, {}).get(column), near.get(column))
-            for column, n in row.items()
-        }
-        for name, row in stored_operators(profile.operators).items()
-    }
+    operators = stored_operators(profile.operators)
+    for name, row in operators.items():
+        for column, n in row.items():
+            kept, metric = before.get(name, {}).get(column), near.get(column)
+            if kept is not None and metric and alike(kept, n, metric.tolerance, metric.margin):
+                row[column] = kept
     return Baseline(metrics, operators, dict(profile.kernels), own=own)
-
-
-def _kept(value: int, accepted: int | None, near: Verdict | None) -> int:
-    """An operator's part of a metric; the accepted one, if both are within the tolerance."""
-    if accepted is None or near is None:
-        return value
-    return accepted if alike(accepted, value, near.tolerance, near.margin) else value
 
 
 def _own_times(region: Profile) -> dict[str, Number]:

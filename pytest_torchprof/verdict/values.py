@@ -174,11 +174,7 @@ def _present(metric: Metric, trace: Events, whole: Events, *, partial: bool) -> 
 
 
 def _is_partial(trace: Events) -> bool:
-    return trace.cut or trace.whole.once(_elsewhere) is not None
-
-
-def _elsewhere(trace: Events) -> Reason | None:
-    return work_elsewhere(trace) if trace.is_live else None
+    return trace.cut or (trace.whole.once(work_elsewhere) is not None and trace.is_live)
 
 
 def _of_test(metric: Metric, whole: Events) -> Value:

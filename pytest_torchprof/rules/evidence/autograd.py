@@ -23,6 +23,7 @@ from pytest_torchprof.trace.names import (
     Names,
     are_named,
     numbers_of,
+    once_per_trace,
     operators_named,
 )
 from pytest_torchprof.trace.nesting import among
@@ -125,12 +126,9 @@ def has_regions(trace: Events) -> bool:
     return bool(len(operators_named(trace, _REGION)))
 
 
+@once_per_trace
 def forward_calls(trace: Events) -> Ints:
     """Like `levels.calls`, without the engine's steps, but with what compiled regions call."""
-    return trace.once(_forward_calls)
-
-
-def _forward_calls(trace: Events) -> Ints:
     rows = calls(trace)
     rows = rows[~are_engine_steps(trace, rows)]
     regions = operators_named(trace, _REGION)
@@ -146,12 +144,9 @@ def _forward_calls(trace: Events) -> Ints:
     return rows[np.argsort(trace.thread[rows], kind="stable")]
 
 
+@once_per_trace
 def recorded(trace: Events, named: Names | None) -> Recorded:
     """Calls with such names, or all, that recorded nodes of a graph."""
-    return trace.once(_recorded, named)
-
-
-def _recorded(trace: Events, named: Names | None) -> Recorded:
     rows = forward_calls(trace)
     at = np.arange(len(rows)) if named is None else are_named(trace, rows, named).nonzero()[0]
     number = numbers(trace, rows[at])
@@ -181,7 +176,11 @@ def _numbers_after(trace: Events, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
         todo = todo[found[todo] < 0]
     last = found < 0
     for late in np.flatnonzero(last).tolist():
-        found[late] = _last_number(trace, int(rows[at[late]]))
+        # The largest number within the call: the numbers of earlier nodes are used up.
+        row = int(rows[at[late]])
+        later = np.arange(row, int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row])))
+        inside = (trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])
+        found[late] = int(numbers(trace, later[inside]).max(initial=-1))
     return found, last
 
 
@@ -199,14 +198,6 @@ def numbers(trace: Events, rows: Ints) -> Ints:
         for raw in trace.args[rows].tolist()
     ]
     return np.array([args.sequence for args in decode_texts(AutogradArgs, raws)], np.int64)
-
-
-def _last_number(trace: Events, row: int) -> int:
-    """The largest sequence number within a call: the numbers of earlier nodes are used up."""
-    stop = int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row]))
-    later = np.arange(row, stop)
-    inside = later[(trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])]
-    return int(numbers(trace, inside).max(initial=-1))
 
 
 def all_used(trace: Events, named: Names) -> bool:
@@ -228,12 +219,9 @@ def _ran(trace: Events) -> set[int]:
     return {-1, *[one.sequence for one, name in zip(args, names, strict=True) if name not in ends]}
 
 
+@once_per_trace
 def engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
     """The autograd engine's steps that run nodes, and the node that each one runs."""
-    return trace.once(_engine_nodes)
-
-
-def _engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
     rows = operators_named(trace, _RUNS)
     return rows, decode(AutogradArgs, trace.args[rows])
 

@@ -181,16 +181,14 @@ def _by_events(found: Matches, parts: Sequence[Ints], part: Events) -> Matches:
     ]
     share = np.array([len(a) / max(len(b), 1) for a, b in zip(mine, parts, strict=True)])
     cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
-    if found.count is None:
-        count = ((found.event >= 0) & part.selection[found.event]).astype(np.int64)
-    else:
-        count = np.rint(found.count * share).astype(np.int64)
+    # A stretch may cover several parts, and each of them has it: none looks clean that is not.
+    count = kept.astype(np.int64) if found.count is None else np.rint(found.count * share)
     return replace(
         found,
         event=np.array(event, np.int64),
         parts=mine,
         cost_ns=cost,
-        count=count,
+        count=count.astype(np.int64),
     ).where(kept)
 
 
@@ -255,14 +253,6 @@ class Checked(Frozen, frozen=True):
         """The same for the rules that every test is checked by: what `findings` sums up."""
         asked = {rule.code for rule in self.matches if rule.on_request}
         return {code: count for code, count in self.counts.items() if code not in asked}
-
-    def within(self, inside: Bools) -> Checked:
-        """Only the matches of these events."""
-        chosen = {
-            rule: one.where(inside[one.event] & (one.event >= 0))
-            for rule, one in self.matches.items()
-        }
-        return replace(self, matches={rule: one for rule, one in chosen.items() if len(one)})
 
     def of_part(self, part: Events) -> Checked:
         """Only the matches in a part of the trace, whose costs add up to its span at most."""

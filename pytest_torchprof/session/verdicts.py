@@ -146,7 +146,7 @@ def _findings(measured: Measured, placing: Placing) -> dict[str | None, tuple[Fi
         found[None] = merged_findings([found[None], *theirs])
     if checked.matches:
         for name in named_regions(trace):
-            found[name] = checked.within(view_of(trace, name).selection).findings(placing)
+            found[name] = checked.of_part(view_of(trace, name)).findings(placing)
     return found
 
 

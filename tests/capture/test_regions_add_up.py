@@ -270,8 +270,9 @@ def check_shares(trace: Events, *, memory: bool = True) -> None:
                 isinstance(e, MissingValue) for e in each
             )
     found = [RegionValues(checked, (), *lap)["findings"] for lap in disjoint]
-    found.append(sum(checked.within(rest.selection).counts.values()))
-    assert sum(checked.counts.values()) == sum(map(at_hand, found))
+    found.append(sum(checked.of_part(rest).counts.values()))
+    # A stretch over several parts counts in each.
+    assert sum(checked.counts.values()) <= sum(map(at_hand, found))
     if not memory:
         return
     peak = measure(METRICS["peak_cpu_bytes"], trace)

@@ -153,3 +153,26 @@ def test_a_variant_is_recompiled_only_where_the_trace_has_its_compilation(
     found = found_in(say, tmp_path, events)
     assert [(one["rule"], one["count"]) for one in found] == [("recompile", n) for n in wanted]
     assert all(one["cost_ms"] == pytest.approx(0.09) for one in found)
+
+
+def test_what_two_regions_do_alike_is_found_in_both(pytester: pytest.Pytester) -> None:
+    """A finding that spans repeated layers is of each region in which they run."""
+    pytester.makepyfile(
+        """
+        import torch
+
+        model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+
+        def test_it(torchprof):
+            for name in ("first", "second"):
+                x = torch.randn(4096, 256)
+                with torchprof(name):
+                    model(x)
+        """
+    )
+    pytester.runpytest("--torchprof", "--torchprof-json=r.json").assert_outcomes(passed=1)
+    regions: Json = json.loads(Path("r.json").read_text())["tests"][0]["regions"]
+    assert [one["metrics"]["findings"]["value"] for one in regions.values()] == [1, 1]
+    for (found,) in (one["findings"] for one in regions.values()):
+        assert found["rule"] == "missing-no-grad"
+        assert found["location"].endswith(".py:9")

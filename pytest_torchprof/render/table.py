@@ -586,7 +586,9 @@ class Merging(NamedTuple):
             of_trace.setdefault(trace, []).append(row.get(self.spread))
         both = _most if self.spread in largest else _sum
         known = {at: value for at, own in of_trace.items() if (value := both(own)) is not None}
-        least, most = min(known.values(), default=None), max(known.values(), default=None)
+        # Of equal ones, such as 0 and 0.0, the same in any order of the traces.
+        ends = sorted(known.values(), key=lambda value: (value, isinstance(value, float)))
+        least, most = (ends[0], ends[-1]) if ends else (None, None)
         out |= dict(zip(self.added, (len(of_trace), least, most), strict=True))
         return out, min((trace for trace, value in known.items() if value == most), default=-1)
 

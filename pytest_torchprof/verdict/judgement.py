@@ -393,10 +393,8 @@ def judged(
     again, run = None, reseeded(measured)
     if run is not None:
         again = profile_of(run)
-        if (
-            run.checked.wants_module_calls
-        ):  # its modules are not marked: a rule may find other things
-            again = replace(again, found={})
+        # Its modules are not marked, without which a rule may find something else.
+        again = replace(again, found={}) if run.checked.wants_module_calls else again
     reasons = (
         found.slower,
         other,

@@ -272,10 +272,10 @@ def check_shares(trace: Events, *, memory: bool = True) -> None:
     found = [RegionValues(checked, (), *lap)["findings"] for lap in disjoint]
     found.append(sum(checked.of_part(rest).counts.values()))
     # A stretch over several parts counts in each.
-    each = [view_of(trace, *lap).selection for lap in disjoint] + [rest.selection]
+    shares_of = [view_of(trace, *lap).selection for lap in disjoint] + [rest.selection]
     stretches = [m.parts for m in checked.matches.values() if m.parts and m.count is None]
     again = sum(
-        sum(bool(part[events].any()) for part in each) - 1
+        sum(bool(part[events].any()) for part in shares_of) - 1
         for parts in stretches
         for events in parts
     )

@@ -41,7 +41,8 @@ _ROUNDING_MS = 1e-9
 #: The column of the stored operator rows that accounts for a change in a metric.
 COLUMN_OF = {
     "flops": "flops",
-    "ops": "calls",
+    "ops": "ops",
+    "dispatches": "calls",
     "kernels": "kernels",
     "allocated_cpu_bytes": "allocated_cpu_bytes",
     "allocated_cuda_bytes": "allocated_cuda_bytes",

@@ -31,7 +31,7 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.steps import selects_by_time
 from pytest_torchprof.trace.tree import forward_of, paths_of
-from pytest_torchprof.work.counting import has_shapes, op_flops, unknown_flops
+from pytest_torchprof.work.counting import computing, has_shapes, op_flops, unknown_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -124,6 +124,8 @@ class OpRow(Mutable):
 
     name: str
     calls: int = 0
+    #: Of these, those that read or write data themselves, see `work.counting.computing`.
+    ops: int = 0
     self_cpu_ns: int = 0
     cpu_ns: int = 0
     self_cuda_ns: int = 0
@@ -191,6 +193,7 @@ def _fill(trace: Events, chosen: Ints, row: Callable[[str], OpRow], *, timed: bo
     groups = Groups(trace, chosen, trace.name[chosen])
     own = [row(trace.names[name]) for name in groups.keys.tolist()]
     _set(own, "calls", groups.calls)
+    _set(own, "ops", groups.total(computing(trace)[chosen].astype(np.int64)))
     if timed:
         _set(own, "self_cpu_ns", groups.self_cpu_ns)
         _set(own, "cpu_ns", groups.cpu_ns)

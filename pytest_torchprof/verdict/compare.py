@@ -697,7 +697,7 @@ def _against_accepted(
     reference = accepted if known is None else within(baseline, metric.name, value, accepted)
     status = _against(value, reference, metric)
     note = policy.note_on(metric) if status != "ok" else None
-    if note is not None:
+    if note is not None or (status != "ok" and metric.klass == "advice"):
         status = "advisory"
     elif known is not None and not known.low <= value <= known.high:
         note = outside(known, metric.unit)

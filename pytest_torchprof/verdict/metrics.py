@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # ---- What a metric is: a row of the metric table, or one of a user's own.
 
-Klass = Literal["exact", "near", "time", "never"]
+Klass = Literal["exact", "near", "advice", "time", "never"]
 MetricNeed = Literal[
     "rounds", "shapes", "memory", "device", "device_memory", "calls", "operators", "host"
 ]
@@ -190,16 +190,27 @@ def _count(trace: Events, kind: str) -> int:
 
 
 def _ops(trace: Events) -> int:
+    """Computing operators; an annotation given as ``op=`` counts itself, too."""
+    from pytest_torchprof.work.counting import computing
+
+    return int(computing(trace).sum()) + _annotations(trace)
+
+
+def _dispatches(trace: Events) -> int:
     """Operators; within annotations given as ``op=``, these too, as an operator counts itself."""
-    count = _count(trace, "OP")
+    return _count(trace, "OP") + _annotations(trace)
+
+
+def _annotations(trace: Events) -> int:
+    """Annotations of the name given as ``op=``."""
     if trace.scope is None or trace.scope[0] != "op":
-        return count
+        return 0
     from pytest_torchprof.core.scopes import is_of_name
     from pytest_torchprof.trace.names import OURS, Kind
 
     name = trace.scope[1]
     given = trace.names_where(lambda one: is_of_name(name, one) and not one.startswith(OURS))
-    return count + int((trace.selection & given & trace.is_kind(Kind.ANNOTATION)).sum())
+    return int((trace.selection & given & trace.is_kind(Kind.ANNOTATION)).sum())
 
 
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
@@ -440,7 +451,9 @@ METRICS: Mapping[str, Metric] = {
         _row("flops", "FLOP", "exact", "shapes", _flops,
              "floating-point operations by formula, multiply and add counted as 2", adds_up=True),
         _row("ops", "1", "exact", "operators", _ops,
-             "operator calls, autograd's nodes and TorchScript's functions included",
+             "operators that read or write the data of tensors themselves", adds_up=True),
+        _row("dispatches", "1", "advice", "operators", _dispatches,
+             "all operator calls, autograd's nodes and TorchScript's functions included",
              adds_up=True),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase", **_MEMORY, largest=True),

@@ -320,6 +320,7 @@ def values_in(found: Mapping[str, Recorded]) -> dict[str, Value]:
 
 _COLUMNS = (
     "calls",
+    "ops",
     "flops",
     "accumulations",
     "kernels",

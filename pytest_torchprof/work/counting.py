@@ -19,6 +19,7 @@ from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_c
 from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
+from pytest_torchprof.work.dispatch import may_compute
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.operands import Operands
 
@@ -486,6 +487,17 @@ def counts_flops(trace: Events) -> Bools:
 def work_parent(trace: Events) -> Ints:
     """Like `parent`, but forward-mode derivatives are siblings of the operator they derive."""
     return _ran(trace).parent
+
+
+@once_of_whole
+def _computing(trace: Events) -> Bools:
+    found = trace.is_kind(Kind.OP) & trace.names_where(may_compute) & ~_ran(trace).fake
+    return found & ~nesting.above(found.nonzero()[0], trace.parent)
+
+
+def computing(trace: Events) -> Bools:
+    """Selected calls that read or write the data of tensors themselves: of nested ones the last."""
+    return _computing(trace) & trace.selection
 
 
 def only_shapes(trace: Events) -> Bools:

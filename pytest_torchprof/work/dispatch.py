@@ -69,4 +69,30 @@ def operator_names() -> Mapping[tuple[str, str], tuple[str, ...]]:
     return {section: tuple(names) for section, names in found.items()}
 
 
-COMPOSITES: Final = aten(" ".join(operator_names()["dispatch", "composites"]))
+def _dispatched(*sections: str) -> frozenset[str]:
+    return aten(" ".join(name for one in sections for name in operator_names()["dispatch", one]))
+
+
+COMPOSITES: Final = _dispatched("implicit", "explicit")
+#: Operators that only call others, return views, allocate, or ask for what is known of a tensor.
+PLUMBING: Final = (
+    IDLE
+    | _dispatched("implicit", "plumbing")
+    | aten(
+        "empty empty_like empty_strided new_empty new_empty_strided empty_quantized empty_permuted "
+        "resize_ meshgrid broadcast_tensors item"
+    )
+)
+
+
+#: Namespaces of names that no kernel has: autograd's steps, tools, and TorchScript's own.
+_NO_WORK: Final = ("autograd::", "prim::", "profiler::", "streams::", "mempool::", "coor::")
+
+
+def may_compute(name: str) -> bool:
+    """Whether calls of this name may read or write the data of tensors themselves.
+
+    >>> [may_compute(n) for n in ("aten::mm", "aten::view", "aten::linear", "mylib::op", "MmBackward0")]
+    [True, False, False, True, False]
+    """
+    return "::" in name and name not in PLUMBING and not name.startswith(_NO_WORK)

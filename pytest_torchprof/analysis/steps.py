@@ -15,6 +15,7 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import HOST_KINDS, Kind, once_per_trace
 from pytest_torchprof.trace.steps import step_of, steps_of
+from pytest_torchprof.work.counting import computing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ def step_numbers(trace: Events, name: str = "") -> StepNumbers:
         "self_cuda_ns": total(device, trace.dur[device]),
         "cuda_busy_ns": busy[chosen],
         "cuda_idle_ns": idle[chosen],
-        "ops": total(host[trace.kind[host] == Kind.OP]),
+        "ops": total(host[computing(trace)[host]]),
         "kernels": total(device[trace.kind[device] == Kind.KERNEL]),
         "copies": total(copied),
         "copied_bytes": total(copied, np.maximum(sizes, 0)),

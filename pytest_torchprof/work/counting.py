@@ -19,7 +19,7 @@ from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_c
 from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import holds_whole_operators
-from pytest_torchprof.work.dispatch import may_compute
+from pytest_torchprof.work.dispatch import has_kernel, may_compose
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.operands import Operands
 
@@ -491,12 +491,15 @@ def work_parent(trace: Events) -> Ints:
 
 @once_of_whole
 def _computing(trace: Events) -> Bools:
-    found = trace.is_kind(Kind.OP) & trace.names_where(may_compute) & ~_ran(trace).fake
-    return found & ~nesting.above(found.nonzero()[0], trace.parent)
+    ran = trace.is_kind(Kind.OP) & ~_ran(trace).fake
+    own, composed = (ran & trace.names_where(one) for one in (has_kernel, may_compose))
+    # What only calls others counts by them, if the trace has them.
+    composed &= ~nesting.above((own | composed).nonzero()[0], trace.parent)
+    return nesting.outermost(own | composed, trace.parent)
 
 
 def computing(trace: Events) -> Bools:
-    """Selected calls that read or write the data of tensors themselves: of nested ones the last."""
+    """Selected calls that read or write the data of tensors themselves; of nested ones, one."""
     return _computing(trace) & trace.selection
 
 

@@ -85,14 +85,26 @@ PLUMBING: Final = (
 )
 
 
+_EXPLICIT: Final = _dispatched("explicit")
+
+
+def has_kernel(name: str) -> bool:
+    """Whether it is one of torch's operators that reads or writes the data of tensors itself.
+
+    >>> [has_kernel(name) for name in ("aten::mm", "aten::view", "aten::linear", "aten::clone")]
+    [True, False, False, False]
+    """
+    return name.startswith(("aten::", "prims::")) and not (name in PLUMBING or name in _EXPLICIT)
+
+
 #: Namespaces of names that no kernel has: autograd's steps, tools, and TorchScript's own.
 _NO_WORK: Final = ("autograd::", "prim::", "profiler::", "streams::", "mempool::", "coor::")
 
 
-def may_compute(name: str) -> bool:
-    """Whether calls of this name may read or write the data of tensors themselves.
+def may_compose(name: str) -> bool:
+    """Whether it counts by the operators nested in it, and else computes: as others' operators do.
 
-    >>> [may_compute(n) for n in ("aten::mm", "aten::view", "aten::linear", "mylib::op", "MmBackward0")]
-    [True, False, False, True, False]
+    >>> [may_compose(name) for name in ("aten::clone", "mylib::op", "aten::mm", "MmBackward0")]
+    [True, True, False, False]
     """
-    return "::" in name and name not in PLUMBING and not name.startswith(_NO_WORK)
+    return "::" in name and not (name.startswith(_NO_WORK) or name in PLUMBING or has_kernel(name))

@@ -102,7 +102,7 @@ def loaded(path: Path) -> tuple[Events, Plain]:
 def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     trace, plain = loaded(path)
     values, rows = measure_all(trace), op_rows(trace)
-    assert values["ops"] == plain.ops.total()
+    assert values["dispatches"] == plain.ops.total()
     calls = {name: row.calls for name, row in rows.items() if name in plain.ops}
     assert {n: calls[n] for n in plain.ops} == annotated(trace, plain.ops, rows)
     if not plain.events:  # then it is unknown, or truly nothing

@@ -229,7 +229,7 @@ def test_operators_are_those_of_key_averages(
     assert region.cpu_time_total / 1000 > total
     annotations = int((trace.selection & trace.is_kind(Kind.ANNOTATION)).sum())
     calls = sum(row.count for row in averages.values()) + repeated.total()
-    assert values["ops"] == calls - annotations
+    assert values["dispatches"] == calls - annotations
 
 
 def test_ops_are_the_operators_of_the_region(steps: dict[str, Block], tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_ops_are_the_operators_of_the_region(steps: dict[str, Block], tmp_path: 
         (region,) = (e for e in events if e["name"] == REGION)
         start, end = region["ts"], region["ts"] + region["dur"]
         inside = [e for e in events if e.get("cat") == "cpu_op" and start <= e["ts"] < end]
-        assert measure_all(trace)["ops"] == len(inside) > 0
+        assert measure_all(trace)["dispatches"] == len(inside) > 0
         assert len(inside) == sum(e.get("cat") == "cpu_op" for e in events)
 
 

@@ -36,6 +36,7 @@ FROM_EVENTS = [
     "cuda_idle_ms",
     "flops",
     "ops",
+    "dispatches",
     "peak_cpu_bytes",
     "peak_cuda_bytes",
     "allocated_cpu_bytes",
@@ -533,7 +534,7 @@ def raw_count(path: Path) -> dict[str, Decimal | int]:
     span = reached - min(e["ts"] for e in device)
     waits = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
     return {
-        "ops": sum(e.get("cat") == "cpu_op" for e in events),
+        "dispatches": sum(e.get("cat") == "cpu_op" for e in events),
         "kernels": sum(e["cat"] == "kernel" for e in device),
         "self_cuda_ms": sum(e["dur"] for e in device) / 1000,
         "cuda_busy_ms": busy / 1000,

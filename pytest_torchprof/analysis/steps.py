@@ -69,7 +69,7 @@ def step_numbers(trace: Events, name: str = "") -> StepNumbers:
         "self_cuda_ns": total(device, trace.dur[device]),
         "cuda_busy_ns": busy[chosen],
         "cuda_idle_ns": idle[chosen],
-        "ops": total(host[computing(trace)[host]]),
+        "ops": total(host[computing(trace.whole)[host]]),
         "kernels": total(device[trace.kind[device] == Kind.KERNEL]),
         "copies": total(copied),
         "copied_bytes": total(copied, np.maximum(sizes, 0)),

@@ -115,6 +115,20 @@ def usage(trace: Events, *, on_device: bool) -> Usage:
     )
 
 
+def held_blocks(trace: Events, *, on_device: bool) -> tuple[Ints, Ints, Ints, Ints]:
+    """The events of the selected part that allocate, each with its bytes: all, those live at the
+    peak, and those that are left at the end.
+    """
+    memory = trace.memory.device(on_device)
+    _, block, size = changes_of(memory, selected(trace, memory), on_device)
+    _, until = _peak(size)
+    known, number = np.unique(block[block >= 0], return_inverse=True)
+    parts = [np.maximum(size, 0), np.where(np.arange(len(size)) < until.stop, size, 0), size]
+    number, size_of = number.astype(np.int64), len(known)
+    total, peak, left = (nesting.summed(number, part[block >= 0], size_of) for part in parts)
+    return memory.event[known], total, peak, left
+
+
 def _owner_of_block(whole: Events, on_device: bool) -> Ints:
     """The owner of each block; that of block -1, the last one, is -2."""
     return np.append(owners_of(whole, whole.memory.device(on_device).event), -2)

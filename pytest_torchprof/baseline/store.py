@@ -7,11 +7,12 @@ import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import field as struct_field
@@ -21,11 +22,21 @@ from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.files import locked, replacing, system_message
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.values import CPU_SEPARATOR, Baseline, Range, of_rules
+from pytest_torchprof.core.values import (
+    CPU_SEPARATOR,
+    Baseline,
+    Detail,
+    DetailRow,
+    HeldRow,
+    Range,
+    of_rules,
+)
 
 # ---- Read baseline files: decode them, check their schema, resolve git's merge conflicts.
 
-BASELINE_SCHEMA = "torchprof-baseline/1"
+BASELINE_SCHEMA = "torchprof-baseline/2"
+#: Version 1 has operators and kernels in its entries, and its ``ops`` are all calls.
+_READABLE = ("torchprof-baseline/1", BASELINE_SCHEMA)
 _FAMILY = BASELINE_SCHEMA.split("/", maxsplit=1)[0]
 _LARGEST = 2.0**64
 _MEND = "Restore it from version control, or delete it and accept again."
@@ -38,6 +49,7 @@ class NumberSections(msgspec.Struct):
     """The parts of an entry, and of a region in it, that are compared."""
 
     metrics: dict[str, int | float] = {}
+    zero: list[str] = []
     operators: dict[str, dict[str, int | float]] = {}
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
@@ -123,7 +135,7 @@ def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
     if "schema" not in data:
         raise BaselineError(f"baseline {path} has no schema; expected {BASELINE_SCHEMA!r}. {mend}")
     schema = data["schema"]
-    if schema != BASELINE_SCHEMA:
+    if schema not in _READABLE:
         if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
             mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again."
         raise BaselineError(
@@ -296,10 +308,10 @@ def dumped(value: object) -> str:
 
 # ---- What of a test's accepted numbers an update changes.
 
-OWN, REGIONS, UNSTABLE, RANKS = "own", "regions", "unstable", "ranks"
-SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
+OWN, REGIONS, UNSTABLE, RANKS, ZERO = "own", "regions", "unstable", "ranks", "zero"
+SECTIONS = ("metrics", "findings", "times")
 #: Those of a region.
-OF_REGION = ("metrics", "operators", "kernels", "findings", "own", "times")
+OF_REGION = ("metrics", "findings", "own", "times")
 
 
 class Change(Frozen, frozen=True):
@@ -323,6 +335,21 @@ class Change(Frozen, frozen=True):
         return name if self.region is None else f"{self.region}: {name}"
 
 
+def metrics_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The accepted values of an entry or a region, those that are 0 included."""
+    metrics = {**dict.fromkeys(entry.get(ZERO, ()), 0), **entry.get("metrics", {})}
+    if "operators" in entry and "ops" in metrics:  # version 1 counted all calls
+        metrics["dispatches"] = metrics.pop("ops")
+    return metrics
+
+
+def _stored_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections for these values: a reviewer reads those that are not 0."""
+    zero = sorted(name for name, value in metrics.items() if value == 0)
+    found: dict[str, Any] = {"metrics": {n: v for n, v in metrics.items() if v != 0}}
+    return found | ({ZERO: zero} if zero else {})
+
+
 def changes(test: str, old: Mapping[str, float], new: Mapping[str, float]) -> list[Change]:
     """Names whose numbers differ, with both."""
     return [
@@ -339,11 +366,14 @@ def region_changes(
     return [
         replace(change, region=name)
         for name in sorted(old.keys() | new.keys())
-        for section in ("metrics", OWN)
-        for change in changes(
-            test, old.get(name, {}).get(section, {}), new.get(name, {}).get(section, {})
-        )
+        for of in (metrics_of, _own_of)
+        for change in changes(test, of(old.get(name, {})), of(new.get(name, {})))
     ]
+
+
+def _own_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    own: Mapping[str, Any] = entry.get(OWN, {})
+    return own
 
 
 def same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -354,7 +384,7 @@ def same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
     sections = {
         section: entry[section]
-        for section in (*SECTIONS, OWN, UNSTABLE, RANKS)
+        for section in (*SECTIONS, ZERO, "operators", OWN, UNSTABLE, RANKS)
         if section != "times" and entry.get(section)
     }
     regions = {
@@ -362,6 +392,111 @@ def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
         for name, region in entry.get(REGIONS, {}).items()
     }
     return {**sections, REGIONS: regions}
+
+
+# ---- What explains the numbers, beside the file that a reviewer reads: a line for each test and
+# environment.
+
+_Counts: TypeAlias = dict[str, dict[str, int]]
+
+
+class _OfRegion(msgspec.Struct, omit_defaults=True):
+    operators: _Counts = {}
+    kernels: dict[str, int] = {}
+
+
+class _Line(_OfRegion, omit_defaults=True):
+    """The detail of an entry whose metrics and findings have this digest, ``numbers``."""
+
+    test: str = ""
+    environment: str = ""
+    numbers: str = ""
+    rows: tuple[DetailRow, ...] = ()
+    runs: dict[str, int] = {}
+    calls: _Counts = {}
+    held: tuple[HeldRow, ...] = ()
+    regions: dict[str, _OfRegion] = {}
+
+
+class _Name(msgspec.Struct):
+    test: str
+    environment: str
+
+
+def detail_path(path: Path) -> Path:
+    """The file that explains the numbers of a baseline file: ``test_x.detail.jsonl``."""
+    return path.with_name(f"{path.stem}.detail.jsonl")
+
+
+class Details:
+    """The lines of a detail file; one that cannot be read is as good as none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = detail_path(path)
+        self._lines: dict[tuple[str, str], bytes] = {}
+        self._changed = False
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                name = msgspec.json.decode(line, type=_Name)
+                self._lines[name.test, name.environment] = line
+
+    def of(self, test: str, environment: str, entry: Mapping[str, Any]) -> _Line | None:
+        """The detail of this entry; None if there is none, or one for other numbers."""
+        line = self._lines.get((test, environment))
+        if line is None:
+            return None
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found = msgspec.json.decode(line, type=_Line)
+            return found if found.numbers == _digest(entry) else None
+        return None
+
+    def put(self, test: str, environment: str, entry: Mapping[str, Any], new: Baseline) -> None:
+        """Set the line of an entry."""
+        detail = new.detail or Detail()
+        line = _Line(
+            test=test,
+            environment=environment,
+            numbers=_digest(entry),
+            rows=tuple(sorted(detail.rows, key=lambda row: row.key)),
+            runs=dict(detail.runs),
+            calls={name: dict(one) for name, one in detail.calls.items()},
+            held=tuple(sorted(detail.held, key=lambda row: (row.function, row.operator))),
+            operators={name: dict(row) for name, row in new.operators.items()},
+            kernels=dict(new.kernels),
+            regions={
+                storable_name(name): _OfRegion(
+                    {operator: dict(row) for operator, row in one.operators.items()},
+                    dict(one.kernels),
+                )
+                for name, one in new.regions.items()
+            },
+        )
+        self._lines[test, environment] = msgspec.json.encode(line, order="sorted")
+        self._changed = True
+
+    def write(self, known: Mapping[str, Collection[str]]) -> None:
+        """Replace the file, without lines of other tests and environments than are known.
+
+        Raises:
+            BaselineError: it cannot be written.
+        """
+        gone = [key for key in self._lines if key[1] not in known.get(key[0], ())]
+        if not (self._changed or gone):
+            return
+        for key in gone:
+            del self._lines[key]
+        text = b"".join(self._lines[key] + b"\n" for key in sorted(self._lines)).decode()
+        replace_file(self._path, text, what=f"baseline {self._path}", next_step=_FREE)
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    """What tells whether an entry still has the numbers that a line explains."""
+    numbers = metrics_of(entry), entry.get("findings", {})
+    return f"{zlib.crc32(dumped(numbers).encode(errors='backslashreplace')):08x}"
 
 
 # ---- Replace a text file as a whole, with errors that name what could not be written.
@@ -403,6 +538,8 @@ def replace_file(
         found = f"{system_message(error)} (nothing was changed)"
         raise BaselineError(f"{what} cannot be written", found, next_step) from error
 
+
+_FREE = "free the folder or the disk, or name another with --torchprof-baselines"
 
 # ---- Store baselines: read, merge, prune, and replace files as a whole.
 #
@@ -500,15 +637,24 @@ def load(path: Path, *, merging: bool = False) -> dict[str, Any] | None:
 
 
 def entry_of(
-    data: Mapping[str, Any] | None, test: str, environment: str, cpu_capability: str = ""
+    data: Mapping[str, Any] | None,
+    test: str,
+    environment: str,
+    cpu_capability: str = "",
+    details: Details | None = None,
 ) -> Baseline | None:
     """The accepted numbers of this test in this environment, or None.
 
     Those of a CPU with these instructions, if there are any; else those of another.
     """
-    entries = (data or {}).get("tests", {}).get(storable_name(test), {})
-    found = entries.get(_of_cpu(environment, cpu_capability), entries.get(environment))
-    return None if found is None else _baseline(found)
+    name = storable_name(test)
+    entries = (data or {}).get("tests", {}).get(name, {})
+    key = _of_cpu(environment, cpu_capability)
+    key = key if key in entries else environment
+    found = entries.get(key)
+    if found is None:
+        return None
+    return _baseline(found, details.of(name, key, found) if details is not None else None)
 
 
 def entry_elsewhere(
@@ -533,18 +679,18 @@ def entry_elsewhere(
     return key, _baseline(entry)
 
 
-def _baseline(found: Mapping[str, Any]) -> Baseline:
-    sections = {section: found.get(section, {}) for section in SECTIONS}
+def _baseline(found: Mapping[str, Any], line: _Line | None = None) -> Baseline:
+    of_regions = line.regions if line is not None else {}
     regions = {
         name: Baseline(
-            **{section: region.get(section, {}) for section in OF_REGION},
+            **_sections_of(region, OF_REGION, of_regions.get(name)),
             laps=region.get("laps", 1),
             unstable=_ranges(region),
         )
         for name, region in found.get(REGIONS, {}).items()
     }
     return Baseline(
-        **sections,
+        **_sections_of(found, SECTIONS, line),
         cpu_capability=found.get(_CPU),
         regions=regions,
         own=found.get(OWN, {}),
@@ -552,7 +698,19 @@ def _baseline(found: Mapping[str, Any]) -> Baseline:
         unstable=_ranges(found),
         seed=found.get(_SEED),
         chip=found.get(_CHIP),
+        detail=None if line is None else Detail(line.rows, line.runs, line.calls, line.held),
     )
+
+
+def _sections_of(
+    entry: Mapping[str, Any], sections: Iterable[str], line: _OfRegion | None
+) -> dict[str, Any]:
+    """The parts of an entry or a region, with its operators and kernels."""
+    found = {section: entry.get(section, {}) for section in sections}
+    found["metrics"] = metrics_of(entry)
+    for part in ("operators", "kernels"):  # version 1 has them in the entry
+        found[part] = entry.get(part) or (getattr(line, part) if line is not None else {})
+    return found
 
 
 def _ranges(entry: Mapping[str, Any]) -> dict[str, Range]:
@@ -598,21 +756,30 @@ def update(
         found = read_baseline(path, merging=True) or Document(
             {"schema": BASELINE_SCHEMA, "tests": {}}
         )
-        done = _updated(path, found, entries, project)
+        details = Details(path)
+        done = _updated(path, found, entries, project, details)
         if existing is not None:
             names = {storable_name(name) for name in existing}
             _prune(done, found.data["tests"], names, _device(environment), project)
+        details.write(found.data["tests"])
         if done.touched:
+            found.data["schema"] = BASELINE_SCHEMA
             replace_file(
                 path,
                 render(found.data),
                 what=f"baseline {path}",
-                next_step="free the folder or the disk, or name another with --torchprof-baselines",
+                next_step=_FREE,
             )
     return done
 
 
-def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str | None) -> Written:
+def _updated(
+    path: Path,
+    found: Document,
+    entries: Iterable[Entry],
+    project: str | None,
+    details: Details,
+) -> Written:
     tests, disputed = found.data["tests"], set(found.disputed)
     done = Written(path, touched=found.merged)
     for entry in entries:
@@ -630,12 +797,12 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         key = key or _of_cpu(entry.environment, entry.baseline.cpu_capability or "")
         old = environments.get(key)
         # What was not measured this time, or is unknown to this version, stays.
-        before = (old or {}).get("metrics", {})
+        before = metrics_of(old or {})
         stay = {name: value for name, value in before.items() if name not in entry.dropped}
-        new["metrics"] = {**stay, **new["metrics"]}
+        new |= _stored_metrics({**stay, **metrics_of(new)})
         for name, region in new.get(REGIONS, {}).items():
-            kept = (old or {}).get(REGIONS, {}).get(name, {}).get("metrics", {})
-            region["metrics"] = {**kept, **region["metrics"]}
+            kept = metrics_of((old or {}).get(REGIONS, {}).get(name, {}))
+            region.update(_stored_metrics({**kept, **metrics_of(region)}))
         mine: dict[str, Any] = {"project": project} if project else {}
         accepted = entry.baseline
         conditions = {_CPU: accepted.cpu_capability, _SEED: accepted.seed, _CHIP: _chip(accepted)}
@@ -643,6 +810,8 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         if old is None:
             done.added.append(entry.test)
         elif not entry.times_changed and same(old, new):
+            if _explains_other(details.of(test, key, old), entry.baseline):
+                details.put(test, key, old, entry.baseline)
             if not entry.baseline.draws:  # the entry holds as it is
                 mine.pop(_SEED, None)
             if mine.keys() - old.keys() or mine.get(_CHIP, old.get(_CHIP)) != old.get(_CHIP):
@@ -655,10 +824,13 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
             else:
                 key = _only_entry(environments, entry, key)
             done.changed[entry.test] = [
-                change
-                for section in ("metrics", OWN, *(["times"] if entry.times_changed else []))
-                for change in changes(entry.test, old.get(section, {}), new.get(section, {}))
-                if change.metric != "machine"
+                *changes(entry.test, metrics_of(old), metrics_of(new)),
+                *(
+                    change
+                    for section in (OWN, *(["times"] if entry.times_changed else []))
+                    for change in changes(entry.test, old.get(section, {}), new.get(section, {}))
+                    if change.metric != "machine"
+                ),
             ]
             done.changed[entry.test] += [
                 replace(change, metric="findings", rule=change.metric)
@@ -667,15 +839,23 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
             done.changed[entry.test] += region_changes(
                 entry.test, old.get(REGIONS, {}), new.get(REGIONS, {})
             )
-        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE, RANKS}
+        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE, RANKS, ZERO, "operators", "kernels"}
         environments[key] = {
             **{k: v for k, v in (old or {}).items() if k not in gone},
             **new,
             **mine,
         }
+        details.put(test, key, environments[key], entry.baseline)
         done.touched = True
     done.disputed = sorted({test for test, _ in disputed})
     return done
+
+
+def _explains_other(line: _Line | None, new: Baseline) -> bool:
+    """Whether a line does not explain these numbers, or with other operators."""
+    if line is None or not line.rows:
+        return True
+    return line.operators != new.operators or line.kernels != new.kernels
 
 
 def _chip(accepted: Baseline) -> str | None:
@@ -687,6 +867,7 @@ def _chip(accepted: Baseline) -> str | None:
 def _sections(baseline: Baseline) -> dict[str, Any]:
     """What is measured, as stored."""
     new: dict[str, Any] = {section: dict(getattr(baseline, section)) for section in SECTIONS}
+    new |= _stored_metrics(new["metrics"])
     if baseline.own:
         new[OWN] = dict(baseline.own)
     if baseline.ranks:
@@ -761,6 +942,7 @@ def _device(environment: str) -> str:
 def _region(region: Baseline) -> dict[str, Any]:
     """A region as stored: without sections that are empty."""
     sections: dict[str, Any] = {section: dict(getattr(region, section)) for section in OF_REGION}
+    sections |= _stored_metrics(sections["metrics"])
     sections[UNSTABLE] = _pairs(region.unstable)
     return {"laps": region.laps or 1, **{name: part for name, part in sections.items() if part}}
 
@@ -779,5 +961,11 @@ def _dump(value: object, level: int, levels: int) -> str:
     lines = []
     for key in sorted(value):
         deeper = _MORE_IN_REGIONS if key == REGIONS and level == _OPEN_LEVELS - 2 else 0
-        lines.append(f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1, levels + deeper)}")
+        # What a reviewer does not compare number by number is one line.
+        whole = levels if key not in _ONE_LINE or level < _OPEN_LEVELS - 2 else level
+        lines.append(f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1, whole + deeper)}")
     return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"
+
+
+#: Sections of an entry that are written in one line.
+_ONE_LINE = frozenset({"times", "findings", UNSTABLE, RANKS})

@@ -32,6 +32,7 @@ from pytest_torchprof.core.unknown import (
     Why,
     because,
 )
+from pytest_torchprof.places.place import Marks  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.trace.facts import Facts
 
 # ---- Threads that libraries start beside a program, which run no operators of its own.
@@ -149,8 +150,8 @@ class Done(Sendable, frozen=True, omit_defaults=True):
 
     ``rank`` is that of torch.distributed's default group, or the environment's, None without.
     ``aside``: it runs nothing of the test by itself, such as a worker of a DataLoader.
-    ``cpu_ns``: the CPU time that it used. ``lines`` and ``modules`` are those of the markers in the
-    trace, by number, if lines were located.
+    ``cpu_ns``: the CPU time that it used. ``marks`` are those in the trace, if lines were
+    located.
     """
 
     rank: int | None = None
@@ -158,8 +159,7 @@ class Done(Sendable, frozen=True, omit_defaults=True):
     reason: Reason | None = None
     aside: bool = False
     cpu_ns: int = 0
-    lines: tuple[str | None, ...] = ()
-    modules: tuple[str, ...] = ()
+    marks: Marks | None = None
 
 
 def write(path: Path, content: Sendable) -> None:
@@ -380,8 +380,7 @@ class Child:
         tracer = self._tracer
         if tracer is None or not tracer.usable:
             return Done(rank, ranks, reason, cpu_ns=cpu_ns)
-        lines, modules = tuple(tracer.lines), tuple(tracer.modules)
-        return Done(rank, ranks, reason, cpu_ns=cpu_ns, lines=lines, modules=modules)
+        return Done(rank, ranks, reason, cpu_ns=cpu_ns, marks=tracer.marks)
 
     def _stop(self) -> None:
         assert self._capture is not None  # noqa: S101 - or there was a reason

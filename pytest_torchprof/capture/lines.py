@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache
 from types import CodeType, FrameType
@@ -15,7 +17,7 @@ from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import cached
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.places.place import CONSTRUCTOR, LINE, MODULE
+from pytest_torchprof.places.place import CONSTRUCTOR, LINE, MODULE, FunctionCalls, Marks
 from pytest_torchprof.trace.dataflow import ListedTensors
 from pytest_torchprof.trace.names import MODULE_MARK
 
@@ -328,6 +330,11 @@ class LineTracer:
         self.usable = True
         #: The number of each line that ran.
         self._lines: dict[tuple[str, int | None], int] = {}
+        #: The qualified name of each line's function, by the line's number.
+        self._functions: list[str] = []
+        #: How often each function began: by its file and name, the line that called it, and the
+        #: library's function in between, if there is one.
+        self._calls: Counter[tuple[str, str, int, str]] = Counter()
         #: Module path → its marker's name, which ends in its number.
         self._modules: dict[str, str] = {}
         self._users: dict[str, bool] = dict.fromkeys(own, True)
@@ -361,9 +368,10 @@ class LineTracer:
         return frozenset()
 
     @property
-    def modules(self) -> list[str]:
-        """The path of each module's marker, by its number."""
-        return list(self._modules)
+    def marks(self) -> Marks:
+        """What the numbers of the markers stand for, and which functions ran."""
+        calls = tuple(FunctionCalls(*key, n) for key, n in self._calls.items())
+        return Marks(tuple(self.lines), tuple(self._modules), tuple(self._functions), calls)
 
     # ---------------------------------------------------------------- on and off
 
@@ -453,6 +461,8 @@ class LineTracer:
             ):
                 return entered
             if self._is_users(frame):
+                if not (code.co_flags & _GENERATORS or code.co_name.startswith("<")):
+                    self._count(frame)
                 self._enter(frame)
                 return self._local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
@@ -490,7 +500,21 @@ class LineTracer:
 
     def _line(self, frame: FrameType) -> int:
         """The number of the line that a frame is at."""
-        return self._lines.setdefault((frame.f_code.co_filename, frame.f_lineno), len(self._lines))
+        known = self._lines.setdefault((frame.f_code.co_filename, frame.f_lineno), len(self._lines))
+        if known == len(self._functions):
+            self._functions.append(qualified(frame.f_code))
+        return known
+
+    def _count(self, frame: FrameType) -> None:
+        """Count that a function of the user begins, and what has called it."""
+        via, caller = "", frame.f_back
+        while caller is not None and not self._is_users(caller):
+            module = str(caller.f_globals.get("__name__"))
+            if not via and not module.startswith(_NO_CALLERS):
+                via = f"{module}.{qualified(caller.f_code)}"
+            caller = caller.f_back
+        line = -1 if caller is None else self._line(caller)
+        self._calls[frame.f_code.co_filename, qualified(frame.f_code), line, via] += 1
 
     def _enter_module(self, frame: FrameType) -> Any:
         path = self._names.enter(frame)
@@ -543,6 +567,22 @@ class LineTracer:
         if known is None:
             known = self._users[file] = is_users(file)
         return known
+
+
+#: A generator's frame begins anew each time that it continues, and is not counted.
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+#: Modules through which a call passes to get to the function that is meant.
+_NO_CALLERS = ("torch.nn.modules.module", "torch.utils._contextlib", "contextlib", "functools")
+
+
+def qualified(code: CodeType) -> str:
+    """A function's qualified name, where Python has it (3.11), without the scopes within it.
+
+    >>> qualified(compile("", "", "exec"))
+    '<module>'
+    """
+    name: str = getattr(code, "co_qualname", code.co_name)
+    return name.replace("<locals>.", "").partition(".<")[0]
 
 
 def _debugs(tracer: Any) -> bool:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from pytest_torchprof.capture.profiler import hold
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.places.place import Marks  # noqa: TC001 - a record's type
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class ChildTrace(Frozen, frozen=True):
     """The trace of a process that a test has started, and its open, unlinked file.
 
     ``label`` is its rank as text, or ``process N``; ``ranks`` is the size of its group. ``marks``
-    are the lines and the modules of the markers in it, by number, if lines were located.
+    are those in it, if lines were located.
     """
 
     label: str
@@ -62,7 +63,7 @@ class ChildTrace(Frozen, frozen=True):
     file: IO[bytes]
     rank: int | None = None
     ranks: int | None = None
-    marks: tuple[Sequence[str | None], Sequence[str]] | None = None
+    marks: Marks | None = None
 
 
 class Collected(NamedTuple):
@@ -255,8 +256,7 @@ class Handover:
             trace = parse_trace(path.read_bytes(), source=str(path))
             if trace.region is None:
                 return because(*Why.OF_CHILD, process=label, why=because(*Why.NOTHING_RECORDED))
-            marks = (done.lines, done.modules) if done.lines or done.modules else None
-            return done, ChildTrace(label, trace, hold(path), done.rank, done.ranks, marks)
+            return done, ChildTrace(label, trace, hold(path), done.rank, done.ranks, done.marks)
         except (OSError, TraceError, msgspec.DecodeError) as error:
             return because(
                 *Why.OF_CHILD, process=label, why=because(*Why.ERROR, message=str(error))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import field as struct_field
 from msgspec.structs import replace
@@ -490,6 +490,88 @@ class Verdict(Frozen, frozen=True, omit_defaults=True, gc=False):
         return self.metric if self.scope is None else self.scope.label
 
 
+# ---- What explains a test's numbers: which operators each function of the user calls.
+
+
+class DetailRow(Sendable, frozen=True, array_like=True):
+    """What the calls of one operator in one function do that compute; ``share``: of CPU time.
+
+    ``function`` is ``path/to/file.py::Class.method``, empty where it is unknown; ``operator`` is
+    the one that the function calls, and ``dtype`` the widest that it computes in.
+    """
+
+    function: str
+    operator: str
+    dtype: str = ""
+    calls: int = 0
+    flops: int = 0
+    bytes: int = 0
+    share: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from other rows."""
+        return self.function, self.operator, self.dtype
+
+
+class HeldRow(Sendable, frozen=True, array_like=True):
+    """Bytes that one operator of one function allocated, those live at the peak, those left."""
+
+    function: str
+    operator: str
+    allocated: int
+    peak: int
+    left: int
+
+
+class Detail(Sendable, frozen=True, omit_defaults=True):
+    """The rows of a test, and how often each function began: by callee and then by caller."""
+
+    rows: tuple[DetailRow, ...] = ()
+    runs: Mapping[str, int] = struct_field(default_factory=dict)
+    calls: Mapping[str, Mapping[str, int]] = struct_field(default_factory=dict)
+    held: tuple[HeldRow, ...] = ()
+
+
+CauseOf: TypeAlias = Literal[
+    "runs_more_often",
+    "new_operators",
+    "larger_inputs",
+    "other_dtype",
+    "kept_memory",
+    "loader",
+    "compilation",
+    "finding",
+    "slower",
+    "unknown",
+]
+
+
+class Cause(Sendable, frozen=True, omit_defaults=True):
+    """What changed in the user's code, and where; ``line`` 0 where it is unknown.
+
+    ``metrics``: how much of each change it accounts for, in the metric's unit. ``evidence``: lines
+    that show it. ``fix`` is that of the ``finding``, a rule's code. ``subject``: what is the same
+    in another test with the same cause.
+    """
+
+    kind: CauseOf
+    message: str
+    file: str | None = None
+    line: int = 0
+    function: str | None = None
+    metrics: Mapping[str, Number] = struct_field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    finding: str | None = None
+    fix: str | None = None
+    subject: str = ""
+
+    @property
+    def place(self) -> str | None:
+        """``file:line``, None where it is unknown."""
+        return None if self.file is None else f"{self.file}:{self.line}" if self.line else self.file
+
+
 class RegionRecord(Sendable, frozen=True):
     """The result of a named region of a test; ``laps``: how often it was entered."""
 
@@ -523,6 +605,7 @@ class Record(Sendable, frozen=True, omit_defaults=True):
     ranks: Mapping[str, Mapping[str, Value]] = struct_field(default_factory=dict)
     unstable: Unstable | None = None
     has_baseline: bool = False
+    causes: tuple[Cause, ...] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -575,7 +658,7 @@ class Baseline(Frozen, frozen=True):
     random generators. Not stored are ``draws``: what it draws depends on the seed; and ``advises``:
     what lies outside of a range only advises.
     ``ranks`` are metrics of each process, by rank or number: they tell which changed the sum.
-    ``chip`` is the one that bounds were estimated for.
+    ``chip`` is the one that bounds were estimated for. ``detail`` explains the numbers.
     """
 
     metrics: Mapping[str, Number] = struct_field(default_factory=dict)
@@ -593,6 +676,7 @@ class Baseline(Frozen, frozen=True):
     advises: bool = False
     ranks: Mapping[str, Mapping[str, Number]] = struct_field(default_factory=dict)
     chip: str | None = None
+    detail: Detail | None = None
 
 
 # ---- Names with their counts, as one text that still knows its parts.

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.records import Frozen, Sendable
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     ALL_STEPS,
@@ -678,27 +678,54 @@ def _numbered(trace: Events, prefix: str) -> Ints:
 _COUNTED = late(r"(?<=[# ])\d+(/\d+)*$")
 
 
+class FunctionCalls(Sendable, frozen=True):
+    """How often a function of the user began, by the number of the line that called it.
+
+    ``via``: the library's function in between, such as ``torch.utils.checkpoint.checkpoint``.
+    """
+
+    file: str
+    name: str
+    line: int
+    via: str
+    count: int
+
+
+class Marks(Sendable, frozen=True):
+    """What the markers of a run stand for, by number: ``file:line``, and modules' paths.
+
+    ``functions`` are the qualified names of the lines' functions, and ``calls`` says which ran.
+    """
+
+    lines: tuple[str | None, ...] = ()
+    modules: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    calls: tuple[FunctionCalls, ...] = ()
+
+
 class Located:
     """Tells where events of a measured run happened, from the trace of a run with markers.
 
-    ``lines`` are the ``file:line`` and ``modules`` the module paths of the markers, by number. The
-    sequences of the two runs' operators are aligned.
+    The sequences of the two runs' operators are aligned.
     """
 
-    def __init__(self, trace: Events, lines: Sequence[str | None], modules: Sequence[str]) -> None:
+    def __init__(self, trace: Events, marks: Marks) -> None:
         self._words: dict[str, int] = {}
-        self._lines, self._modules = lines, modules
+        self.marks = marks
+        self._lines, self._modules = lines, modules = marks.lines, marks.modules
         line, module = labels(trace)
         width = len(modules) + 1  # 0 is no module, and no line
         known, place = np.unique((line + 1) * width + module + 1, return_inverse=True)
         self._places = []
+        #: The number of each place's line, and of no place, the last one.
+        self._line_of_place = np.append(known // width - 1, -1)
         for number in known.tolist():
             at, within = divmod(number, width)
             where = lines[at - 1] if at else None
             self._places.append(Place(where, None, modules[within - 1] if within else None))
         outside, self._outer, self._chain = outside_modules(trace)
         words, call = self._words_of(trace), module_calls(trace)
-        mark, self._marks = line_marks(trace)
+        mark, self._nested = line_marks(trace)
         constructed = constructors(trace)
         self._runs = [
             _Run(
@@ -742,6 +769,24 @@ class Located:
                 at[position] = len(found) - 1
         return found, at
 
+    def stacks(self, trace: Events, events: Ints) -> list[tuple[int, ...]]:
+        """The numbers of the lines that were running at each event, from the outermost in.
+
+        A node's backward has those of its forward, unless it runs lines of its own.
+        """
+        line = self._line_of_place[trace.once(self._spread, "place")[events]]
+        mark = trace.once(self._spread, "mark")
+        forward = forward_of(trace, events)
+        ways = mark[events], np.where(forward >= 0, mark[forward], -1)
+        found = []
+        for own, *marks in zip(line.tolist(), *(way.tolist() for way in ways), strict=True):
+            stacks = (
+                tuple(self._nested.line[one] for one in self._nested.around(m)) for m in marks
+            )
+            alone = (own,) if own >= 0 else ()
+            found.append(next((one for one in stacks if one[-1:] == alone), alone))
+        return found
+
     def module_calls(self, trace: Events) -> Ints:
         """The number of each event's outermost call of a module, -1 for none or unknown."""
         return self._spread(trace, "call")
@@ -768,21 +813,21 @@ class Located:
         # A loop may run several times: the steps before and after a join share the most lines.
         for at in np.searchsorted(steps.events, steps.apart).tolist():
             if 0 < at < len(marks):
-                one, other = (self._marks.around(mark) for mark in marks[at - 1 : at + 1])
+                one, other = (self._nested.around(mark) for mark in marks[at - 1 : at + 1])
                 both = sum(a == b for a, b in zip(one, other, strict=False))
                 inner, most = (one[both:], both) if both > most else (inner, most)
-        lines = [self._lines[self._marks.line[mark]] for mark in inner]
+        lines = [self._lines[self._nested.line[mark]] for mark in inner]
         return replace(around, location=lines[0]) if around.location in lines[1:] else around
 
     def _repeated(self, trace: Events, stretch: PlacedEvents) -> str | None:
         """The line that a loop repeats; None where no line is known."""
         marks = trace.once(self._spread, "mark")[stretch.events].tolist()
-        first, last = (self._marks.around(mark) for mark in marks)
+        first, last = (self._nested.around(mark) for mark in marks)
         both = sum(a == b for a, b in zip(first, last, strict=False))
         if not (first and last):
             return None
         # A loop on one line may be within one marker.
-        return self._lines[self._marks.line[first[min(both, len(first) - 1)]]]
+        return self._lines[self._nested.line[first[min(both, len(first) - 1)]]]
 
     def _constructed(self, trace: Events, step: PlacedEvents) -> str | None:
         """The line that constructed what steps or fetches; None where that is not known."""
@@ -900,6 +945,7 @@ class Roots:
 
     def __init__(self, root: Path) -> None:
         self._prefixes = {f"{path}{os.sep}" for path in (root, root.resolve())}
+        self._shared: dict[str, str] = {}
 
     def relative(self, location: str | None) -> str | None:
         """``file:line`` as shown; independent of a test's patches of paths."""
@@ -907,6 +953,15 @@ class Roots:
             if location is not None and location.startswith(prefix):
                 return location[len(prefix) :].replace(os.sep, "/")
         return location
+
+    def shared(self, file: str) -> str:
+        """The file as other machines have it, too: below the root, or where it is imported from."""
+        if (known := self._shared.get(file)) is None:
+            known = self.relative(file) or file
+            folders = (f"{folder.rstrip(os.sep)}{os.sep}" for folder in sys.path if folder)
+            longest = max((one for one in folders if known.startswith(one)), key=len, default="")
+            known = self._shared[file] = known[len(longest) :].replace(os.sep, "/")
+        return known
 
 
 class CallSites:

@@ -1,4 +1,4 @@
-"""The message of a failing test: at most 40 lines, numbers first, the next command last."""
+"""The message of a failing test: at most 12 lines, the cause first, the next command last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
+from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta
 from pytest_torchprof.core.units import (
     format_change,
     format_pair,
@@ -17,6 +17,7 @@ from pytest_torchprof.core.units import (
 )
 from pytest_torchprof.core.values import (
     Baseline,
+    Cause,
     Finding,
     MissingValue,
     Number,
@@ -33,28 +34,14 @@ from pytest_torchprof.verdict.profile import is_rate
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
-    from pytest_torchprof.verdict.judgement import Cause, CauseKind
+    from pytest_torchprof.verdict.judgement import Failure, FailureKind
     from pytest_torchprof.verdict.paired import Decision
 
-MAX_LINES = 40
+MAX_LINES = 12
 _COLUMN_OF = {**COLUMN_OF, **ESTIMATE_COLUMN_OF}
-_MOST_METRICS, _MOST_CAUSES = 12, 5
+_MOST_CAUSES, _MOST_EVIDENCE, _MOST_COSTS, _WIDTH = 3, 3, 3, 100
 
-#: Metrics that are broken down by name of kernel or copy.
-_BY_KERNEL = frozenset(
-    {
-        "kernels",
-        "self_cuda_ms",
-        "cuda_busy_ms",
-        "h2d_copies",
-        "d2h_copies",
-        "h2d_bytes",
-        "d2h_bytes",
-    }
-)
-
-
-_SENTENCES: Mapping[CauseKind, str] = {
+_SENTENCES: Mapping[FailureKind, str] = {
     "over_budget": "over budget",
     "below_budget": "below its minimum",
     "regressed": "regressed against the baseline",
@@ -70,78 +57,181 @@ _SENTENCES: Mapping[CauseKind, str] = {
 }
 
 
-def sentence(cause: Cause) -> str:
-    """The text for a cause.
+def sentence(failure: Failure) -> str:
+    """The text for a failure.
 
-    >>> from pytest_torchprof.verdict.judgement import Cause
-    >>> sentence(Cause("metric_new", "flops"))
+    >>> from pytest_torchprof.verdict.judgement import Failure
+    >>> sentence(Failure("metric_new", "flops"))
     'strict: the baseline has no flops'
     """
-    return _SENTENCES[cause.kind].format(
-        metric=cause.metric, reason=cause.reason and cause.reason.text
+    return _SENTENCES[failure.kind].format(
+        metric=failure.metric, reason=failure.reason and failure.reason.text
     )
 
 
-def short_message(causes: Sequence[Cause]) -> str | None:
+def short_message(failures: Sequence[Failure]) -> str | None:
     """One line for a failing test that has no numbers to show; None if it does not fail."""
-    return escape.line(f"torchprof: {'; '.join(map(sentence, causes))}") if causes else None
+    return escape.line("; ".join(map(sentence, failures))) if failures else None
 
 
 def failure_message(
-    causes: Sequence[Cause],
+    failures: Sequence[Failure],
     verdicts: Sequence[Verdict],
     profile: Profile,
     baseline: Baseline | None,
     accept_command: str | None,
     *,
+    causes: Sequence[Cause] = (),
+    same_as: str | None = None,
     ab_command: str | None = None,
     where: Where | None = None,
     lines_gap: Reason | None = None,
 ) -> str:
-    """Metric, baseline, now and change; responsible findings, operators and kernels; how to accept.
+    """Why a test fails: the cause and what it costs, what shows it, the metrics, how to accept.
 
-    ``accept_command`` is None while accepting. ``ab_command`` compares times reliably. ``where``
-    says where operators were called, and ``lines_gap`` why that is unknown.
+    ``accept_command`` is None while accepting. ``same_as`` is another test of the session that
+    fails for the same cause. ``ab_command`` compares times reliably. ``where`` says where
+    operators were called, and ``lines_gap`` why that is unknown.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
-    bad.sort(key=lambda v: v.status != "over_budget")
-    # Pytest's short summary shows as much of this line as fits.
-    lines = [f"torchprof: {_headline(bad)}{'; '.join(map(sentence, causes[:3]))}"]
-    width = max((len(v.label) for v in bad), default=0)
-    for verdict in bad[:_MOST_METRICS]:
-        lines.append(f"  {verdict.label:<{width}}  {_numbers(verdict)}")
-        beside = [*_beside(verdict), *_by_rank(verdict, profile, baseline)]
-        lines += [f"  {'':<{width}}  {line}" for line in beside]
-    if len(bad) > _MOST_METRICS:
-        lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
-    room = MAX_LINES - len(lines) - 4
-    shown, before = _behind(bad, profile), accepted_counts(profile, baseline)
-    # Without what gains nothing, which explains nothing.
-    told = [f for f in profile.findings if not f.accepted and f.cost_ms != 0]
-    advice = [f for f in told if not f.gated and f not in shown]
-    behind = finding_lines(shown, before, room)
-    behind += finding_lines(advice, before, room - len(behind))
-    room -= len(behind)
-    says = _Operators(where)
-    operators = says.limited(bad)
-    if baseline is not None:
-        changed = says.explain(bad, profile, baseline)
-        over = [v for v in bad if v.status == "over_budget"]
-        part = [v for v in over if v.scope is not None]
-        operators += changed + says.largest(part if changed else over, profile)
-    else:
-        operators += says.largest(bad, profile)
-    behind += operators[:room]
-    lines += behind
-    if behind and lines_gap is not None:
-        lines.append(f"  your lines are unknown: {lines_gap.text}")
-    acceptable = any(v.status in ("regressed", "improved") for v in bad)
+    over = [v for v in bad if v.status == "over_budget"]
+    changed = [v for v in bad if v.status != "over_budget"]
+    acceptable = accept_command is not None and (
+        bool(changed) or any(one.kind == "no_baseline" for one in failures)
+    )
+    tail = [f"accept: {accept_command}"] if acceptable else []
     if ab_command and any(v.multiples for v in bad):
-        lines += [f"  to confirm the time: {ab_command}"]
-    if accept_command and (acceptable or any(c.kind == "no_baseline" for c in causes)):
-        lines += ["", f"To accept the new values: {accept_command}"]
+        tail.insert(0, f"to confirm the time: {ab_command}")
+    if same_as is not None and causes and not over:
+        place = f" ({causes[0].place})" if causes[0].place else ""
+        lines = [f"same cause as {same_as}{place}", *_metric_lines(changed, 1)]
+        return "\n".join(map(escape.line, [*lines, *tail]))
+    told = [_told(v) for v in over]
+    told += [_headline(cause, changed, alone=not causes[1:]) for cause in causes]
+    others = [one for one in failures if one.kind not in _IN_NUMBERS or not told]
+    told += ["; ".join(map(sentence, others[:3]))] if others else []
+    evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause)]
+    evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
+    evidence += _largest(over, profile, where)
+    evidence += _behind(over, profile, baseline)
+    numbers = _metric_lines([v for v in changed if v not in over], 2)
+    beside = [f"  {line}" for v in bad for line in (*_beside(v), *_by_rank(v, profile, baseline))]
+    if lines_gap is not None and (causes or over):
+        beside.append(f"  your lines are unknown: {lines_gap.text}")
+    if len(told) > _MOST_CAUSES:
+        beside.append(f"  … and {plural(len(told) - _MOST_CAUSES, 'more cause')}")
+    room = MAX_LINES - 1 - len(numbers) - len(tail)
+    shown = [*evidence[: max(room - len(beside), 2)], *numbers, *beside]
+    lines = [told[0], *shown[: MAX_LINES - 1 - len(tail)], *tail]
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
+
+
+#: Failures that the numbers of the message say.
+_IN_NUMBERS = frozenset({"over_budget", "below_budget", "regressed"})
+
+
+def _headline(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
+    """``model.py:59 (Block.forward): clone ×6 is new — moved_bytes +12 %``."""
+    place = f"{cause.place} " if cause.place else ""
+    function = f"({cause.function})" if cause.function and cause.place else ""
+    head = f"{place}{function}".rstrip()
+    cost = _cost(cause, changed, alone=alone)
+    return f"{f'{head}: ' if head else ''}{cause.message}{f' — {cost}' if cost else ''}"
+
+
+def _cost(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
+    """What a cause adds to the metrics that are worse, the largest share first."""
+    found: list[tuple[float, str]] = []
+    for v in changed:
+        if isinstance(v.value, MissingValue) or v.baseline is None or v.region or v.scope:
+            continue
+        whole = v.value - v.baseline
+        part = min(cause.metrics.get(v.metric, whole if alone else 0), whole)
+        if part <= 0 or v.metric == "findings":
+            continue
+        unit = metric_of(v).unit
+        share = part / v.baseline if v.baseline else float("inf")
+        count = unit == "1" or not v.baseline
+        text = f"+{format_quantity(part, unit)}" if count else format_change(1, 1 + share)
+        found.append((share, f"{v.label} {text}"))
+    found.sort(key=lambda one: -one[0])
+    return ", ".join(text for _, text in found[:_MOST_COSTS])
+
+
+def _evidence(cause: Cause) -> list[str]:
+    lines = list(cause.evidence[:_MOST_EVIDENCE])
+    if cause.finding is not None:
+        fix = f": {cause.fix}" if cause.fix else ""
+        lines.append(f"{cause.finding}{fix}")
+    return lines
+
+
+def _told(verdict: Verdict) -> str:
+    """A limit and the value: ``ops 8 is over the budget of 5``."""
+    if isinstance(verdict.value, MissingValue) or not verdict.is_below:
+        unit = metric_of(verdict).unit
+        if isinstance(verdict.value, MissingValue):
+            return f"{verdict.label} {_numbers(verdict)}"
+        now, limit = format_pair(verdict.value, verdict.limit, unit)
+        least = "at least " if verdict.at_least else ""
+        return f"{verdict.label} {least}{now} is over the budget of {limit}{_source(verdict)}"
+    now, least = format_pair(verdict.value, verdict.least, metric_of(verdict).unit)
+    return f"{verdict.label} {now} is below the minimum of {least}{_source(verdict)}"
+
+
+def _metric_lines(changed: Sequence[Verdict], most: int) -> list[str]:
+    """``ops 237 → 243 (+2.5 %), peak_cpu_bytes +9 %``, in so many lines."""
+    words = [f"{v.label} {_numbers(v)}" for v in changed]
+    lines: list[str] = []
+    for number, word in enumerate(words):
+        if lines and len(lines[-1]) + len(word) < _WIDTH:
+            lines[-1] += f", {word}"
+        elif len(lines) < most:
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f", … {len(words) - number} more"
+            break
+    return lines
+
+
+def _largest(over: Sequence[Verdict], profile: Profile, where: Where | None) -> list[str]:
+    """Which operators have most of what is over its budget, and where they are called."""
+    lines = []
+    for verdict in over:
+        column, scope = _COLUMN_OF.get(verdict.metric), verdict.scope
+        if verdict.is_below:
+            continue
+        if scope is not None and scope.op is not None:
+            at = called_from(where(scope.op)) if where is not None else ""
+            lines += [f"  {scope.op} is called at {at}"] if at else []
+            continue
+        part = profile
+        if scope is not None:
+            if scope.region is None or scope.region not in profile.regions:
+                continue
+            part = profile.regions[scope.region]
+        if column is None:
+            continue
+        rows = share_block("", _in_unit(part.operators, column), column, metric_of(verdict).unit)
+        names = [line.strip() for line in rows[1 : 1 + _MOST_EVIDENCE]]
+        for name in names:
+            at = called_from(where(name.partition("  ")[0])) if where is not None else ""
+            lines.append(f"  {name}{f'  {at}' if at else ''}")
+    return list(dict.fromkeys(lines))
+
+
+def _behind(over: Sequence[Verdict], profile: Profile, baseline: Baseline | None) -> list[str]:
+    """The findings over a budget: it counts accepted ones, but not those that a marker allows."""
+    shown: dict[Finding, None] = {}
+    for verdict in over:
+        rules = verdict.scope.rules if verdict.scope is not None else ()
+        for finding in profile.findings:
+            own = verdict.label == profile.gated.get(finding.rule)
+            counts = own or (verdict.metric == "findings" and finding.rule in profile.found)
+            if counts and (own or not rules or finding.rule in rules):
+                shown[finding] = None
+    return finding_lines(shown, accepted_counts(profile, baseline), MAX_LINES // 2)
 
 
 def inline_mismatch(
@@ -178,23 +268,6 @@ def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
         for name, value in before.items()
         if value and now.get(name, value) != value
     }
-
-
-def _headline(bad: Sequence[Verdict]) -> str:
-    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a one-line summary names the metric."""
-    if not bad or isinstance(bad[0].value, MissingValue):
-        return ""
-    worst, value = bad[0], bad[0].value
-    unit = metric_of(worst).unit
-    if worst.status == "over_budget":
-        now, limit = format_pair(value, worst.least if worst.is_below else worst.limit, unit)
-        numbers = f"{now} {'<' if worst.is_below else '>'} {limit}"
-    else:
-        before, now = format_pair(worst.baseline, value, unit)
-        least = "at least " if worst.at_least else ""
-        numbers = f"{before} → {least}{now} ({format_change(*_compared(worst))})"
-    more = f", {len(bad) - 1} more" if bad[1:] else ""
-    return f"{shorten(worst.label, 40)} {numbers}{more}: "
 
 
 def _numbers(verdict: Verdict) -> str:
@@ -281,105 +354,11 @@ def _by_rank(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> l
     return [f"by process: {', '.join(shown)}{same}"] if shown else []
 
 
-def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
-    """The findings that fail the test: those over a budget, or else more than accepted.
-
-    A budget counts findings that the baseline accepts, but not those that a marker allows.
-    """
-    shown: dict[Finding, None] = {}
-    for verdict in bad:
-        rules = verdict.scope.rules if verdict.scope is not None else ()
-        for finding in profile.findings:
-            own = verdict.label == profile.gated.get(finding.rule)
-            if verdict.metric != "findings" and not own:
-                continue
-            if own or verdict.status == "over_budget":
-                counts = finding.rule in profile.found
-                counts &= not rules or finding.rule in rules
-            else:
-                counts = not finding.accepted and finding.gated
-            if counts:
-                shown[finding] = None
-    return list(shown)
-
-
-class _Operators:
-    """The operators and kernels behind a metric, and where they were called."""
-
-    def __init__(self, where: Where | None) -> None:
-        self._where = where
-        self._shown_places: set[str] = set()
-
-    def limited(self, bad: Sequence[Verdict]) -> list[str]:
-        """For limits on an operator, the places where it was called."""
-        names = [v.scope.op for v in bad if v.scope is not None and not v.is_below]
-        places = {name: self._called(name) for name in dict.fromkeys(names) if name}
-        return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
-
-    def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
-        """For each metric, the operators that changed it most; then kernels."""
-        lines: list[str] = []
-        by_region: dict[str | None, list[Verdict]] = {}
-        for verdict in bad:
-            if verdict.scope is None:
-                by_region.setdefault(verdict.region, []).append(verdict)
-        for name, whole in by_region.items():
-            now, before = profile, baseline
-            if name is not None:
-                now = profile.regions[name]
-                before = baseline.regions.get(name, Baseline())
-            kept = {column for row in before.operators.values() for column in row}
-            prefix = "" if name is None else f"{name}: "
-            for verdict in whole:
-                column = _COLUMN_OF.get(verdict.metric)
-                if column is None or verdict.baseline is None:
-                    continue
-                if metric_of(verdict).on_request and column not in kept:
-                    lines += self.largest([verdict], now)
-                    continue
-                found = deltas(
-                    _in_unit(before.operators, column), _in_unit(now.operators, column), column
-                )
-                title, unit = f"{prefix}{verdict.metric} by operator", metric_of(verdict).unit
-                lines += operator_block(title, found, unit, self._called)
-            kernels = deltas(_counts(before.kernels), _counts(now.kernels), "calls")
-            if any(v.metric in _BY_KERNEL for v in whole):
-                lines += operator_block(f"{prefix}kernels by name", kernels, "1")
-        return lines
-
-    def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
-        """Without accepted ones, the operators that account for most of it, in a region its own."""
-        lines: list[str] = []
-        for verdict in bad:
-            column, scope = _COLUMN_OF.get(verdict.metric), verdict.scope
-            if column is None or verdict.is_below:
-                continue
-            title, part = f"most {verdict.metric} by operator", profile
-            if scope is not None:
-                if scope.region is None or scope.region not in profile.regions:
-                    continue
-                title, part = f"{title}, {scope.region}", profile.regions[scope.region]
-            rows = _in_unit(part.operators, column)
-            lines += share_block(title, rows, column, metric_of(verdict).unit, self._called)
-        return lines
-
-    def _called(self, name: str) -> str:
-        """Its places, shown once even if an operator accounts for several metrics."""
-        if self._where is None or name in self._shown_places:
-            return ""
-        self._shown_places.add(name)
-        return f"  {text}" if (text := called_from(self._where(name))) else ""
-
-
 def _in_unit(operators: Mapping[str, Mapping[str, int]], column: str) -> Mapping[str, Any]:
     """The column in the unit of its metric: whole nanoseconds are of one in ms."""
     if not column.endswith("_ns"):
         return operators
     return {name: {column: row.get(column, 0) / 1e6} for name, row in operators.items()}
-
-
-def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    return {name: {"calls": count} for name, count in kernels.items()}
 
 
 def share_block(

@@ -25,7 +25,7 @@ from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue, Sample
-from pytest_torchprof.places.place import Located
+from pytest_torchprof.places.place import Located, Marks
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.seeds import Seeds
@@ -234,7 +234,7 @@ class Captures:
         self.lines_gap = brought.gap
         if brought.marks is None:
             return
-        self.located = Located(brought.trace, *brought.marks)
+        self.located = Located(brought.trace, brought.marks)
         if brought.children:
             self.located_processes = located_by_label(brought.children)
 
@@ -292,8 +292,8 @@ class Captured(Frozen, frozen=True):
 
     ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
     the run compiled something; ``recorded``: it only captured CUDA graphs. ``started_threads`` of
-    the test and ``other_threads`` of torch did work. ``marks`` are the lines and the modules of the
-    run's markers, by number, and ``gap`` says why they are missing or incomplete. ``unseen`` are
+    the test and ``other_threads`` of torch did work. ``marks`` are the run's, and
+    ``gap`` says why they are missing or incomplete. ``unseen`` are
     the classes of modules that may have run without a marker. ``children`` are the traces of
     processes that it started; the receiver closes their files, too.
     """
@@ -306,7 +306,7 @@ class Captured(Frozen, frozen=True):
     recorded: bool = False
     started_threads: bool = False
     other_threads: bool = False
-    marks: tuple[Sequence[str | None], Sequence[str]] | None = None
+    marks: Marks | None = None
     gap: Reason | None = None
     unseen: frozenset[str] = frozenset()
     children: tuple[ChildTrace, ...] = ()
@@ -1110,7 +1110,7 @@ def labels_of(children: Sequence[ChildTrace]) -> list[str]:
 def located_by_label(children: Sequence[ChildTrace]) -> dict[str, Located]:
     """What maps events of each process to lines, of those in which lines were marked."""
     return {
-        label: Located(one.trace, *one.marks)
+        label: Located(one.trace, one.marks)
         for label, one in zip(labels_of(children), children, strict=True)
         if one.marks is not None
     }

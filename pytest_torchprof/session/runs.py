@@ -207,7 +207,7 @@ class Run:
             recorded=may_compile and not compiled and CUDA_GRAPHS.captured_since(self._graphs),
             started_threads=capture.started_threads,
             other_threads=capture.other_threads,
-            marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,
+            marks=tracer.marks if tracer is not None and tracer.usable else None,
             gap=tracer.gap if tracer is not None else None,
             unseen=tracer.unseen if tracer is not None else frozenset(),
             children=capture.take_children(),

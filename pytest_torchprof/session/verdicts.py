@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,17 +24,19 @@ from pytest_torchprof.core.records import Frozen, Sendable
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
     Baseline,
+    Cause,
     OwnMetric,
     Record,
     RegionRecord,
 )
-from pytest_torchprof.places.place import CallSites, Roots, by_operator
+from pytest_torchprof.places.place import CallSites, Located, Roots, by_operator
 from pytest_torchprof.places.place import joined_sites as joined
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
+from pytest_torchprof.verdict.causes import causes_of, seen_in
 from pytest_torchprof.verdict.judgement import (
     Terms,
     Verdicts,
@@ -175,6 +177,7 @@ def _record(
         },
         ranks=profile.ranks if profile is not None else {},
         unstable=verdict.unstable,
+        causes=tuple(verdict.causes),
     )
 
 
@@ -284,6 +287,9 @@ class Judge:
             settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
         )
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
+        self._details: dict[Path, store.Details] = {}
+        #: The first test that failed for these causes.
+        self._explained_in: dict[frozenset[tuple[str, str | None, str]], str] = {}
         #: The first test of each baseline that cannot be used, which says why.
         self._told: dict[Path, str] = {}
 
@@ -329,7 +335,7 @@ class Judge:
     def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
         """The failure message of a test excluded from profiling that has limits, if it fails."""
         missing = Unmeasured(because(*Why.LEFT_OUT), "", plan.budgets)
-        message = short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
+        message = short_message(not_profiled(missing, self._terms, has_baseline=False).failures)
         item.stash[_OUTCOME] = Outcome(ours=message is not None)
         return message
 
@@ -420,7 +426,7 @@ class Judge:
             known = self._accepted(subject, result.environment) is not None
             verdict = not_profiled(result, self._terms, has_baseline=known)
             record = _record(subject, verdict, None)
-            message = short_message(verdict.causes)
+            message = short_message(verdict.failures)
             return Outcome(replace(record, has_baseline=known, message=message))
         compared, self._compared = self._compare(subject, result), None
         measured, findings, faults = _located(result)
@@ -428,9 +434,10 @@ class Judge:
         verdict = judged(measured, compared, findings, self._roots, self._terms)
         if verdict.status == "new" and not self._settings.accept:
             verdict = self._against_elsewhere(subject, measured, verdict)
-        failed = bool(verdict.causes) or measured.mismatch is not None
+        failed = bool(verdict.failures) or measured.mismatch is not None
         kept = self._keep_trace(subject.nodeid, gatherer, failed=failed)
-        message = self._message(subject, measured, verdict) if verdict.causes else None
+        verdict = self._explained(measured, verdict)
+        message = self._message(subject, measured, verdict) if verdict.failures else None
         # Why only a part of the findings has a line: without one, the path stands for it.
         partly = measured.located is not None and any(f.location == f.path for f in findings[None])
         lost = measured.lines_gap if partly else None
@@ -452,8 +459,9 @@ class Judge:
     def _wants_lines(self, subject: Subject, measured: Measured) -> bool:
         """Whether lines are worth a run: there is an unaccepted finding or a failure.
 
-        Not while accepting, and not where nothing shows them: findings that do not fail the test
-        have their lines in the JSON report only. But always where a marker allows some by place.
+        While accepting, where the accepted numbers change. Not where nothing shows them: findings
+        that do not fail the test have their lines in the JSON report only. But always where a
+        marker allows some by place.
         """
         if measured.mismatch is not None:
             return False
@@ -462,12 +470,12 @@ class Judge:
 
             if wants_places(measured):
                 return True
-        if self._settings.accept:
-            return False
         try:
             compared = self._compare(subject, measured)
         except BaselineError:
             return False
+        if self._settings.accept:
+            return compared.changes
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
     def _compare(self, subject: Subject, measured: Measured) -> Verdicts:
@@ -478,7 +486,11 @@ class Judge:
         return self._compared
 
     def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
-        return store.entry_of(self._load(subject.baseline), subject.name, environment, cpu)
+        path = subject.baseline
+        data = self._load(path)
+        if path not in self._details:
+            self._details[path] = store.Details(path)
+        return store.entry_of(data, subject.name, environment, cpu, self._details[path])
 
     def _against_elsewhere(
         self, subject: Subject, measured: Measured, verdict: Verdicts
@@ -502,6 +514,26 @@ class Judge:
         )
         return replace(verdict, reason=why)
 
+    def _explained(self, measured: Measured, verdict: Verdicts) -> Verdicts:
+        """The verdict with its causes, and what is accepted with what explains it."""
+        accepted, before = verdict.accepts, verdict.baseline
+        known = before.detail if before is not None else None
+        regressed = [v for v in verdict.whole if v.status == "regressed"]
+        if not regressed and not (self._settings.accept and accepted is not None):
+            return verdict
+        if accepted is not None and known is not None and measured.located is None:
+            accepted = replace(accepted, detail=known)
+        else:
+            located = measured.located if isinstance(measured.located, Located) else None
+            seen = seen_in(measured.trace, located, self._roots)
+            accepted = accepted and replace(accepted, detail=seen.detail)
+            if verdict.profile is not None and regressed:
+                found = [f for f in verdict.profile.findings if f.gated and not f.accepted]
+                names = before.operators if before is not None else (), verdict.profile.operators
+                causes = causes_of(known, seen, regressed, found, annotations=names)
+                verdict = replace(verdict, causes=causes)
+        return replace(verdict, accepts=accepted)
+
     def _message(self, subject: Subject, measured: Measured, verdict: Verdicts) -> str:
         accept = self._settings.accept
         where: Where | None = None
@@ -512,15 +544,25 @@ class Judge:
         gap = measured.lines_gap or (None if where else _ONLY_RUN)
         assert verdict.profile is not None  # noqa: S101 - it was measured
         return failure_message(
-            verdict.causes,
+            verdict.failures,
             verdict.all,
             verdict.profile,
             verdict.baseline,
             None if accept else subject.accept_command(),
+            causes=verdict.causes,
+            same_as=self._same_as(subject, verdict.causes),
             ab_command=subject.ab_command(),
             where=where,
             lines_gap=gap if not accept and verdict.has_places else None,
         )
+
+    def _same_as(self, subject: Subject, causes: Sequence[Cause]) -> str | None:
+        """An earlier test of the session that fails for the same causes."""
+        if not causes:
+            return None
+        key = frozenset((one.kind, one.place, one.subject) for one in causes)
+        first = self._explained_in.setdefault(key, subject.nodeid)
+        return first if first != subject.nodeid else None
 
     def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
         located = measured.located_processes

@@ -16,6 +16,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
     Baseline,
     Budget,
+    Cause,
     Finding,
     MissingValue,
     Number,
@@ -95,7 +96,7 @@ def swapped_operators(profile: Profile, baseline: Baseline) -> Reason | None:
 
 # ---- Why a test fails, as values; `render.failure` turns them into text.
 
-CauseKind = Literal[
+FailureKind = Literal[
     "over_budget",
     "below_budget",
     "regressed",
@@ -111,10 +112,10 @@ CauseKind = Literal[
 ]
 
 
-class Cause(Frozen, frozen=True):
+class Failure(Frozen, frozen=True):
     """One cause of a failure, with its metric and reason, if it has them."""
 
-    kind: CauseKind
+    kind: FailureKind
     metric: str = ""
     reason: Reason | None = None
 
@@ -126,32 +127,32 @@ class Cause(Frozen, frozen=True):
 
 def failures(
     verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
-) -> list[Cause]:
+) -> list[Failure]:
     """Why the test fails; empty when it passes.
 
     A value over budget always fails, and a regression unless it is being accepted. Strict mode
     adds: an unchecked budget, an improvement that is not accepted, a missing baseline.
     """
     verdicts = list(verdicts)
-    causes = []
+    failed = []
     outside = [v for v in verdicts if v.status == "over_budget"]
     if any(not v.is_below for v in outside):
-        causes.append(Cause("over_budget"))
+        failed.append(Failure("over_budget"))
     if any(v.is_below for v in outside):
-        causes.append(Cause("below_budget"))
+        failed.append(Failure("below_budget"))
     if not accept and "regressed" in {v.status for v in verdicts}:
-        causes.append(Cause("regressed"))
+        failed.append(Failure("regressed"))
     if policy.strict:
         unmeasured = [v for v in verdicts if v.status == "not_measured"]
-        causes += [Cause("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limited]
-        causes += [
-            Cause("metric_unchecked", v.label, v.reason)
+        failed += [Failure("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limited]
+        failed += [
+            Failure("metric_unchecked", v.label, v.reason)
             for v in unmeasured
             if not v.limited and v.baseline is not None and _is_owed(v, policy)
             if not (accept and v.reason is not None and v.reason.code == Why.NOT_RECORDED.code)
         ]
-        causes += [
-            Cause("metric_new", v.label)
+        failed += [
+            Failure("metric_new", v.label)
             for v in verdicts
             if v.status == "new"
             and has_baseline
@@ -159,16 +160,16 @@ def failures(
             and metric_of(v).stored
             and _is_owed(v, policy)
         ]
-        causes += [
-            Cause("metric_advises", v.label, v.reason)
+        failed += [
+            Failure("metric_advises", v.label, v.reason)
             for v in verdicts
             if v.status == "advisory" and v.reason in policy.notes and not accept
         ]
         if not accept and any(v.status == "improved" for v in verdicts):
-            causes.append(Cause("improved"))
+            failed.append(Failure("improved"))
         if not accept and not has_baseline:
-            causes.append(Cause("no_baseline"))
-    return causes
+            failed.append(Failure("no_baseline"))
+    return failed
 
 
 def _is_owed(verdict: Verdict, policy: Policy) -> bool:
@@ -217,9 +218,9 @@ class Verdicts(Frozen, frozen=True):
 
     First each value is compared, by ``policy``, with the ``baseline``; ``slower`` says why less
     work is no improvement, if there is less. Once the findings have their places, there is the
-    rest: the status, ``causes`` if it fails, and what ``--accept`` would write; ``times_changed``:
-    its times replace the accepted ones. ``unstable``: what another run with another seed differs
-    in. A test that was not measured has no ``profile``.
+    rest: the status, ``failures`` if it fails with their ``causes``, and what ``--accept`` would
+    write; ``times_changed``: its times replace the accepted ones. ``unstable``: what another run
+    with another seed differs in. A test that was not measured has no ``profile``.
     """
 
     whole: Sequence[Verdict]
@@ -230,6 +231,7 @@ class Verdicts(Frozen, frozen=True):
     policy: Policy = Policy()
     slower: Reason | None = None
     status: TestStatus = "not_profiled"
+    failures: Sequence[Failure] = ()
     causes: Sequence[Cause] = ()
     reason: Reason | None = None
     accepts: Baseline | None = None
@@ -263,6 +265,16 @@ class Verdicts(Frozen, frozen=True):
         )
 
     @property
+    def changes(self) -> bool:
+        """Whether accepting changes what explains the numbers."""
+        before = self.baseline
+        if before is None or before.detail is None or not before.detail.rows:
+            return True
+        return any(
+            v.status in ("regressed", "improved", "new") and metric_of(v).stored for v in self.all
+        )
+
+    @property
     def fails(self) -> bool:
         """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None
@@ -271,7 +283,7 @@ class Verdicts(Frozen, frozen=True):
     @property
     def strict(self) -> bool:
         """Whether it fails for ``--torchprof-strict`` alone."""
-        return bool(self.causes) and all(cause.only_strict for cause in self.causes)
+        return bool(self.failures) and all(one.only_strict for one in self.failures)
 
 
 def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Verdicts:
@@ -375,13 +387,13 @@ def judged(
     if measured.mismatch is not None:
         return _mismatched(measured.mismatch, replace(found, profile=profile))
     known = baseline is not None
-    causes = failures(verdicts, found.policy, has_baseline=known, accept=terms.accept)
+    failed = failures(verdicts, found.policy, has_baseline=known, accept=terms.accept)
     if found.policy.strict:
-        causes += [
-            Cause("comparison_unchecked", metric) for metric in dict.fromkeys(measured.unmeasured)
+        failed += [
+            Failure("comparison_unchecked", metric) for metric in dict.fromkeys(measured.unmeasured)
         ]
         if measured.pairs_gap is not None:
-            causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
+            failed.append(Failure("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
     told = {*(note.code for note in found.policy.notes), Why.ORDER_CHANGED.code}
     advised = (v.reason for v in verdicts if v.status == "advisory" and v.reason is not None)
@@ -411,7 +423,7 @@ def judged(
         found,
         profile=profile,
         status=status,
-        causes=causes,
+        failures=failed,
         reason=next(filter(None, reasons), None),
         accepts=_accepts(measured, found, again, quiet=quiet, accept=terms.accept),
         times_changed=_times_changed(verdicts, quiet=quiet),
@@ -424,12 +436,12 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
     reason = unmeasured.reason
     verdicts = all_unchecked(unmeasured.budgets, reason)
     policy = Policy(terms.time, terms.strict)
-    causes = failures(verdicts, policy, has_baseline=True, accept=False)
+    failed = failures(verdicts, policy, has_baseline=True, accept=False)
     if terms.strict and has_baseline and not terms.accept:
-        causes.append(Cause("baseline_unchecked", reason=reason))
+        failed.append(Failure("baseline_unchecked", reason=reason))
     if terms.strict and unmeasured.stats_asked:
-        causes.append(Cause("comparisons_unchecked", reason=reason))
-    return Verdicts(verdicts, policy=policy, causes=causes, reason=reason)
+        failed.append(Failure("comparisons_unchecked", reason=reason))
+    return Verdicts(verdicts, policy=policy, failures=failed, reason=reason)
 
 
 def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:

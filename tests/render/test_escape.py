@@ -38,7 +38,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.render import escape, summary, table
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
-from pytest_torchprof.verdict.judgement import Cause
+from pytest_torchprof.verdict.judgement import Failure
 from pytest_torchprof.verdict.paired import Difference
 
 __all__ = ["say"]  # a fixture
@@ -167,7 +167,7 @@ def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
         v, p, b = (poisoned(part, of) for part in (verdicts, profile, baseline))
         where = lambda _: [(f"{of}:3", of, 2), (f"{of}:4", None, 1)]  # noqa: E731
         return failure_message(
-            [Cause("metric_unchecked", of, words(of))],
+            [Failure("metric_unchecked", of, words(of))],
             v,
             p,
             b,

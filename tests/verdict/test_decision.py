@@ -31,7 +31,7 @@ from pytest_torchprof.verdict.compare import (
     compare,
     status_of,
 )
-from pytest_torchprof.verdict.judgement import Cause, failures
+from pytest_torchprof.verdict.judgement import Failure, failures
 from pytest_torchprof.verdict.metrics import METRICS
 
 GATE, OFF, STRICT = Policy(time="gate"), Policy(time="off"), Policy(strict=True)
@@ -496,7 +496,7 @@ def test_status_and_causes(
 
 def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:
     verdicts = [verdict("kernels", MissingValue(words("no device")), 5)]
-    cause = Cause("metric_unchecked", "kernels", words("no device"))
+    cause = Failure("metric_unchecked", "kernels", words("no device"))
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []
 
@@ -513,7 +513,7 @@ def test_what_caches_and_other_tests_decide_is_not_compared(name: str) -> None:
 
 def test_a_metric_that_the_baseline_lacks_fails_when_strict() -> None:
     verdicts = [Verdict("flops", 5, "new")]
-    cause = Cause("metric_new", "flops")
+    cause = Failure("metric_new", "flops")
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, STRICT, has_baseline=True, accept=True) == []
 

@@ -14,7 +14,7 @@ from pytest_torchprof.rules.check import check
 from pytest_torchprof.trace.names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.judgement import (
-    Cause,
+    Failure,
     Terms,
     Verdicts,
     compared,
@@ -43,24 +43,24 @@ def of_two_operators(terms: Terms, baseline: Baseline | None = None, **more: obj
     ("baseline", "limits", "status", "causes"),
     [
         (None, (), "new", []),
-        (None, (LIMIT,), "over_budget", [Cause("over_budget")]),
-        (Baseline({"ops": 1}), (), "regressed", [Cause("regressed")]),
+        (None, (LIMIT,), "over_budget", [Failure("over_budget")]),
+        (Baseline({"ops": 1}), (), "regressed", [Failure("regressed")]),
         (Baseline({"ops": 3}), (), "improved", []),
         (Baseline({"ops": 2}), (), "ok", []),
     ],
 )
 def test_a_measured_test_fails_by_its_limits_and_its_baseline(
-    baseline: Baseline | None, limits: tuple[Budget, ...], status: str, causes: list[Cause]
+    baseline: Baseline | None, limits: tuple[Budget, ...], status: str, causes: list[Failure]
 ) -> None:
     found = of_two_operators(Terms(), baseline, budgets=limits)
-    assert (status, causes) == (found.status, found.causes)
+    assert (status, causes) == (found.status, found.failures)
     assert found.accepts is not None
     assert 2 == found.accepts.metrics["ops"]
 
 
 def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
     found = of_two_operators(Terms(), Baseline({"ops": 2}), mismatch={"ops": "3"})
-    assert ("regressed", (), None) == (found.status, found.causes, found.accepts)
+    assert ("regressed", (), None) == (found.status, found.failures, found.accepts)
     (ops,) = (v for v in found.all if v.metric == "ops")
     assert (
         "regressed",
@@ -71,8 +71,8 @@ def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
 def test_missing_numbers_that_a_test_compares_fail_it_when_strict() -> None:
     strict = Terms(strict=True, accept=True)
     found = of_two_operators(strict, Baseline({"ops": 2}), unmeasured=("syncs", "syncs"))
-    assert Cause("comparison_unchecked", "syncs") in found.causes
-    assert 1 == sum(cause.metric == "syncs" for cause in found.causes)
+    assert Failure("comparison_unchecked", "syncs") in found.failures
+    assert 1 == sum(cause.metric == "syncs" for cause in found.failures)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_an_unmeasured_metric_fails_only_when_strict(
 ) -> None:
     missing = Unmeasured(WHY, "cpu", (LIMIT,), stats_asked=True)
     found = not_profiled(missing, terms, has_baseline=has_baseline)
-    assert kinds == [cause.kind for cause in found.causes]
+    assert kinds == [cause.kind for cause in found.failures]
     assert ("not_profiled", WHY) == (found.status, found.reason)

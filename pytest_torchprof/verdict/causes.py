@@ -1,0 +1,750 @@
+"""What changed in the user's code, and where: a test's detail, compared with the accepted one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from msgspec.structs import replace
+
+from pytest_torchprof.analysis.memory import held_blocks
+from pytest_torchprof.analysis.moved_bytes import counted_bytes
+from pytest_torchprof.analysis.operators import Groups
+from pytest_torchprof.core.process import late
+from pytest_torchprof.core.records import Frozen
+from pytest_torchprof.core.units import format_pair, plural
+from pytest_torchprof.core.values import Cause, Detail, DetailRow, HeldRow, MissingValue
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.work.counting import by_call, computing
+from pytest_torchprof.work.operands import BY_TYPE, TABLE
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.values import Finding, Number, Verdict
+    from pytest_torchprof.places.place import Located, Roots
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.work.operands import Operands
+
+
+# ---- What a test did: rows by function and operator, and where these were called.
+
+#: (function, operator, dtype) of a row.
+Key: TypeAlias = tuple[str, str, str]
+
+
+class Line(NamedTuple):
+    """A line of the user's code, and its function."""
+
+    location: str
+    function: str
+
+
+class Caller(NamedTuple):
+    """A line that calls a function of the user, through which one of a library, how often."""
+
+    line: Line
+    via: str
+    times: int
+
+
+class Seen(Frozen, frozen=True):
+    """A test's detail with today's lines.
+
+    By row: its ``lines``, those with the most calls first, and the ``stacks`` of lines around its
+    first call, from the outermost in. Rows are in the order of their first calls. ``callers`` are
+    by function.
+    """
+
+    detail: Detail
+    lines: Mapping[Key, tuple[str, ...]] = {}
+    stacks: Mapping[Key, tuple[Line, ...]] = {}
+    callers: Mapping[str, tuple[Caller, ...]] = {}
+
+
+#: Of a node's backward, the name of the node.
+_NODE = late(r"autograd::engine::evaluate_function: (?:torch::autograd::)?(.+)")
+_DTYPES = [row.name for row in sorted(TABLE, key=lambda row: ("float" in row.name, row.item_bytes))]
+
+
+def _shown(name: str) -> str | None:
+    """An operator as the user calls it; None of what is none of torch's, such as a profiler's.
+
+    >>> _shown("aten::clone"), _shown("autograd::engine::evaluate_function: MulBackward0")
+    ('aten::clone', 'MulBackward0')
+    """
+    node = _NODE.match(name)
+    if node is not None:
+        return node[1]
+    return name if "::" in name and " " not in name else None
+
+
+def _widest(_: str, call: Operands) -> int:
+    """The number of the widest dtype of a call's tensors, -1 for none."""
+    known = [BY_TYPE[one].name for one in call.types or () if one in BY_TYPE]
+    return max((_DTYPES.index(name) for name in known), default=-1)
+
+
+def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
+    """The detail of a trace; by operator alone without lines."""
+    shown = [_shown(name) for name in trace.names]
+    named = np.array([name is not None for name in shown], bool)
+    called = trace.is_kind(Kind.OP) & (named[trace.name] if shown else False) & trace.selection
+    top = np.where(called, np.arange(len(trace)), -1)
+    for level in nesting.levels(trace.depth):
+        above = top[trace.parent[level]]
+        top[level] = np.where(above >= 0, above, top[level])
+    calls = nesting.distinct(top[top >= 0])
+    files = _Files(located, roots)
+    stacks = located.stacks(trace, calls) if located is not None else [()] * len(calls)
+    dtype = np.full(len(trace), -1, np.int64)
+    works = np.flatnonzero(computing(trace) & (top >= 0))
+    np.maximum.at(dtype, top[works], by_call(trace, works, _widest) if len(works) else works)
+    number: dict[Key, int] = {}
+    key = np.full(len(trace), -1, np.int64)
+    lines: dict[Key, Counter[str]] = defaultdict(Counter)
+    first: dict[Key, tuple[Line, ...]] = {}
+    did = np.zeros(len(trace), bool)
+    did[top[works]] = True
+    for event, stack in zip(calls.tolist(), stacks, strict=True):
+        line = files.line(stack[-1]) if stack else Line("", "")
+        name = shown[trace.name[event]] or ""
+        code = int(dtype[event])
+        one = line.function, name, "" if code < 0 else _DTYPES[code]
+        key[event] = number.setdefault(one, len(number))
+        if did[event] and line.location:
+            lines[one][line.location] += 1
+            first.setdefault(one, tuple(map(files.line, stack)))
+    rows = _rows(trace, list(number), key, top, did)
+    runs, between, callers = files.calls()
+    held = _held(trace, list(number), key, top)
+    return Seen(
+        Detail(rows, runs, between, held),
+        {one: tuple(place for place, _ in count.most_common()) for one, count in lines.items()},
+        first,
+        callers,
+    )
+
+
+def _rows(
+    trace: Events, keys: Sequence[Key], key: Ints, top: Ints, did: nesting.Bools
+) -> tuple[DetailRow, ...]:
+    """The rows of the calls that compute, in the order of the first ones."""
+    inside = np.flatnonzero(top >= 0)
+    if not len(inside):
+        return ()
+    groups = Groups(trace, inside, key[top[inside]])
+    moved = np.maximum(counted_bytes(trace), 0)[inside]
+    columns = (
+        groups.total(did[inside].astype(np.int64)),
+        groups.flops,
+        groups.total(moved),
+        groups.self_cpu_ns,
+    )
+    total = max(int(columns[3].sum()), 1)
+    found = zip(groups.keys.tolist(), *(column.tolist() for column in columns), strict=True)
+    return tuple(
+        DetailRow(*keys[one], *sizes, round(own / total, 4))
+        for one, *sizes, own in found
+        if sizes[0]
+    )
+
+
+def _held(trace: Events, keys: Sequence[Key], key: Ints, top: Ints) -> tuple[HeldRow, ...]:
+    """What each operator of each function allocated, host and device together."""
+    total: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for on_device in (False, True):
+        events, *sizes = held_blocks(trace, on_device=on_device)
+        around = trace.enclosing(events)
+        of = np.where(around >= 0, top[around], -1)
+        for call, *bytes_ in zip(of.tolist(), *(size.tolist() for size in sizes), strict=True):
+            if call >= 0:
+                function, operator, _ = keys[key[call]]
+                known = total[function, operator]
+                known[:] = [a + b for a, b in zip(known, bytes_, strict=True)]
+    return tuple(HeldRow(*name, *sizes) for name, sizes in total.items())
+
+
+class _Files:
+    """Names of functions as they are stored: with the file, relative to the tests' root."""
+
+    def __init__(self, located: Located | None, roots: Roots) -> None:
+        self._marks = None if located is None else located.marks
+        self._roots = roots
+        self._lines: dict[int, Line] = {}
+
+    def line(self, number: int) -> Line:
+        """The line of a marker."""
+        if (known := self._lines.get(number)) is None:
+            assert self._marks is not None  # noqa: S101 - lines have numbers only then
+            where = self._marks.lines[number] or ""
+            file, _, at = where.rpartition(":")
+            names = self._marks.functions
+            name = names[number] if number < len(names) else ""
+            known = Line(f"{self._file(file)}:{at}", f"{self._file(file)}::{name}")
+            self._lines[number] = known
+        return known
+
+    def _file(self, file: str) -> str:
+        return self._roots.shared(file)
+
+    def calls(
+        self,
+    ) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, tuple[Caller, ...]]]:
+        """How often each function began; by caller; and the lines that called it."""
+        runs: dict[str, int] = {}
+        between: dict[str, dict[str, int]] = {}
+        callers: dict[str, list[Caller]] = {}
+        for one in self._marks.calls if self._marks is not None else ():
+            callee = f"{self._file(one.file)}::{one.name}"
+            runs[callee] = runs.get(callee, 0) + one.count
+            line = self.line(one.line) if one.line >= 0 else Line("", "")
+            known = between.setdefault(callee, {})
+            known[line.function] = known.get(line.function, 0) + one.count
+            callers.setdefault(callee, []).append(Caller(line, one.via, one.count))
+        return runs, between, {name: tuple(found) for name, found in callers.items()}
+
+
+# ---- What changed: rows beside the accepted ones, each change explained once.
+
+#: The metric that each column of a row counts.
+_METRICS = {"calls": "ops", "flops": "flops", "bytes": "moved_bytes"}
+#: Attention in one operator: where it vanishes, the operators in its place follow from that.
+_FUSED = late(r"scaled_dot_product|flash_attention|multi_head_attention|_native_multi_head")
+_READS = frozenset({"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::equal"})
+_CHECKPOINT, _LOADER = "torch.utils.checkpoint", "torch.utils.data"
+_SINGLE, _SEVERAL = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+_OF_MEMORY = late(r"(peak|allocated|leaked)_")
+_COMPILING = frozenset({"graph_breaks", "recompiles", "graphs", "cudagraphs", "cudagraph_skips"})
+#: A smaller share of the change is told only if nothing explains more.
+_LEAST_SHARE = 0.05
+_MOST_NAMES = 3
+
+
+class _Change(NamedTuple):
+    """A row with what it did more than follows from how often its function runs."""
+
+    row: DetailRow
+    calls: float
+    flops: float
+    bytes: float
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """By metric."""
+        return {_METRICS["calls"]: self.calls, _METRICS["flops"]: self.flops,
+                _METRICS["bytes"]: self.bytes}  # fmt: skip
+
+
+def causes_of(
+    before: Detail | None,
+    seen: Seen,
+    regressed: Sequence[Verdict],
+    findings: Sequence[Finding] = (),
+    *,
+    annotations: tuple[Iterable[str], Iterable[str]] = ((), ()),
+) -> tuple[Cause, ...]:
+    """Why these metrics are more than accepted, the largest share of the change first.
+
+    ``findings`` are those that are not accepted; ``annotations`` the names of what else the trace
+    has, before and now.
+    """
+    grown = {v.metric: float(v.value - v.baseline) for v in regressed
+             if v.baseline is not None and not isinstance(v.value, MissingValue)}  # fmt: skip
+    found: list[Cause] = []
+    if before is not None:
+        found = _Compared(before, seen, grown).causes()
+        found = _of_loaders(found, seen, annotations)
+    found = _with_findings(found, findings, grown)
+    found += _of_compilation(found, regressed)
+    return _ranked(found, grown)
+
+
+class _Compared:
+    """The detail of a test beside the accepted one."""
+
+    def __init__(self, before: Detail, seen: Seen, grown: Mapping[str, float]) -> None:
+        self._before, self._seen, self._grown = before, seen, grown
+        self._old = {row.key: row for row in before.rows}
+        self._new = {row.key: row for row in seen.detail.rows}
+        self._order = {key: at for at, key in enumerate(self._new)}
+        runs = seen.detail.runs
+        self._more = {
+            name: n / before.runs[name] for name, n in runs.items() if before.runs.get(name, n) != n
+        }
+        self._gone: list[_Change] = []
+        self._added: list[_Change] = []
+        self._larger: list[_Change] = []
+        self._sort()
+
+    def causes(self) -> list[Cause]:
+        """One for each thing that changed."""
+        found = self._other_dtype()
+        found += self._more_often()
+        found += self._larger_inputs()
+        found += self._new_operators()
+        return found + self._kept(found)
+
+    def _sort(self) -> None:
+        """Tell what was added, what is gone and what got larger."""
+        for key, row in self._new.items():
+            ratio = self._more.get(key[0], 1.0)
+            old = self._old.get(key)
+            if old is None:
+                self._added.append(_Change(row, row.calls, row.flops, row.bytes))
+                continue
+            change = _Change(
+                row,
+                row.calls - old.calls * ratio,
+                row.flops - old.flops * ratio,
+                row.bytes - old.bytes * ratio,
+            )
+            if change.calls > 0:
+                self._added.append(change)
+            elif change.flops > 0 or change.bytes > 0:
+                self._larger.append(change)
+            elif change.calls < 0:
+                self._gone.append(_negative(change))
+        for key, row in self._old.items():
+            if key not in self._new:
+                self._gone.append(_Change(row, row.calls, row.flops, row.bytes))
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """What only moved, as to a function of another name, did not change."""
+        left = {id(one): one for one in self._gone}
+        added = []
+        for one in self._added:
+            twin = next(
+                (
+                    gone
+                    for gone in left.values()
+                    if gone.row.key[1:] == one.row.key[1:]
+                    and gone.row.function != one.row.function
+                    and gone[1:] == one[1:]
+                ),
+                None,
+            )
+            if twin is None:
+                added.append(one)
+            else:
+                del left[id(twin)]
+        self._added, self._gone = added, list(left.values())
+
+    # ---------------------------------------------------------------- kinds
+
+    def _other_dtype(self) -> list[Cause]:
+        """Operators that compute in a wider dtype than before."""
+        gone = {one.row.key[:2]: one for one in self._gone}
+        by_dtype: dict[str, list[tuple[_Change, _Change]]] = {}
+        for one in sorted(self._added, key=lambda one: self._order[one.row.key]):
+            old = gone.get(one.row.key[:2])
+            if old is not None and _is_wider(one.row.dtype, old.row.dtype):
+                by_dtype.setdefault(one.row.dtype, []).append((one, old))
+        found = []
+        for dtype, pairs in by_dtype.items():
+            changes = [one for one, _ in pairs]
+            first, old = pairs[0]
+            name = first.row.operator.removeprefix("aten::")
+            more = f", and {plural(len(pairs) - 1, 'operator')} after it" if pairs[1:] else ""
+            found.append(
+                self._cause(
+                    "other_dtype",
+                    f"{name} in {dtype} instead of {old.row.dtype}{more}",
+                    changes,
+                    subject=dtype,
+                )
+            )
+            for one, was in pairs:
+                self._added.remove(one)
+                if was in self._gone:
+                    self._gone.remove(was)
+        return found
+
+    def _more_often(self) -> list[Cause]:
+        """Functions that run more often than before, outermost ones only."""
+        more = {name: ratio for name, ratio in self._more.items() if ratio > 1}
+        found = []
+        for name, ratio in more.items():
+            if any(self._grows(line.function, ratio) for line, *_ in self._callers(name)):
+                continue
+            inside = self._called_in(name, set(more))
+            changes = [
+                _Change(row, *(part * (1 - 1 / self._more[row.function])
+                               for part in (row.calls, row.flops, row.bytes)))
+                for row in self._new.values()
+                if row.function in inside and row.key in self._old
+            ]  # fmt: skip
+            changes += [one for one in self._added if one.row.function in inside]
+            if not changes:
+                continue
+            self._added = [one for one in self._added if one.row.function not in inside]
+            found.append(self._run_again(name, changes))
+        return found
+
+    def _run_again(self, name: str, changes: Sequence[_Change]) -> Cause:
+        """The cause of a function that runs more often: the call that is new."""
+        before, now = self._before.runs[name], self._seen.detail.runs[name]
+        short = _function(name)
+        message = f"{short} runs {now} times instead of {before}"
+        if before == 1 and now == 2:
+            message = f"{short} runs twice instead of once"
+        callers = self._callers(name)
+        again = [one for one in callers if one.via.startswith(_CHECKPOINT)]
+        if again:
+            message = f"{message}: torch.utils.checkpoint recomputes it in backward"
+            line = next(
+                (one.line for one in again if one.via.endswith(".checkpoint")), again[0].line
+            )
+            return self._cause("runs_more_often", message, changes, (line,), subject=short)
+        known = self._before.calls.get(name, {})
+        excess = Counter[str]()
+        for one in callers:
+            excess[one.line.function] += one.times
+        for caller in excess:
+            excess[caller] -= round(known.get(caller, 0) * self._more.get(caller, 1.0))
+        caller = max(excess, key=lambda one: (excess[one], one), default="")
+        lines = [one.line for one in callers if one.line.function == caller and one.line.location]
+        return self._cause("runs_more_often", message, changes, tuple(lines), subject=short)
+
+    def _grows(self, caller: str, ratio: float) -> bool:
+        return self._more.get(caller, 1.0) >= ratio * 0.999
+
+    def _callers(self, name: str) -> tuple[Caller, ...]:
+        return self._seen.callers.get(name, ())
+
+    def _called_in(self, name: str, among: set[str]) -> set[str]:
+        """This function, and those among these that it calls, at any depth."""
+        inside, size = {name}, 0
+        while len(inside) > size:
+            size = len(inside)
+            inside |= {
+                one
+                for one in among - inside
+                if any(caller.line.function in inside for caller in self._callers(one))
+            }
+        return inside
+
+    def _larger_inputs(self) -> list[Cause]:
+        """As many calls as before, on more data."""
+        larger = self._larger
+        if not larger:
+            return []
+        larger = sorted(larger, key=lambda one: self._order[one.row.key])
+        functions = {one.row.function for one in larger}
+        lines: tuple[Line, ...] = ()
+        if functions - {larger[0].row.function}:
+            stacks = [self._seen.stacks.get(one.row.key, ()) for one in larger]
+            lines = _shared(stacks)[-1:]
+        top = max(larger, key=lambda one: (one.flops, one.bytes))
+        old = self._old[top.row.key]
+        was, now = (old.flops, top.row.flops) if top.flops > 0 else (old.bytes, top.row.bytes)
+        name = top.row.operator.removeprefix("aten::")
+        more = f" and {plural(len(larger) - 1, 'other operator')}" if larger[1:] else ""
+        unit, what = ("FLOP", "FLOPs") if top.flops > 0 else ("B", "bytes")
+        before, after = format_pair(was, now, unit)
+        message = f"larger inputs of {name}{more}: {what} of {name} {before} → {after}"
+        return [self._cause("larger_inputs", message, larger, lines, subject=name)]
+
+    def _new_operators(self) -> list[Cause]:
+        """Operators that a function did not call before, or not as often."""
+        by_function: dict[str, list[_Change]] = {}
+        for one in sorted(self._added, key=lambda one: self._order[one.row.key]):
+            by_function.setdefault(self._known(one), []).append(one)
+        gone: dict[str, list[_Change]] = {}
+        for one in self._gone:
+            gone.setdefault(one.row.function, []).append(one)
+        return [
+            self._appeared(function, changes, gone.get(function, []))
+            for function, changes in by_function.items()
+        ]
+
+    def _known(self, one: _Change) -> str:
+        """The function of the change, or the innermost around it that is not new."""
+        old = self._before.runs.keys() | {key[0] for key in self._old}
+        stack = self._seen.stacks.get(one.row.key, ())
+        if one.row.function in old or not stack:
+            return one.row.function
+        return next((line.function for line in reversed(stack) if line.function in old),
+                    stack[0].function)  # fmt: skip
+
+    def _appeared(self, function: str, changes: list[_Change], gone: Sequence[_Change]) -> Cause:
+        changes.sort(key=lambda one: (_is_backward(one), -self._weight(one)))
+        names = _counted(changes)
+        fused = [one for one in gone if _FUSED.search(one.row.operator)]
+        if fused:
+            name = fused[0].row.operator.removeprefix("aten::")
+            message = f"{name} is no longer called, but {names}"
+        else:
+            top = changes[0]
+            old = self._old.get(top.row.key)
+            again = old is not None and old.calls > 0
+            few = len(changes) <= _MOST_NAMES
+            message = f"{names} {'more' if again and few else 'is new' if few else 'are new'}"
+        reads = any(one.row.operator in _READS for one in changes)
+        message += ": the host reads values" if reads else ""
+        evidence = [f"gone: {_counted(gone)}"] if gone else []
+        inner = {one.row.function for one in changes} - {function}
+        lines: tuple[Line, ...] = ()
+        if inner and len({one.row.function for one in changes}) > 1:
+            stacks = [self._seen.stacks.get(one.row.key, ()) for one in changes]
+            lines = _shared(stacks)[-1:]
+        subject = ", ".join(sorted(_names(changes)))
+        return self._cause("new_operators", message, changes, lines, evidence, subject)
+
+    def _kept(self, found: Sequence[Cause]) -> list[Cause]:
+        """Memory that is live at the peak or left at the end, and was not."""
+        metrics = [name for name in self._grown if _OF_MEMORY.match(name)]
+        if not metrics:
+            return []
+        old = {(row.function, row.operator): row for row in self._before.held}
+        more: dict[tuple[str, str], dict[str, int]] = {}
+        for row in self._seen.detail.held:
+            was = old.get((row.function, row.operator), HeldRow("", "", 0, 0, 0))
+            change = {"allocated": row.allocated - was.allocated, "peak": row.peak - was.peak,
+                      "leaked": row.left - was.left}  # fmt: skip
+            more[row.function, row.operator] = {
+                name: change[name.partition("_")[0]] for name in metrics
+            }
+        told = {cause.function for cause in found}
+        kept: list[Cause] = []
+        for name in ("leaked", "peak", "allocated"):
+            mine = [metric for metric in metrics if metric.startswith(name)]
+            if not mine or kept:
+                continue
+            by_size = sorted(more.items(), key=lambda one: (-one[1][mine[0]], one[0]))
+            top = [(key, sizes) for key, sizes in by_size if sizes[mine[0]] > 0]
+            if not top or (found and {_function(key[0]) for key, _ in top[:3]} & told):
+                continue
+            function, operator = top[0][0]
+            kept.append(self._holds(name, function, operator, top))
+        return kept
+
+    def _holds(
+        self,
+        name: str,
+        function: str,
+        operator: str,
+        top: Sequence[tuple[tuple[str, str], Mapping[str, int]]],
+    ) -> Cause:
+        words = {
+            "leaked": "is kept after the test",
+            "peak": "lives longer: it is there at the peak",
+            "allocated": "allocates more",
+        }[name]
+        shown = operator.removeprefix("aten::")
+        what = f"what {shown} allocates {words}" if name != "allocated" else f"{shown} {words}"
+        keys = [key for key in self._seen.lines if key[:2] == (function, operator)]
+        places = [place for key in keys for place in self._seen.lines[key]]
+        metrics: dict[str, Number] = {}
+        for _, sizes in top:
+            for metric, size in sizes.items():
+                metrics[metric] = metrics.get(metric, 0) + max(size, 0)
+        metrics = {metric: min(size, self._grown[metric]) for metric, size in metrics.items()}
+        lines = tuple(Line(place, function) for place in places[:2])
+        return _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines, function)
+
+    # ---------------------------------------------------------------- making them
+
+    def _weight(self, one: _Change) -> float:
+        """The largest share of a metric's change that a row has."""
+        return max(
+            (
+                size / self._grown[metric]
+                for metric, size in one.sizes.items()
+                if self._grown.get(metric)
+            ),
+            default=0.0,
+        )
+
+    def _cause(
+        self,
+        kind: str,
+        message: str,
+        changes: Sequence[_Change],
+        lines: Sequence[Line] = (),
+        evidence: Sequence[str] = (),
+        subject: str = "",
+    ) -> Cause:
+        """A cause of these changes, at these lines, or at those of the first change."""
+        metrics: dict[str, Number] = {}
+        for one in changes:
+            for metric, size in one.sizes.items():
+                if size:
+                    metrics[metric] = metrics.get(metric, 0) + round(size)
+        first = changes[0].row
+        if not lines:
+            lines = [Line(place, first.function) for place in self._seen.lines.get(first.key, ())]
+        return _at(
+            Cause(kind, message, metrics=metrics, evidence=tuple(evidence), subject=subject),  # type: ignore[arg-type]
+            lines,
+            first.function,
+        )
+
+
+def _at(cause: Cause, lines: Sequence[Line], function: str) -> Cause:
+    """The cause at the first of these lines; further ones are evidence."""
+    if not lines or not lines[0].location:
+        file, _, name = function.partition("::")
+        return replace(cause, file=file or None, function=name or None)
+    file, _, number = lines[0].location.rpartition(":")
+    more = dict.fromkeys(line.location for line in lines)
+    more.pop(lines[0].location)
+    also = (f"also at {', '.join(list(more)[:_MOST_NAMES])}",) if more else ()
+    return replace(
+        cause,
+        file=file,
+        line=int(number) if number.isdecimal() else 0,
+        function=_function(lines[0].function) or None,
+        evidence=(*cause.evidence, *also),
+    )
+
+
+def _negative(one: _Change) -> _Change:
+    return one._replace(calls=-one.calls, flops=-one.flops, bytes=-one.bytes)
+
+
+def _is_wider(dtype: str, than: str) -> bool:
+    if not (dtype and than) or dtype == than:
+        return False
+    return _DTYPES.index(dtype) > _DTYPES.index(than)
+
+
+def _function(name: str) -> str:
+    """The function's name without its file.
+
+    >>> _function("a/b.py::Block.forward")
+    'Block.forward'
+    """
+    return name.rpartition("::")[2]
+
+
+def _is_backward(one: _Change) -> bool:
+    return "::" not in one.row.operator
+
+
+def _names(changes: Iterable[_Change]) -> Counter[str]:
+    """How much more often each operator is called; backward alone only where there is no other."""
+    calls = Counter[str]()
+    forward = [one for one in changes if not _is_backward(one)]
+    for one in forward or changes:
+        calls[one.row.operator.removeprefix("aten::")] += round(one.calls)
+    return calls
+
+
+def _counted(changes: Sequence[_Change]) -> str:
+    """``clone ×6, mul ×2``: what is called how much more often."""
+    names = list(_names(changes).items())
+    shown = [f"{name} ×{n}" if n != 1 else name for name, n in names[:_MOST_NAMES]]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(shown)}{more}"
+
+
+def _shared(stacks: Sequence[Sequence[Line]]) -> tuple[Line, ...]:
+    """The lines that all of these stacks begin with."""
+    known = [stack for stack in stacks if stack]
+    if not known:
+        return ()
+    both = list(known[0])
+    for stack in known[1:]:
+        pairs = zip(both, stack, strict=False)
+        both = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return tuple(both)
+
+
+# ---- Loaders, compilations and findings.
+
+
+def _of_loaders(
+    found: list[Cause], seen: Seen, annotations: tuple[Iterable[str], Iterable[str]]
+) -> list[Cause]:
+    """With a cause for a loader that works without workers now, which explains what its data set
+    calls in the test's own process.
+    """
+    before, now = ({kind for name in names for kind in (_SINGLE, _SEVERAL) if kind in name}
+                   for names in annotations)  # fmt: skip
+    if _SINGLE in before or _SINGLE not in now or _SEVERAL not in before:
+        return found
+    fetched = {
+        name
+        for name, callers in seen.callers.items()
+        if any(one.via.startswith(_LOADER) for one in callers)
+    }
+    lines = [one.line for name in sorted(fetched) for one in seen.callers[name]]
+    cause = _at(
+        Cause("loader", "the DataLoader works without workers, in the test's own process"),
+        lines,
+        "",
+    )
+    names = {_function(name) for name in fetched}
+    mine = [one for one in found if one.function in names]
+    metrics: dict[str, Number] = {}
+    for one in mine:
+        for metric, size in one.metrics.items():
+            metrics[metric] = metrics.get(metric, 0) + size
+    others = [one for one in found if one not in mine]
+    return [replace(cause, metrics=metrics, subject="loader"), *others]
+
+
+def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> list[Cause]:
+    """A cause for compilations that no finding explains."""
+    told = {metric for cause in found for metric in cause.metrics}
+    more = [v for v in regressed if v.metric in _COMPILING and v.metric not in told]
+    if not more:
+        return []
+    changes = [f"{v.metric} {v.baseline} → {v.value}" for v in more]
+    metrics = {v.metric: v.value - v.baseline for v in more}  # type: ignore[operator]
+    what = f"torch.compile compiles differently: {', '.join(changes)}"
+    return [Cause("compilation", what, metrics=metrics, subject="compile")]
+
+
+def _with_findings(
+    found: Sequence[Cause], findings: Sequence[Finding], grown: Mapping[str, float]
+) -> list[Cause]:
+    """With the findings: a cause at the same line has one, others are causes themselves."""
+    causes = list(found)
+    for finding in findings:
+        file, _, line = (finding.location or "").rpartition(":")
+        number = int(line) if line.isdecimal() else 0
+        at = next(
+            (n for n, cause in enumerate(causes)
+             if cause.finding is None and number and (cause.file, cause.line) == (file, number)),
+            None,
+        )  # fmt: skip
+        if at is not None:
+            causes[at] = replace(causes[at], finding=finding.rule, fix=finding.fix)
+            continue
+        metrics: dict[str, Number] = {"findings": finding.count}
+        if finding.bytes:
+            metrics |= {name: min(finding.bytes, size) for name, size in grown.items()
+                        if _OF_MEMORY.match(name)}  # fmt: skip
+        causes.append(
+            Cause(
+                "compilation" if finding.rule in ("graph-break", "recompile") else "finding",
+                finding.message,
+                file if number else finding.location,
+                number,
+                metrics=metrics,
+                finding=finding.rule,
+                fix=finding.fix,
+                subject=finding.rule,
+            )
+        )
+    return causes
+
+
+#: What explains others comes first: where a dtype or a loader changed, the operators follow.
+_FIRST = {"other_dtype": 1.0, "loader": 2.0, "runs_more_often": 0.1, "finding": -0.2}
+
+
+def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, ...]:
+    def share(cause: Cause) -> float:
+        known = {name: size for name, size in cause.metrics.items() if grown.get(name, 0) > 0}
+        return max((min(size / grown[name], 1.0) for name, size in known.items()), default=0.0)
+
+    ranked = sorted(found, key=lambda one: -(share(one) + _FIRST.get(one.kind, 0.0)))
+    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.finding]
+    return tuple(large or ranked[:1])

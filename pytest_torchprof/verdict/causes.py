@@ -146,11 +146,13 @@ def _rows(
     )
     total = max(int(columns[3].sum()), 1)
     found = zip(groups.keys.tolist(), *(column.tolist() for column in columns), strict=True)
-    return tuple(
-        DetailRow(*keys[one], *sizes, round(own / total, 4))
-        for one, *sizes, own in found
-        if sizes[0]
-    )
+    rows = []
+    for one, calls, flops, size, own in found:
+        function, operator, dtype = keys[int(one)]
+        if calls:
+            share = round(own / total, 4)
+            rows.append(DetailRow(function, operator, dtype, calls, flops, size, share))
+    return tuple(rows)
 
 
 def _held(trace: Events, keys: Sequence[Key], key: Ints, top: Ints) -> tuple[HeldRow, ...]:

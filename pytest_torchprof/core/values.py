@@ -567,6 +567,11 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     subject: str = ""
 
     @property
+    def key(self) -> tuple[str, str | None, str]:
+        """What the same cause in another test has in common with it."""
+        return self.kind, self.place, self.subject
+
+    @property
     def place(self) -> str | None:
         """``file:line``, None where it is unknown."""
         return None if self.file is None else f"{self.file}:{self.line}" if self.line else self.file

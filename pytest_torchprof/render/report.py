@@ -23,7 +23,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.own import metric_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.values import RegionRecord, Sample, Unstable
+    from pytest_torchprof.core.values import Cause, RegionRecord, Sample, Unstable
 
 
 # ---- The machine-readable report.
@@ -40,12 +40,26 @@ def test_of(record: Record) -> dict[str, Any]:
         "reason": None if record.reason is None else record.reason.text,
         "metrics": metrics_of(record.metrics.values()),
         "findings": [asdict(finding) for finding in record.findings],
+        "causes": [_cause(cause) for cause in record.causes],
         "unchecked": {rule: why.text for rule, why in record.unchecked.items()},
         "trace": record.trace,
         **({} if record.message is None else {"message": record.message}),
         **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
         **({"ranks": dict(map(_rank, record.ranks.items()))} if record.ranks else {}),
         **({"unstable": _unstable(record.unstable)} if record.unstable else {}),
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "kind": cause.kind,
+        "file": cause.file,
+        "line": cause.line or None,
+        "function": cause.function,
+        "message": cause.message,
+        "metrics": dict(cause.metrics),
+        "finding": cause.finding,
+        "evidence": list(cause.evidence),
     }
 
 
@@ -257,6 +271,19 @@ class StoredFinding(_Stored, frozen=True):
     gated: bool = True
 
 
+class StoredCause(_Stored, frozen=True):
+    """What changed in the user's code, and where; see `core.values.Cause`."""
+
+    kind: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    metrics: dict[str, int | float] = msgspec.field(default_factory=dict)
+    finding: str | None = None
+    evidence: list[str] = msgspec.field(default_factory=list)
+
+
 class StoredRegion(Frozen, frozen=True):
     """A named region of a test."""
 
@@ -280,6 +307,7 @@ class StoredTest(Frozen, frozen=True):
     trace: str | None = None
     ab: dict[str, Any] | None = None
     message: str | None = None
+    causes: list[StoredCause] = msgspec.field(default_factory=list)
 
 
 class StoredReport(Frozen, frozen=True):

@@ -398,12 +398,9 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 plan, attached = item.stash.get(PLAN, None), Outcome()
                 if has_news(report) and plan is not None:
                     attached = self.verdicts.final(item, call, report, plan, gatherer, self.blind)
-                    told = attached.record and attached.record.message
-                    if (
-                        attached.ours
-                        and told
-                        and (crash := getattr(report.longrepr, "reprcrash", 0))
-                    ):
+                    told = attached.record.message if attached.record is not None else None
+                    crash = getattr(report.longrepr, "reprcrash", None)
+                    if attached.ours and told and crash is not None:
                         crash.message = told  # the short summary has its first line
                     if self.settings.junit and attached.record is not None:
                         junit_properties.note(item, report, attached.record)

@@ -46,6 +46,7 @@ from pytest_torchprof.render.report import (
     write_document,
 )
 from pytest_torchprof.render.summary import (
+    cause_lines,
     lost_baselines,
     raised_rules,
     session_totals,
@@ -609,6 +610,8 @@ def summarize(
         terminal.write_sep("=", "torchprof")
     if records and verbosity >= 0:
         s = settings
+        for line in cause_lines(records):
+            write(line, red=True)
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
         for line in summary_table(records, s.columns, s.sort, s.top, width):
             write(line)

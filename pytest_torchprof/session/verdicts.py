@@ -560,7 +560,7 @@ class Judge:
         """An earlier test of the session that fails for the same causes."""
         if not causes:
             return None
-        key = frozenset((one.kind, one.place, one.subject) for one in causes)
+        key = frozenset(one.key for one in causes)
         first = self._explained_in.setdefault(key, subject.nodeid)
         return first if first != subject.nodeid else None
 

@@ -497,7 +497,8 @@ class DetailRow(Sendable, frozen=True, array_like=True):
     """What the calls of one operator in one function do that compute; ``share``: of CPU time.
 
     ``function`` is ``path/to/file.py::Class.method``, empty where it is unknown; ``operator`` is
-    the one that the function calls, and ``dtype`` the widest that it computes in.
+    the one that the function calls, and ``dtype`` the widest that it computes in. ``texts``: how
+    many of the calls are on a line, by a digest of its text.
     """
 
     function: str
@@ -507,6 +508,7 @@ class DetailRow(Sendable, frozen=True, array_like=True):
     flops: int = 0
     bytes: int = 0
     share: float = 0.0
+    texts: Mapping[str, int] = {}
 
     @property
     def key(self) -> tuple[str, str, str]:

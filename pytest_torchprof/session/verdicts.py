@@ -241,7 +241,8 @@ def command_for(config: pytest.Config, nodeid: str) -> str:
         if value is not None:
             words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
     for pair in config.getoption("override_ini", None) or ():
-        words += ["-o", pair]
+        if not pair.startswith("strict"):  # pytest's own flags make such pairs
+            words += ["-o", pair]
     return escape.command([*words, _typed(config, nodeid)])
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from linecache import getline
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from msgspec.structs import replace
@@ -37,10 +39,11 @@ Key: TypeAlias = tuple[str, str, str]
 
 
 class Line(NamedTuple):
-    """A line of the user's code, and its function."""
+    """A line of the user's code, its function, and a digest of its text, wherever it moves."""
 
     location: str
     function: str
+    text: str = ""
 
 
 class Caller(NamedTuple):
@@ -50,19 +53,26 @@ class Caller(NamedTuple):
     via: str
     times: int
 
+    @property
+    def key(self) -> str:
+        """What stands for it in a detail, wherever its line moves."""
+        via = f" via {self.via}" if self.via else ""
+        return f"{self.line.function} {self.line.text}{via}".rstrip()
+
 
 class Seen(Frozen, frozen=True):
     """A test's detail with today's lines.
 
     By row: its ``lines``, those with the most calls first, and the ``stacks`` of lines around its
     first call, from the outermost in. Rows are in the order of their first calls. ``callers`` are
-    by function.
+    by function, and ``functions`` the names of those of all lines.
     """
 
     detail: Detail
-    lines: Mapping[Key, tuple[str, ...]] = {}
+    lines: Mapping[Key, tuple[Line, ...]] = {}
     stacks: Mapping[Key, tuple[Line, ...]] = {}
     callers: Mapping[str, tuple[Caller, ...]] = {}
+    functions: Mapping[str, str] = {}
 
 
 #: Of a node's backward, the name of the node.
@@ -83,9 +93,18 @@ def _shown(name: str) -> str | None:
 
 
 def _widest(_: str, call: Operands) -> int:
-    """The number of the widest dtype of a call's tensors, -1 for none."""
-    known = [BY_TYPE[one].name for one in call.types or () if one in BY_TYPE]
-    return max((_DTYPES.index(name) for name in known), default=-1)
+    """The number of the widest dtype of a call's tensors, -1 for none.
+
+    A tensor without dimensions, as a number of Python becomes one, does not widen others.
+    """
+    known = [
+        (bool(dims), _DTYPES.index(BY_TYPE[one].name))
+        for dims, one in zip(call.dims, call.types or (), strict=False)
+        if one in BY_TYPE
+    ]
+    if not any(sized for sized, _ in known):
+        return known[0][1] if known else -1
+    return max(number for sized, number in known if sized)
 
 
 def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
@@ -105,7 +124,7 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
     np.maximum.at(dtype, top[works], by_call(trace, works, _widest) if len(works) else works)
     number: dict[Key, int] = {}
     key = np.full(len(trace), -1, np.int64)
-    lines: dict[Key, Counter[str]] = defaultdict(Counter)
+    lines: dict[Key, Counter[Line]] = defaultdict(Counter)
     first: dict[Key, tuple[Line, ...]] = {}
     did = np.zeros(len(trace), bool)
     did[top[works]] = True
@@ -115,22 +134,28 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
         code = int(dtype[event])
         one = line.function, name, "" if code < 0 else _DTYPES[code]
         key[event] = number.setdefault(one, len(number))
-        if did[event] and line.location:
-            lines[one][line.location] += 1
+        if line.location:
+            lines[one][line] += 1
             first.setdefault(one, tuple(map(files.line, stack)))
-    rows = _rows(trace, list(number), key, top, did)
+    rows = _rows(trace, list(number), key, top, did, lines)
     runs, between, callers = files.calls()
     held = _held(trace, list(number), key, top)
     return Seen(
         Detail(rows, runs, between, held),
-        {one: tuple(place for place, _ in count.most_common()) for one, count in lines.items()},
+        {one: tuple(line for line, _ in count.most_common()) for one, count in lines.items()},
         first,
         callers,
+        files.functions(),
     )
 
 
 def _rows(
-    trace: Events, keys: Sequence[Key], key: Ints, top: Ints, did: nesting.Bools
+    trace: Events,
+    keys: Sequence[Key],
+    key: Ints,
+    top: Ints,
+    did: nesting.Bools,
+    lines: Mapping[Key, Counter[Line]],
 ) -> tuple[DetailRow, ...]:
     """The rows of the calls that compute, in the order of the first ones."""
     inside = np.flatnonzero(top >= 0)
@@ -148,10 +173,13 @@ def _rows(
     found = zip(groups.keys.tolist(), *(column.tolist() for column in columns), strict=True)
     rows = []
     for one, calls, flops, size, own in found:
-        function, operator, dtype = keys[int(one)]
+        of = keys[int(one)]
         if calls:
+            texts = Counter[str]()
+            for line, n in lines.get(of, {}).items():
+                texts[line.text] += n
             share = round(own / total, 4)
-            rows.append(DetailRow(function, operator, dtype, calls, flops, size, share))
+            rows.append(DetailRow(*of[:3], calls, flops, size, share, texts))
     return tuple(rows)
 
 
@@ -186,9 +214,17 @@ class _Files:
             file, _, at = where.rpartition(":")
             names = self._marks.functions
             name = names[number] if number < len(names) else ""
-            known = Line(f"{self._file(file)}:{at}", f"{self._file(file)}::{name}")
+            text = getline(file, int(at)).strip() if at.isdecimal() else ""
+            digest = f"{crc32(text.encode(errors='replace')):08x}" if text else ""
+            known = Line(f"{self._file(file)}:{at}", f"{self._file(file)}::{name}", digest)
             self._lines[number] = known
         return known
+
+    def functions(self) -> dict[str, str]:
+        """The name of each line's function, by ``file:line``."""
+        count = len(self._marks.lines) if self._marks is not None else 0
+        lines = map(self.line, range(count))
+        return {line.location: _function(line.function) for line in lines}
 
     def _file(self, file: str) -> str:
         return self._roots.shared(file)
@@ -205,8 +241,9 @@ class _Files:
             runs[callee] = runs.get(callee, 0) + one.count
             line = self.line(one.line) if one.line >= 0 else Line("", "")
             known = between.setdefault(callee, {})
-            known[line.function] = known.get(line.function, 0) + one.count
-            callers.setdefault(callee, []).append(Caller(line, one.via, one.count))
+            caller = Caller(line, one.via, one.count)
+            known[caller.key] = known.get(caller.key, 0) + one.count
+            callers.setdefault(callee, []).append(caller)
         return runs, between, {name: tuple(found) for name, found in callers.items()}
 
 
@@ -260,8 +297,10 @@ def causes_of(
     if before is not None:
         found = _Compared(before, seen, grown).causes()
         found = _of_loaders(found, seen, annotations)
-    found = _with_findings(found, findings, grown)
+    found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
+    if not found and before is not None:
+        found = _new_calls(before, seen)
     return _ranked(found, grown)
 
 
@@ -288,7 +327,7 @@ class _Compared:
         found += self._more_often()
         found += self._larger_inputs()
         found += self._new_operators()
-        return found + self._kept(found)
+        return [*found, *self._kept(found)]
 
     def _sort(self) -> None:
         """Tell what was added, what is gone and what got larger."""
@@ -398,19 +437,14 @@ class _Compared:
         again = [one for one in callers if one.via.startswith(_CHECKPOINT)]
         if again:
             message = f"{message}: torch.utils.checkpoint recomputes it in backward"
-            line = next(
-                (one.line for one in again if one.via.endswith(".checkpoint")), again[0].line
-            )
+            by_checkpoint = (one.line for one in again if one.via.endswith(".checkpoint"))
+            line = next(by_checkpoint, again[0].line)
             return self._cause("runs_more_often", message, changes, (line,), subject=short)
         known = self._before.calls.get(name, {})
-        excess = Counter[str]()
-        for one in callers:
-            excess[one.line.function] += one.times
-        for caller in excess:
-            excess[caller] -= round(known.get(caller, 0) * self._more.get(caller, 1.0))
-        caller = max(excess, key=lambda one: (excess[one], one), default="")
-        lines = [one.line for one in callers if one.line.function == caller and one.line.location]
-        return self._cause("runs_more_often", message, changes, tuple(lines), subject=short)
+        more = [one for one in callers if one.times > known.get(one.key, 0)] or callers
+        more = sorted(more, key=lambda one: one.key in known)
+        lines = [one.line for one in more if one.line.location]
+        return self._cause("runs_more_often", message, changes, lines[:1], subject=short)
 
     def _grows(self, caller: str, ratio: float) -> bool:
         return self._more.get(caller, 1.0) >= ratio * 0.999
@@ -435,13 +469,12 @@ class _Compared:
         larger = self._larger
         if not larger:
             return []
-        larger = sorted(larger, key=lambda one: self._order[one.row.key])
-        functions = {one.row.function for one in larger}
+        larger = sorted(larger, key=lambda one: (_is_backward(one), self._order[one.row.key]))
+        forward = [one for one in larger if not _is_backward(one)] or larger
         lines: tuple[Line, ...] = ()
-        if functions - {larger[0].row.function}:
-            stacks = [self._seen.stacks.get(one.row.key, ()) for one in larger]
-            lines = _shared(stacks)[-1:]
-        top = max(larger, key=lambda one: (one.flops, one.bytes))
+        if len({one.row.function for one in forward}) > 1:
+            lines = self._around(forward)
+        top = max(forward, key=lambda one: (one.flops, one.bytes))
         old = self._old[top.row.key]
         was, now = (old.flops, top.row.flops) if top.flops > 0 else (old.bytes, top.row.bytes)
         name = top.row.operator.removeprefix("aten::")
@@ -450,6 +483,24 @@ class _Compared:
         before, after = format_pair(was, now, unit)
         message = f"larger inputs of {name}{more}: {what} of {name} {before} → {after}"
         return [self._cause("larger_inputs", message, larger, lines, subject=name)]
+
+    def _around(self, changes: Sequence[_Change]) -> tuple[Line, ...]:
+        """The innermost line around all of them; around its function, if all of that changed."""
+        stack = list(_shared([self._seen.stacks.get(one.row.key, ()) for one in changes]))
+        keys = {one.row.key for one in changes}
+        while stack[1:]:
+            function = stack[-1].function
+            inside = [
+                key
+                for key, lines in self._seen.stacks.items()
+                if key in self._new and any(line.function == function for line in lines)
+            ]
+            changed = [key for key in inside if key in keys]
+            few = len({key[0] for key in changed}) < _MOST_NAMES
+            if few or len(changed) < 0.8 * len(inside):
+                break
+            stack.pop()
+        return tuple(stack[-1:])
 
     def _new_operators(self) -> list[Cause]:
         """Operators that a function did not call before, or not as often."""
@@ -460,7 +511,7 @@ class _Compared:
         for one in self._gone:
             gone.setdefault(one.row.function, []).append(one)
         return [
-            self._appeared(function, changes, gone.get(function, []))
+            self._appeared(changes, gone.get(function, []))
             for function, changes in by_function.items()
         ]
 
@@ -473,34 +524,33 @@ class _Compared:
         return next((line.function for line in reversed(stack) if line.function in old),
                     stack[0].function)  # fmt: skip
 
-    def _appeared(self, function: str, changes: list[_Change], gone: Sequence[_Change]) -> Cause:
+    def _appeared(self, changes: list[_Change], gone: Sequence[_Change]) -> Cause:
         changes.sort(key=lambda one: (_is_backward(one), -self._weight(one)))
         names = _counted(changes)
         fused = [one for one in gone if _FUSED.search(one.row.operator)]
         if fused:
             name = fused[0].row.operator.removeprefix("aten::")
-            message = f"{name} is no longer called, but {names}"
+            message = f"{name} is gone, {names} instead"
         else:
-            top = changes[0]
-            old = self._old.get(top.row.key)
-            again = old is not None and old.calls > 0
-            few = len(changes) <= _MOST_NAMES
-            message = f"{names} {'more' if again and few else 'is new' if few else 'are new'}"
+            told = _names(changes)
+            old = self._old.get(changes[0].row.key)
+            message = f"{names} {'are' if told - Counter(list(told)[:1]) else 'is'} new"
+            if old is not None and not told.keys() - {_plain(old.operator)}:
+                now = changes[0].row.calls
+                message = f"{names.partition(' ')[0]} is called {now} times instead of {old.calls}"
         reads = any(one.row.operator in _READS for one in changes)
         message += ": the host reads values" if reads else ""
         evidence = [f"gone: {_counted(gone)}"] if gone else []
-        inner = {one.row.function for one in changes} - {function}
         lines: tuple[Line, ...] = ()
-        if inner and len({one.row.function for one in changes}) > 1:
-            stacks = [self._seen.stacks.get(one.row.key, ()) for one in changes]
-            lines = _shared(stacks)[-1:]
+        if len({one.row.function for one in changes}) > 1:
+            lines = _shared([self._seen.stacks.get(one.row.key, ()) for one in changes])[-1:]
         subject = ", ".join(sorted(_names(changes)))
         return self._cause("new_operators", message, changes, lines, evidence, subject)
 
     def _kept(self, found: Sequence[Cause]) -> list[Cause]:
         """Memory that is live at the peak or left at the end, and was not."""
         metrics = [name for name in self._grown if _OF_MEMORY.match(name)]
-        if not metrics:
+        if not metrics or found:
             return []
         old = {(row.function, row.operator): row for row in self._before.held}
         more: dict[tuple[str, str], dict[str, int]] = {}
@@ -511,7 +561,6 @@ class _Compared:
             more[row.function, row.operator] = {
                 name: change[name.partition("_")[0]] for name in metrics
             }
-        told = {cause.function for cause in found}
         kept: list[Cause] = []
         for name in ("leaked", "peak", "allocated"):
             mine = [metric for metric in metrics if metric.startswith(name)]
@@ -519,7 +568,7 @@ class _Compared:
                 continue
             by_size = sorted(more.items(), key=lambda one: (-one[1][mine[0]], one[0]))
             top = [(key, sizes) for key, sizes in by_size if sizes[mine[0]] > 0]
-            if not top or (found and {_function(key[0]) for key, _ in top[:3]} & told):
+            if not top:
                 continue
             function, operator = top[0][0]
             kept.append(self._holds(name, function, operator, top))
@@ -540,14 +589,17 @@ class _Compared:
         shown = operator.removeprefix("aten::")
         what = f"what {shown} allocates {words}" if name != "allocated" else f"{shown} {words}"
         keys = [key for key in self._seen.lines if key[:2] == (function, operator)]
-        places = [place for key in keys for place in self._seen.lines[key]]
+        lines = tuple(line for key in keys for line in self._seen.lines[key])
+        if name == "allocated" and len({key[0] for key, _ in top}) > 1:
+            some = {key for key, _ in top}
+            stacks = [way for key, way in self._seen.stacks.items() if key[:2] in some]
+            lines = _shared(stacks)[-1:] or lines
         metrics: dict[str, Number] = {}
         for _, sizes in top:
             for metric, size in sizes.items():
                 metrics[metric] = metrics.get(metric, 0) + max(size, 0)
         metrics = {metric: min(size, self._grown[metric]) for metric, size in metrics.items()}
-        lines = tuple(Line(place, function) for place in places[:2])
-        return _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines, function)
+        return _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines[:2], function)
 
     # ---------------------------------------------------------------- making them
 
@@ -579,7 +631,10 @@ class _Compared:
                     metrics[metric] = metrics.get(metric, 0) + round(size)
         first = changes[0].row
         if not lines:
-            lines = [Line(place, first.function) for place in self._seen.lines.get(first.key, ())]
+            lines = self._seen.lines.get(first.key, ())
+            old = self._old.get(first.key)
+            known = old.texts if old is not None else {}
+            lines = [line for line in lines if line.text not in known] or lines
         return _at(
             Cause(kind, message, metrics=metrics, evidence=tuple(evidence), subject=subject),  # type: ignore[arg-type]
             lines,
@@ -603,6 +658,10 @@ def _at(cause: Cause, lines: Sequence[Line], function: str) -> Cause:
         function=_function(lines[0].function) or None,
         evidence=(*cause.evidence, *also),
     )
+
+
+def _plain(operator: str) -> str:
+    return operator.removeprefix("aten::")
 
 
 def _negative(one: _Change) -> _Change:
@@ -682,13 +741,25 @@ def _of_loaders(
         "",
     )
     names = {_function(name) for name in fetched}
-    mine = [one for one in found if one.function in names]
+    mine = [one for one in found if one.function in names or one.place == cause.place]
     metrics: dict[str, Number] = {}
     for one in mine:
         for metric, size in one.metrics.items():
             metrics[metric] = metrics.get(metric, 0) + size
     others = [one for one in found if one not in mine]
     return [replace(cause, metrics=metrics, subject="loader"), *others]
+
+
+def _new_calls(before: Detail, seen: Seen) -> list[Cause]:
+    """Where no operator explains the change: a function that is called otherwise than before."""
+    for callee, callers in seen.callers.items():
+        known = before.calls.get(callee, {})
+        ways = {key.partition(" via ")[2] for key in known}
+        for one in callers:
+            if known and one.via not in ways and one.line.location:
+                what = f"{_function(callee)} is called through {one.via or 'no library'} now"
+                return [_at(Cause("unknown", what, subject=callee), (one.line,), callee)]
+    return []
 
 
 def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> list[Cause]:
@@ -704,7 +775,10 @@ def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> lis
 
 
 def _with_findings(
-    found: Sequence[Cause], findings: Sequence[Finding], grown: Mapping[str, float]
+    found: Sequence[Cause],
+    findings: Sequence[Finding],
+    grown: Mapping[str, float],
+    functions: Mapping[str, str],
 ) -> list[Cause]:
     """With the findings: a cause at the same line has one, others are causes themselves."""
     causes = list(found)
@@ -720,15 +794,18 @@ def _with_findings(
             causes[at] = replace(causes[at], finding=finding.rule, fix=finding.fix)
             continue
         metrics: dict[str, Number] = {"findings": finding.count}
+        compiles = finding.rule in ("graph-break", "recompile")
+        metrics |= {name: size for name, size in grown.items() if compiles and name in _COMPILING}
         if finding.bytes:
             metrics |= {name: min(finding.bytes, size) for name, size in grown.items()
                         if _OF_MEMORY.match(name)}  # fmt: skip
         causes.append(
             Cause(
-                "compilation" if finding.rule in ("graph-break", "recompile") else "finding",
-                finding.message,
+                "compilation" if compiles else "finding",
+                f"{finding.rule}: {finding.message}",
                 file if number else finding.location,
                 number,
+                functions.get(finding.location or ""),
                 metrics=metrics,
                 finding=finding.rule,
                 fix=finding.fix,
@@ -739,7 +816,9 @@ def _with_findings(
 
 
 #: What explains others comes first: where a dtype or a loader changed, the operators follow.
-_FIRST = {"other_dtype": 1.0, "loader": 2.0, "runs_more_often": 0.1, "finding": -0.2}
+_FIRST = {"other_dtype": 1.0, "loader": 2.0, "runs_more_often": 0.1, "kept_memory": -1.0}
+#: These are told only if they are a part of the change.
+_BY_SHARE = ("new_operators", "larger_inputs", "runs_more_often", "kept_memory")
 
 
 def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, ...]:
@@ -748,5 +827,5 @@ def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, 
         return max((min(size / grown[name], 1.0) for name, size in known.items()), default=0.0)
 
     ranked = sorted(found, key=lambda one: -(share(one) + _FIRST.get(one.kind, 0.0)))
-    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.finding]
+    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.kind not in _BY_SHARE]
     return tuple(large or ranked[:1])

@@ -333,8 +333,8 @@ def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> Rea
     if not metric.of_region:
         return None
     accepted = {} if baseline is None else baseline.metrics
-    if profile.metrics.get("ops") == 0 and not profile.kernels:
-        return None if accepted.get("ops") == 0 else NOTHING
+    if profile.metrics.get("dispatches") == 0 and not profile.kernels:
+        return None if accepted.get("dispatches", accepted.get("ops")) == 0 else NOTHING
     if metric.of_device and not _on_device(profile):
         return None if accepted.get("kernels") == 0 else NOTHING_ON_DEVICE
     return None

@@ -93,9 +93,10 @@ def varies_by_cpu(metric: Metric) -> bool:
 
     Of a device's work, what the host reads is decided by the program alone.
     """
-    if metric.on_request:
-        return metric.name not in _SAME
-    return not (metric.of_device or metric.needs.isdisjoint({"operators", "memory"}))
+    if metric.name in _SAME:
+        return False
+    counts = not (metric.of_device or metric.needs.isdisjoint({"operators", "memory"}))
+    return metric.on_request or counts
 
 
 def explains_not(baseline: Baseline, profile: Profile) -> bool:

@@ -53,7 +53,7 @@ COLUMN_OF = {
 }
 
 
-#: The same for estimates of a device's work, which operators have only in tests that ask for them.
+#: The same for estimates of a device's work: of launches, times and bytes only if asked for.
 ESTIMATE_COLUMN_OF = {
     "host_reads": "host_reads",
     "launches": "launches",

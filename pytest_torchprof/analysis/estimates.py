@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
@@ -66,7 +67,6 @@ from pytest_torchprof.work.devices import DTYPES
 from pytest_torchprof.work.launches import (
     READS,
     TO_PYTHON,
-    Launches,
     count_launches,
     count_long_list,
     count_reads,
@@ -103,8 +103,7 @@ class Units(Frozen, frozen=True):
 
     ``launches`` has those of operators nested in one, too, where they add to its own.
     ``covers`` marks all events within which nothing else counts, by the chain of ``parent``.
-    ``loose`` are those of them within which the CPU may move more bytes than a device. ``unknown``
-    are operators of which nobody knows what they start: at least one kernel, if they compute.
+    ``loose`` are those of them within which the CPU may move more bytes than a device.
     """
 
     event: Ints
@@ -112,7 +111,18 @@ class Units(Frozen, frozen=True):
     covers: Bools
     parent: Ints
     loose: Bools
-    unknown: Ints
+
+
+class _Covered(NamedTuple):
+    """What decides which operators are units: marks of events, ``parent`` as in `Units`."""
+
+    ops: Bools
+    table: Bools
+    foreign: Bools
+    unknown: Bools
+    loose: Bools
+    covers: Bools
+    parent: Ints
 
 
 def estimated_launches(trace: Events) -> int:
@@ -122,20 +132,26 @@ def estimated_launches(trace: Events) -> int:
 
 
 @once_of_whole
-def units_of(trace: Events) -> Units:
-    """The units of the whole trace, whatever is selected."""
+def _covered(trace: Events) -> _Covered:
     ops = trace.is_kind(Kind.OP) & ~only_shapes(trace) & ~on_host(trace)
-    rows = {name: launches_of(name) for name in trace.names}
-    table = ops & trace.names_where(lambda name: _covers(name, rows[name]))
-    adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
-    unknown = ops & trace.names_where(lambda name: rows[name] is None and not is_part(name))
+    table = ops & trace.names_where(_covers)
+    unknown = ops & trace.names_where(_is_unknown)
     foreign = unknown & ~trace.names_where(_is_torchs)
-    whole, parent = forms(trace), _parents(trace)
+    whole = forms(trace)
     loose = (unknown & ~foreign) | (whole.whole & ops)
     if ran_on_host(trace):  # how another library works on the CPU says nothing of a device
         loose |= foreign
     loose[whole.steps] = True
-    covers = table | loose
+    return _Covered(ops, table, foreign, unknown, loose, table | loose, _parents(trace))
+
+
+@once_of_whole
+def units_of(trace: Events) -> Units:
+    """The units of the whole trace, whatever is selected."""
+    ops, table, foreign, _, loose, covers, parent = _covered(trace)
+    whole = forms(trace)
+    rows = {name: launches_of(name) for name in trace.names}
+    adds = ops & trace.names_where(lambda name: (row := rows[name]) is not None and row.nested)
     every = (covers | adds).nonzero()[0]
     counted = every[~nesting.below(covers, parent, every)]
     # A composite of nothing else is one itself: torch names some after what they call.
@@ -152,23 +168,35 @@ def units_of(trace: Events) -> Units:
     launches[foreign & ~loose] = 0
     launches[whole.steps] = 0
     launches[whole.counted] = whole.launches
-    silent = unknown.nonzero()[0]
-    silent = silent[~nesting.below(covers, parent, silent)]
-    return Units(found, launches[found], covers, parent, loose, silent)
+    return Units(found, launches[found], covers, parent, loose)
+
+
+@once_of_whole
+def _unknown_operators(trace: Events) -> Ints:
+    """Operators of which nobody knows what they start: at least one kernel, if they compute."""
+    if not any(map(_is_unknown, trace.names)):
+        return np.zeros(0, np.int64)
+    known = _covered(trace)
+    rows = known.unknown.nonzero()[0]
+    return rows[~nesting.below(known.covers, known.parent, rows)]
 
 
 @once_of_whole
 def has_operands(trace: Events) -> bool:
     """Whether calls that start kernels carry their operands; true if there are none."""
-    event = units_of(trace).event
-    has = by_call(trace, event, lambda _, call: bool(call.dims), bool)
-    return not len(event) or bool(has.any())
+    return carry_operands(trace, units_of(trace).event)
+
+
+def carry_operands(trace: Events, rows: Ints) -> bool:
+    """Whether any of these calls carries its operands; true if there are none."""
+    has = by_call(trace, rows, lambda _, call: bool(call.dims), bool)
+    return not len(rows) or bool(has.any())
 
 
 @once_per_trace
 def unknown_parts(trace: Events) -> list[UncountedPart]:
     """What is selected and starts an unknown number of kernels, the longest first."""
-    unknown = units_of(trace).unknown
+    unknown = _unknown_operators(trace)
     parts = [
         *by_name(trace, unknown[trace.selection[unknown]], lambda _: Why.NO_LAUNCHES),
         *compiled_parts(trace),
@@ -225,11 +253,19 @@ def _parents(trace: Events) -> Ints:
     return parent
 
 
-def _covers(name: str, row: Launches | None) -> bool:
+@lru_cache(maxsize=10_000)
+def _covers(name: str) -> bool:
     """Whether nothing that is nested in it counts."""
+    row = launches_of(name)
     if row is None or row.nested:
         return False
     return row.count != 0 and not is_part(name)
+
+
+@lru_cache(maxsize=10_000)
+def _is_unknown(name: str) -> bool:
+    """Whether nobody knows what it starts."""
+    return launches_of(name) is None and not is_part(name)
 
 
 def _moves(trace: Events, events: Ints) -> Bools:
@@ -256,7 +292,7 @@ def on_host(trace: Events) -> Bools:
 
 def _on_a_number(trace: Events, rows: Ints) -> Bools:
     """Which of these calls have a tensor without dimensions as their first operand."""
-    return np.array([bytes(a.dims).startswith(b"[[],") for a in trace.operands(rows)], bool)
+    return by_call(trace, rows, lambda _, call: bool(call.dims) and call.dims[0] == [], bool)
 
 
 # -------------------------------------------------------------------- numbers
@@ -728,20 +764,26 @@ def host_reads(trace: Events) -> HostReads:
 
 @once_of_whole
 def _all_reads(trace: Events) -> HostReads:
-    units = units_of(trace)
-    covers = units.covers & ~trace.names_where(lambda name: name in READS or name == _POSITIONS)
+    rows, lists = operators_named(trace, *READS), _to_python(trace)
+    if not (len(rows) or len(lists)):
+        return HostReads(rows, rows)
     host = on_host(trace)
-    rows = operators_named(trace, *READS)
-    rows = rows[~host[rows] & ~nesting.below(covers, units.parent, rows)]
-    rows = nesting.outermost(marked(trace, rows)[:-1], trace.parent).nonzero()[0]
-    rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
-    lists = _to_python(trace)
-    lists = lists[~host[lists]]
+    rows, lists = rows[~host[rows]], lists[~host[lists]]
+    if len(rows):
+        known = _covered(trace)
+        covers = known.covers & ~trace.names_where(_may_be_a_read)
+        rows = rows[~nesting.below(covers, known.parent, rows)]
+        rows = nesting.outermost(marked(trace, rows)[:-1], trace.parent).nonzero()[0]
+        rows = rows[~_is_counter(trace, rows) & ~_is_seed(trace, rows) & ~_is_filler(trace, rows)]
     event = np.concatenate([rows, lists])
     count = np.concatenate([by_call(trace, rows, count_reads), np.ones(len(lists), np.int64)])
     order = np.argsort(event, kind="stable")
     kept = order[count[order] > 0]
     return HostReads(event[kept], count[kept])
+
+
+def _may_be_a_read(name: str) -> bool:
+    return name in READS or name == _POSITIONS
 
 
 def _is_counter(trace: Events, rows: Ints) -> Bools:

@@ -362,7 +362,7 @@ def calls_in_words(each: Sequence[tuple[int, ...]]) -> str:
     others = counts.pop("others", 0)
     parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
     less = f"; {others:,} of them are autograd nodes, TorchScript functions and the like"
-    more = f" (the metric ops{less if others else ''})" if counts.get("operators") else ""
+    more = f" (the metric dispatches{less if others else ''})" if counts.get("operators") else ""
     return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
 
 

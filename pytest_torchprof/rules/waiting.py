@@ -163,7 +163,7 @@ def host_read(trace: Events) -> Matches:
     ran on the CPU: `item` and all that calls it, such as `float(x)`, `if x:`; `tolist`, `numpy`;
     `nonzero`, with masks as indices; `masked_select`, `unique`, `equal`, `bincount`, `one_hot` and
     others. The rule is checked only in tests that ask for it: with `--torchprof-device`, a limit on
-    `host_reads` or its column, or `no_antipatterns("host-read")`.
+    `host_reads` or its column, or a marker that forbids or allows it.
 
     Not counted is what is on the host by design: a `DataLoader` and its sampler, seeds, and
     counters of optimizers' steps. Allow others by operator, module or line:

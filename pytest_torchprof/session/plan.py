@@ -19,7 +19,7 @@ from pytest_torchprof.session.markers import (
     overrides_of,
     project_budgets_of,
 )
-from pytest_torchprof.verdict.metrics import METRICS, ON_REQUEST
+from pytest_torchprof.verdict.metrics import ESTIMATES, METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -154,7 +154,9 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
     budgets += tuple(project_budgets_of(item, budgets))
     budgets = tuple(_in_force(budgets, s.device))
     rules = rules_of(item.config, item).rules
-    asked = asked_for(budgets, s)
+    allowances = allowances_of(item)
+    permitted = (*allowed, *(code for one in allowances for code in one.rules))
+    asked = asked_for(budgets, permitted, s)
     base = Plan(
         s.warmup,
         s.rounds,
@@ -177,7 +179,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         checks_stable=s.checks_stable,
         asked=asked,
         chip=s.device,
-        allowances=allowances_of(item),
+        allowances=allowances,
     )
     return base.with_counts(**overrides)
 
@@ -196,16 +198,19 @@ def _in_force(budgets: Iterable[Budget], chip: str | None) -> Iterator[Budget]:
             yield one if mine is None else msgspec.structs.replace(one, on=None)
 
 
-def asked_for(budgets: Iterable[Budget], settings: Settings) -> tuple[str, ...]:
+def asked_for(
+    budgets: Iterable[Budget], allowed: Iterable[str], settings: Settings
+) -> tuple[str, ...]:
     """The metrics of a device's work that limits, columns or a chip ask for, in order.
 
-    A limit on the findings of a rule on such work asks for what the rule needs.
+    A rule on such work that is limited, or allowed somewhere, asks for what it needs.
     """
     names = {*settings.columns, settings.sort, *(one.metric for one in budgets)}
-    names |= {"host_reads" for one in budgets for code in one.rules if _is_on_request(code)}
-    if settings.device is None and names.isdisjoint(ON_REQUEST):
+    codes = (*allowed, *(code for one in budgets for code in one.rules))
+    names |= {"host_reads" for code in codes if _is_on_request(code)}
+    if settings.device is None and names.isdisjoint(ESTIMATES):
         return ()
-    return tuple(name for name in ON_REQUEST if settings.device is not None or name in names)
+    return tuple(name for name in ESTIMATES if settings.device is not None or name in names)
 
 
 def _is_on_request(code: str) -> bool:

@@ -93,9 +93,10 @@ def varies_by_cpu(metric: Metric) -> bool:
 
     Of a device's work, what the host reads is decided by the program alone.
     """
-    if metric.on_request:
-        return metric.name not in _SAME
-    return not (metric.of_device or metric.needs.isdisjoint({"operators", "memory"}))
+    if metric.name in _SAME:
+        return False
+    counts = not (metric.of_device or metric.needs.isdisjoint({"operators", "memory"}))
+    return metric.on_request or counts
 
 
 def explains_not(baseline: Baseline, profile: Profile) -> bool:
@@ -333,8 +334,8 @@ def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> Rea
     if not metric.of_region:
         return None
     accepted = {} if baseline is None else baseline.metrics
-    if profile.metrics.get("ops") == 0 and not profile.kernels:
-        return None if accepted.get("ops") == 0 else NOTHING
+    if profile.metrics.get("dispatches") == 0 and not profile.kernels:
+        return None if accepted.get("dispatches", accepted.get("ops")) == 0 else NOTHING
     if metric.of_device and not _on_device(profile):
         return None if accepted.get("kernels") == 0 else NOTHING_ON_DEVICE
     return None

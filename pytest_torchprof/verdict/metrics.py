@@ -126,7 +126,7 @@ def estimates_for(trace: Events, chip: Device | None) -> dict[str, Value]:
     """All estimates of a stored trace, asked for or not; ``chip`` as for `bound_ms`."""
     from pytest_torchprof.verdict.values import bound_ms, values_of
 
-    rows = [METRICS[name] for name in ON_REQUEST]
+    rows = [METRICS[name] for name in ESTIMATES]
     if chip is not None:
         of_chip = partial(bound_ms, chip=chip)
         rows = [row._replace(extract=of_chip) if row.name == "bound_ms" else row for row in rows]
@@ -262,7 +262,7 @@ def _moved_bytes(trace: Events) -> Value:
 
 
 def _estimated(what: str) -> Callable[[Events], Value]:
-    """Extract an estimate of a device's work, which few tests ask for."""
+    """Extract an estimate of a device's work."""
 
     def extract(trace: Events) -> Value:
         from pytest_torchprof.verdict import values as estimates
@@ -529,7 +529,7 @@ METRICS: Mapping[str, Metric] = {
              scopable=False, depends_on_order=True),
         _row("host_reads", "1", "exact", "operators", _estimated("host_reads"),
              "operators that would make the host wait, if their tensors were on a device",
-             adds_up=True, on_request=True),
+             adds_up=True),
         _row("launches", "1", "exact", "shapes operators", _estimated("launches"),
              "kernels that eager execution on a device would start at least",
              adds_up=True, on_request=True),
@@ -546,3 +546,5 @@ METRICS: Mapping[str, Metric] = {
 
 #: Metrics that are measured only for tests that ask for them.
 ON_REQUEST = tuple(name for name, metric in METRICS.items() if metric.on_request)
+#: All metrics of what a device would do; asking for the first one asks for its rule.
+ESTIMATES = ("host_reads", *ON_REQUEST)

@@ -41,7 +41,7 @@ from pytest_torchprof.verdict.own import (
     row_of,
     value_within,
 )
-from pytest_torchprof.verdict.values import bounded
+from pytest_torchprof.verdict.values import add_to_operators, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -566,10 +566,7 @@ def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
         if known is not counts:
             for column, count in counts.items():
                 known[column] = known.get(column, 0) + count
-    if trace.facts.asked:
-        from pytest_torchprof.verdict.values import add_to_operators
-
-        add_to_operators(rows, trace)
+    add_to_operators(rows, trace)
     return rows
 
 

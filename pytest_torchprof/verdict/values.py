@@ -11,6 +11,7 @@ from pytest_torchprof.analysis.communication import comm_calls, comm_sizes, rank
 from pytest_torchprof.analysis.estimates import (
     blocks_at_peak,
     bound,
+    carry_operands,
     estimated_launches,
     estimated_peak,
     has_operands,
@@ -190,8 +191,9 @@ def _of_test(metric: Metric, whole: Events) -> Value:
 
 def host_reads(trace: Events) -> Value:
     """Reads of the host; at least, if compiled code or unknown operators may have more."""
-    total = reads_of(trace).total
-    if total and not has_operands(trace):
+    found = reads_of(trace)
+    total = found.total
+    if total and not carry_operands(trace, found.event):
         return MissingValue(because(*Why.NO_SHAPES))  # which of them are counters is not known
     parts = [
         part
@@ -275,10 +277,9 @@ def estimated_cuda_bytes(trace: Events) -> Value:
 
 
 def add_to_operators(rows: dict[str, dict[str, int]], trace: Events) -> None:
-    """Add what each operator contributes to the estimates that were asked for, by name."""
-    asked = trace.facts.asked or ()
-    if "host_reads" in asked:
-        found = reads_of(trace)
+    """Add what each operator contributes to estimates, by name: reads, and what was asked for."""
+    found, asked = reads_of(trace), trace.facts.asked or ()
+    if len(found.event):
         _add(rows, trace, "host_reads", found.event, found.count)
     if "launches" in asked:
         units = units_of(trace)
@@ -286,8 +287,7 @@ def add_to_operators(rows: dict[str, dict[str, int]], trace: Events) -> None:
         _add(rows, trace, "launches", units.event[mine], units.launches[mine])
     if "estimated_cuda_bytes" in asked and not trace.memory.on_device.any():
         _add(rows, trace, "estimated_bytes", *blocks_at_peak(trace))
-    chip = chip_of(trace)
-    if "bound_ms" in asked and not isinstance(chip, Reason):
+    if "bound_ms" in asked and not isinstance(chip := chip_of(trace), Reason):
         least = bound(trace, chip)
         _add(rows, trace, "bound_ns", least.work.event, least.ns)
 

@@ -57,7 +57,7 @@ def test_names_with_overloads_change_no_table(say: Say, tmp_path: Path) -> None:
     )
     assert (720, 0) == (plain["aten::mm"], plain["aten::mm.out"])
     assert {"mylib::foo", "mylib::foo.bar"} == {n for n in (*plain, *marked) if "mylib" in n}
-    note = "operators (the metric ops; 6 of them are autograd nodes, TorchScript functions"
+    note = "operators (the metric dispatches; 6 of them are autograd nodes, TorchScript functions"
     assert note in str(each[""][1]["notes"])
 
 
@@ -66,7 +66,8 @@ def test_names_with_overloads_change_no_table(say: Say, tmp_path: Path) -> None:
     [
         ('min_ops(8, op="Optimizer.zero_grad#SGD.zero_grad") max_ops(8, op="Optimizer.z*")', True),
         ('min_ops(8, op="quiet") max_flops(0, op="quiet") max_moved_bytes(0, op="quiet")', True),
-        ('min_ops(24, op="busy") max_ops(16, region="busy")', True),
+        ('min_ops(16, op="busy") max_ops(8, region="busy")', True),
+        ('min_dispatches(24, op="busy") max_dispatches(16, region="busy")', True),
         ('max_ops(0, op="quiet")', False),
         ('min_ops(1, region="quiet")', False),
     ],

@@ -16,7 +16,7 @@ from support.sessions import read_baseline, run
 
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.values import Better, Compare, MetricStatus, TestStatus
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.metrics import METRICS, Klass
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
@@ -105,8 +105,8 @@ def test_the_words_of_the_schema_are_those_of_the_code() -> None:
     assert {*own["class"]["enum"]} == {*get_args(Compare)}
     assert {*own["better"]["enum"]} == {*get_args(Better)}
     assert set(metric["status"]["enum"]) == set(get_args(MetricStatus))
-    assert set(metric["class"]["enum"]) == {*get_args(Compare)}
-    assert {metric.klass for metric in METRICS.values()} < {*get_args(Compare)}
+    assert {*metric["class"]["enum"]} == {*get_args(Klass)} == {"advice", *get_args(Compare)}
+    assert {metric.klass for metric in METRICS.values()} == {*get_args(Klass)} - {"never"}
     assert {*metric["better"]["enum"]} == {*get_args(Better)}
 
 

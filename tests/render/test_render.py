@@ -39,8 +39,8 @@ from pytest_torchprof.verdict.metrics import METRICS
 BEFORE = Baseline(
     metrics={"flops": 2_359_296_000, "ops": 312, "kernels": 40, "peak_cuda_bytes": 512 << 20},
     operators={
-        "aten::mm": {"calls": 12, "flops": 2_359_296_000, "kernels": 12},
-        "aten::add": {"calls": 300, "kernels": 28},
+        "aten::mm": {"calls": 12, "ops": 12, "flops": 2_359_296_000, "kernels": 12},
+        "aten::add": {"calls": 300, "ops": 300, "kernels": 28},
     },
     kernels={"ampere_sgemm_128x64_tn": 12, "vectorized_elementwise_kernel": 28},
     times={
@@ -58,9 +58,9 @@ NOW = Profile(
         "syncs": MissingValue(words("no device")),
     },
     operators={
-        "aten::mm": {"calls": 12, "flops": 2_359_296_001, "kernels": 12},
-        "aten::add": {"calls": 299, "kernels": 28},
-        "aten::item": {"calls": 3, "kernels": 1},
+        "aten::mm": {"calls": 12, "ops": 12, "flops": 2_359_296_001, "kernels": 12},
+        "aten::add": {"calls": 299, "ops": 299, "kernels": 28},
+        "aten::item": {"calls": 3, "ops": 3, "kernels": 1},
     },
     kernels={
         "ampere_sgemm_128x64_tn": 12,

@@ -50,7 +50,7 @@ def test_the_file_holds_schema_tests_environments_and_what_was_measured(
     assert entry["metrics"] == {name: values[name] for name in entry["metrics"]}
     assert not {"wall_ms", "cpu_ms", "self_cpu_ms"} & entry["metrics"].keys()
     assert {"machine", "wall_ms", "cpu_ms"} <= entry["times"].keys()
-    assert {"calls": 1, "allocated_cpu_bytes": 16, "peak_cpu_bytes": 16} == {
+    assert {"calls": 1, "ops": 1, "allocated_cpu_bytes": 16, "peak_cpu_bytes": 16} == {
         key: value for key, value in entry["operators"]["aten::add"].items() if "leak" not in key
     }
 

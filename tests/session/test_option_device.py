@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.sessions import run
+from support.sessions import accept, run
 
 from pytest_torchprof.verdict.metrics import ON_REQUEST
 
@@ -95,11 +95,12 @@ def test_a_loop_has_a_fixed_length():
 
 
 def values(pytester: pytest.Pytester, marker: str = "", *args: str) -> dict[str, Any]:
-    """The metrics that only some tests ask for, of one test."""
+    """The metrics that only some tests ask for, of one test that reads two values."""
     pytester.makepyfile(test_it=STEP.format(marker=marker))
     ran = run(pytester, "--torchprof", *args)
     assert {"passed": 1} == ran.outcomes
     metrics = ran.tests["test_it"]["metrics"]
+    assert 2 == metrics["host_reads"]["value"]
     return {name: metrics[name]["value"] for name in ON_REQUEST if name in metrics}
 
 
@@ -107,10 +108,57 @@ def test_a_test_that_asks_for_nothing_has_none_of_them(pytester: pytest.Pytester
     assert {} == values(pytester)
 
 
+def test_reads_are_compared_and_limited_in_every_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import os
+        import pytest, torch
+
+        def test_it():
+            for at in range(10):
+                total = torch.ones(10).sum()
+                if at == 9 or "READS" in os.environ: total.item()
+
+        @pytest.mark.max_host_reads(0)
+        def test_limited():
+            total = torch.ones(10).sum()
+            if "READS" in os.environ: assert total > 0
+        """
+    )
+    accept(pytester)
+    assert {"passed": 2} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
+    monkeypatch.setenv("READS", "1")
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 2} == ran.outcomes
+    assert "regressed" == ran.statuses["test_it"]
+    found = ran.metric("host_reads", "test_it")
+    assert (1, 10, "regressed") == (found["baseline"], found["value"], found["status"])
+    assert "host_reads by operator:" in ran.out
+    assert "over_budget" == ran.metric("host_reads", "test_limited")["status"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", ["", 'line="test_it.py:6"'])
+def test_reads_that_are_allowed_count_nowhere_whether_a_chip_is_given_or_not(
+    pytester: pytest.Pytester, where: str
+) -> None:
+    source = SAMPLER.format(where=where, limit=9).replace('"host-read", , ', '"host-read", ')
+    limit = "@pytest.mark.max_host_reads(9)\n"
+    assert limit in source
+    pytester.makepyfile(test_it=source.replace(limit, ""))
+    found = [
+        run(pytester, "--torchprof", *args).metric("host_reads", "test_it")["value"]
+        for args in ((), ("--torchprof-device=H200",))
+    ]
+    assert [1 if where else 0] * 2 == found
+
+
 @pytest.mark.thorough
 def test_a_chip_asks_for_all(pytester: pytest.Pytester) -> None:
     found = values(pytester, "", "--torchprof-device=h200")
-    assert (2, 7) == (found["host_reads"], found["launches"])
+    assert 7 == found["launches"]
     assert 0 < found["bound_ms"] < 1
     assert 0 < found["estimated_cuda_bytes"]
 
@@ -119,7 +167,8 @@ def test_a_chip_asks_for_all(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("marker", "args", "names"),
     [
-        ("@pytest.mark.max_host_reads(2)", (), {"host_reads"}),
+        ("@pytest.mark.max_host_reads(2)", (), set()),
+        ("@pytest.mark.max_launches(7)", (), {"launches"}),
         ("", ("--torchprof-columns=launches,ops",), {"launches"}),
         ("", ("--torchprof-sort=estimated_cuda_bytes",), {"estimated_cuda_bytes"}),
         ('@pytest.mark.no_antipatterns("host-sync")', (), set()),

@@ -138,7 +138,7 @@ def test_an_exceeded_limit_names_operators_beside_a_baseline_too(
         """
     pytester.makepyfile(test_it=source.replace("LIMITS", ""))
     accept(pytester)
-    for limit in ("max_ops(5)", "max_ops(5, region='y')"):
+    for limit in ("max_ops(2)", "max_ops(2, region='y')"):
         mark = f"pytestmark = pytest.mark.{limit}"
         pytester.makepyfile(test_it=source.replace("LIMITS", mark))
         ran = run(pytester, "--torchprof")

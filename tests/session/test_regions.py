@@ -72,7 +72,7 @@ def test_numbers_of_regions(
         ("assert torchprof['decode'].flops == torchprof['encode'].flops",
          "more      aten::addmm  512 FLOP → 1.54 kFLOP"),
         ("assert torchprof['decode'].peak_cpu_bytes < 64", "128 B (decode.peak_cpu_bytes) < 64 B"),
-        ("assert torchprof['decode'].laps[1].ops < 2", "(decode[1].ops) < 2"),
+        ("assert torchprof['decode'].laps[1].ops < 1", "(decode[1].ops) < 1"),
         ("assert torchprof['decode'].flops <= 1000",
          "most flops by operator, decode:\nE             aten::addmm  1.54 kFLOP"),
         ("assert 100 > torchprof['norm'].allocated_cpu_bytes",
@@ -80,7 +80,7 @@ def test_numbers_of_regions(
         ("assert torchprof['encode'].flops < torchprof['decode'].laps[0].flops",
          "most flops by operator, encode:\nE             aten::addmm  512 FLOP"),
         ("assert 2 * torchprof['decode'].laps[0].ops < torchprof['decode'].laps[1].ops",
-         "most ops by operator, decode[0]:\nE             aten::as_strided  2"),
+         "most ops by operator, decode[0]:\nE             aten::addmm  1"),
         ("assert torchprof['decode'].laps[1].ops > torchprof['encode'].ops",
          "ops by operator, encode → decode[1]:\nE             vanished  aten::add  1 → 0"),
         ("assert 9 * torchprof['decode'].flops < torchprof['encode'].flops",  # little of it differs
@@ -138,7 +138,7 @@ def test_a_region_regresses_like_a_test(
     assert {"encode": "ok", "norm": "ok", "decode": "regressed"} == {
         name: row["status"] for name, row in metrics.items()
     }
-    assert "decode: ops by operator:\n    appeared  aten::clone  0 → 1\n" in ran.out
+    assert "decode: ops by operator:\n    appeared  aten::copy_  0 → 1\n" in ran.out
     accepted = run(pytester, "--accept")
     assert "decode: ops" in accepted.out
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes

@@ -164,13 +164,13 @@ def test_calls_of_a_table_of_operators_add_up_and_say_which_are_the_metric(
         b.launch("gemm", 9)
     path = str(b.save(tmp_path / "a.json"))
     main(["ops", path])
-    message = "calls: 2 of operators (the metric ops), 1 of annotations, 1 of runtime calls"
+    message = "calls: 2 of operators (the metric dispatches), 1 of annotations, 1 of runtime calls"
     assert message in capsys.readouterr()[0]
     main(["ops", path, "--format", "json"])
     total = json.loads(capsys.readouterr()[0])["total"]
     main(["summary", path, "--format", "json"])
     metrics = json.loads(capsys.readouterr()[0])["metrics"]
-    assert total["calls"] == metrics["ops"]["value"] + 2
+    assert total["calls"] == metrics["dispatches"]["value"] + 2
     for name in ("flops", "self_cuda_ms", "self_cpu_ms"):
         assert total[name] == pytest.approx(metrics[name]["value"])
 

@@ -133,7 +133,8 @@ def test_tests_without_limits_are_as_they_were(pytester: pytest.Pytester) -> Non
 
 # -------------------------------------------------------------------- the device
 
-ON_HOST = {name: 0 for name, metric in METRICS.items() if metric.of_region} | {"ops": 7}
+RUNS = {"ops": 7, "dispatches": 7}
+ON_HOST = dict.fromkeys((m.name for m in METRICS.values() if m.of_region), 0) | RUNS
 
 
 @pytest.mark.parametrize("name", [n for n, m in METRICS.items() if m.of_device])
@@ -150,13 +151,13 @@ def test_a_limit_for_an_unused_device_is_not_checked(name: str) -> None:
 
 
 def test_kernels_without_operators_do_not_count_as_an_idle_run() -> None:
-    replay = Profile({**ON_HOST, "ops": 0, "kernels": 3}, kernels={"gemm": 3})
+    replay = Profile({**ON_HOST, **dict.fromkeys(RUNS, 0), "kernels": 3}, kernels={"gemm": 3})
     verdicts = compare(replay, None, [Budget("kernels", 5), Budget("syncs", 0)], Policy())
     assert failures(verdicts, Policy(strict=True), has_baseline=True, accept=True) == []
 
 
 def test_a_run_that_does_nothing_any_more_says_so_beside_the_improvement() -> None:
-    idle = Profile({**ON_HOST, "ops": 0})
+    idle = Profile({**ON_HOST, **dict.fromkeys(RUNS, 0)})
     verdicts = compare(idle, Baseline({"ops": 7}), [], Policy())
     assert [("improved", NOTHING)] == [(v.status, v.reason) for v in verdicts if v.metric == "ops"]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 ENDS = because("file_ends", "the file breaks off among its events").text
 #: What each further event can only raise.
-COUNTS = ["flops", "ops", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels", "h2d_copies",
-          "h2d_bytes", "d2h_copies", "d2h_bytes", "syncs", "moved_bytes"]  # fmt: skip
+COUNTS = ["flops", "ops", "dispatches", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels",
+          "h2d_copies", "h2d_bytes", "d2h_copies", "d2h_bytes", "syncs", "moved_bytes"]  # fmt: skip
 
 
 def traced() -> TraceBuilder:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_torchprof.work import flops
+from pytest_torchprof.work.dispatch import has_kernel, operator_names
 from pytest_torchprof.work.flops import (
     FORMULAS,
     OperatorWork,
@@ -33,6 +34,42 @@ def test_every_operator_of_torch_is_in_the_table() -> None:
     assert len(names) > 2000
     unknown = {name for name in names - FORMULAS.keys() if listed_work(name) is None}
     assert unknown == set(), f"say what they do in work/operators.txt: {sorted(unknown)}"
+
+
+#: Of what torch does not make of others, these return tensors and touch no data all the same.
+ALLOCATED = re.compile(
+    r"_nested_(get|tensor)_\w+|_?sparse_(resize|coo_tensor_with)_\w*|_?resize_\w+|_coalesced_"
+    r"|_efficientzerotensor|lift|unsafe_split(_with_sizes)?"
+)
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is of torch 2.13")
+def test_what_does_not_compute_is_what_torch_makes_of_others() -> None:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    implicit, explicit, others = set[str](), set[str](), set[str]()
+    with_kernel, returning = set[str](), set[str]()
+    for full in torch._C._dispatch_get_all_op_names():
+        name, _, overload = full.removeprefix("aten::").partition(".")
+        if not full.startswith("aten::"):
+            continue
+        returns = torch._C._get_schema(f"aten::{name}", overload).returns
+        view = any(one.alias_info and not one.alias_info.is_write for one in returns)
+        if view or has(full, "CompositeImplicitAutograd"):
+            implicit.add(name)
+        else:
+            others.add(name)
+            explicit |= {name for key in COMPOSITE if has(full, key)}
+        with_kernel |= {name} if has(full, "CPU") and "out" not in overload else set()
+        returning |= {name for one in returns if "Tensor" in str(one.type)}
+    table = {
+        one: {*operator_names()["dispatch", one]} for one in ("implicit", "explicit", "plumbing")
+    }
+    assert set() == table["implicit"] - (implicit - others)
+    assert set() == table["explicit"] - ((explicit | implicit) & others - with_kernel)
+    touching = table["plumbing"] & returning & others
+    assert set() == {name for name in touching if not ALLOCATED.fullmatch(name)}
+    assert set() == {name for name in implicit - others if has_kernel(f"aten::{name}")}
 
 
 @pytest.mark.parametrize(

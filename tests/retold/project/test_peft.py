@@ -32,4 +32,4 @@ def test_a_mixed_batch_costs_little_more(torchprof):
             out = layer(x, mixed)
     assert torch.allclose(out[::3], base[::3], atol=1e-5)
     assert torchprof["mixed"].flops <= 1.1 * torchprof["base"].flops
-    assert torchprof["mixed"].ops <= torchprof["base"].ops + 2 * 60  # of two adapters
+    assert torchprof["mixed"].ops <= torchprof["base"].ops + 2 * 8  # of two adapters

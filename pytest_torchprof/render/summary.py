@@ -315,7 +315,7 @@ def _marker(verdict: Verdict) -> str:
     kinds = [kind for kind, n in limits.items() if n is not None]
     if verdict.own is not None:
         return ", ".join(f"{kind}_metric of {verdict.label}" for kind in kinds)
-    return ", ".join(f"{kind}_{verdict.label}" for kind in kinds)
+    return ", ".join(f"{kind}_{verdict.label.removeprefix('max_')}" for kind in kinds)
 
 
 _NOISE = (

@@ -115,7 +115,7 @@ def _usage(message: str) -> pytest.UsageError:
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
 STABLE_HELP = "profile once more, with another seed, and name what differs (default: with --accept)"
-IMPORTS_HELP = "seed all generators for files and shared fixtures (default: only those left unseeded)"
+IMPORTS_HELP = "seed all generators for files and shared fixtures (default: those left unseeded)"
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 TOLERANCE_HELP = "how much more is still ok, a line each: METRIC_GLOB: 1 %, or METRIC_GLOB: 4 KiB"
 #: When the session started, before it imported user code: `time.time_ns`.
@@ -289,8 +289,10 @@ def add_options(parser: pytest.Parser) -> None:
     first = parser.getgroup("torchprof", "performance of PyTorch tests (torchprof)").addoption
     more, ini = parser.getgroup("torchprof-more", "torchprof, more").addoption, parser.addini
     switch: dict[str, Any] = {"default": None, "dest": "torchprof"}
-    first("--torchprof", action="store_true", help="profile tests and compare with baselines", **switch)
-    more("--no-torchprof", action="store_false", help="off, whatever the ini file says", **switch)
+    first(
+        "--torchprof", action="store_true", help="profile tests, compare with baselines", **switch
+    )
+    more("--no-torchprof", action="store_false", help="off, whatever the ini says", **switch)
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
     first("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
@@ -299,7 +301,12 @@ def add_options(parser: pytest.Parser) -> None:
     ini("torchprof_tolerance", TOLERANCE_HELP, type="linelist", default=[])
     stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
     more("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
-    more("--no-torchprof-check-stable", action="store_false", help="do not, also with --accept", **stable)
+    more(
+        "--no-torchprof-check-stable",
+        action="store_false",
+        help="not with --accept either",
+        **stable,
+    )
     seeds: dict[str, Any] = {"default": None, "dest": "torchprof_seed_imports"}
     more("--torchprof-seed-imports", action="store_true", help=IMPORTS_HELP, **seeds)
     more("--no-torchprof-seed-imports", action="store_false", help="seed none of them", **seeds)

@@ -238,7 +238,8 @@ def test_the_help_shows_first_what_people_need_first(pytester: pytest.Pytester) 
     named = "torchprof torchprof-strict torchprof-select torchprof-time torchprof-json"
     named += " torchprof-html torchprof-traces accept"
     assert [f"--{name}" for name in named.split()] == shown
-    for group in (first, more, "\n".join(re.findall(r"^  torchprof.*(?:\n    .*)*", ini, re.M))):
+    ours = "\n".join(re.findall(r"^  torchprof.*(?:\n    .*)*", ini, re.MULTILINE))
+    for group in (first, more, ours):
         for text in re.split(r"^  (?=\S)", group.strip("\n"), flags=re.MULTILINE):
             words = " ".join(re.sub(r"^\S+( \(\w+\):)?", "", text).split())
             assert len(textwrap.wrap(words, 54)) <= 2, text

@@ -249,10 +249,15 @@ def lost_baselines(records: Sequence[Record]) -> list[str]:
 
 
 def _unprofiled(records: Sequence[Record], folder: str) -> list[str]:
-    """Why the other tests are not profiled: a line a kind of reason, with the first one's words."""
+    """Why the other tests are not profiled: a line a kind of reason, with the first one's words.
+
+    Not those that their failures tell.
+    """
     kinds: dict[object, list[Record]] = {}
     for record in records:
         if record.status == "not_profiled" and record.reason and not record.is_lost:
+            if record.reason.code == Why.BAD_BASELINE.code:
+                continue
             general = record.reason.code in (Why.ERROR.code, Why.SOMEBODY_SAID.code)
             kinds.setdefault(record.reason if general else record.reason.code, []).append(record)
     lines = []

@@ -165,8 +165,8 @@ def _spread(verdict: Verdict | None) -> float | None:
 
 
 def _findings(record: Record | RegionRecord) -> str:
-    """``host-sync ×3!, gc-pause ×1~, 2 accepted``: unaccepted findings by name, marked if they fail
-    the test or are advice.
+    """``host-sync ×3!, gc-pause ×1 (advice), 2 accepted``: unaccepted findings by name, marked if
+    they fail the test or are advice.
     """
     counts: Counter[str] = Counter()
     advice = {finding.rule for finding in record.findings if not finding.gated}
@@ -188,7 +188,7 @@ def _findings(record: Record | RegionRecord) -> str:
 
     def mark(rule: str) -> str:
         advises = rule in advice and not over
-        return by_rule.get(rule) or (_MARKS["advisory"] if advises else total)
+        return by_rule.get(rule) or (" (advice)" if advises else total)
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
     accepted_text = f"{accepted} accepted{total if over else ''}"

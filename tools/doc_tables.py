@@ -22,7 +22,7 @@ from pytest_torchprof.core.values import Finding, Record, Verdict
 from pytest_torchprof.render.report import REPORT_SCHEMA, test_of
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.session.fixture import NamedRegion, Torchprof
-from pytest_torchprof.session.markers import add_markers
+from pytest_torchprof.session.markers import listed_markers
 from pytest_torchprof.session.options import (
     IMPORTS_HELP,
     JUNIT_HELP,
@@ -110,33 +110,13 @@ def rules() -> str:
 
 
 def markers() -> str:
-    """The markers, as pytest lists them; the two of a metric share a row, without their scopes."""
-    config = _Lines()
-    add_markers(config)  # type: ignore[arg-type]
-    rows = []
-    for line in config.lines:
-        call, _, meaning = line.partition("): ")
-        name = call.partition("(")[0]
-        if name.startswith("min_"):
-            continue
-        shown = f"`{call})`"
-        if name.startswith("max_"):
-            limit = "name, limit" if name == "max_metric" else "limit"
-            shown = f"`{name}({limit})`, `{name.replace('max_', 'min_', 1)}({limit})`"
-            meaning = meaning.partition("; ")[2]
-        rows.append([shown.replace("|", "\\|"), meaning])
-    return tabulate.tabulate(rows, ["marker", "meaning"], tablefmt="github")
-
-
-class _Lines:
-    """Stands in for pytest's configuration, and keeps the lines added to it."""
-
-    def __init__(self) -> None:
-        self.lines = list[str]()
-
-    def addinivalue_line(self, _: str, line: str) -> None:
-        """Keep it."""
-        self.lines.append(line)
+    """The markers, as pytest lists them."""
+    rows = [line.partition("): ")[::2] for line in listed_markers()]
+    cells = [
+        [f"`{call})`".replace("|", "\\|"), meaning.partition("; NAME")[0]]
+        for call, meaning in rows
+    ]
+    return tabulate.tabulate(cells, ["marker", "meaning"], tablefmt="github")
 
 
 def command_help() -> str:

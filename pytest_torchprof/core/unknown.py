@@ -95,6 +95,7 @@ class Why:
 
     SOMEBODY_SAID = _said("{text}")
     ERROR = _said("{message}")
+    BAD_BASELINE = _said("{message}")
     WAS_NOT_MEASURED = _said("was not measured")
     ONLY_LIVE = _said("only a live test measures it")
     NO_REGION = _said("failed capture: the trace lacks the measured region")

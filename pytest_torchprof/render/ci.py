@@ -476,9 +476,10 @@ def session_annotations(
         at = place(row["location"], row["path"])
         title = f"torchprof: {row['rule']}"
         text, where = sentence(row, place=at is None), at or tests[nodeid]
-        made.append(
-            Annotation("warning" if row.get("gated", True) else "notice", title, text, where)
-        )
+        if row.get("gated", True):
+            made.append(Annotation("warning", title, text, where))
+        else:
+            made.append(Annotation("notice", f"{title} (advice)", text, where))
     return made
 
 

@@ -210,8 +210,8 @@ def _spread(verdict: Verdict | None) -> float | None:
 
 
 def _findings(record: Record | RegionRecord) -> str:
-    """``host-sync ×3!, gc-pause ×1~, 2 accepted``: unaccepted findings by name, marked if they fail
-    the test or are advice.
+    """``host-sync ×3!, gc-pause ×1 (advice), 2 accepted``: unaccepted findings by name, marked if
+    they fail the test or are advice.
     """
     counts: Counter[str] = Counter()
     advice = {finding.rule for finding in record.findings if not finding.gated}
@@ -233,7 +233,7 @@ def _findings(record: Record | RegionRecord) -> str:
 
     def mark(rule: str) -> str:
         advises = rule in advice and not over
-        return by_rule.get(rule) or (_MARKS["advisory"] if advises else total)
+        return by_rule.get(rule) or (" (advice)" if advises else total)
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
     accepted_text = f"{accepted} accepted{total if over else ''}"
@@ -294,10 +294,15 @@ def lost_baselines(records: Sequence[Record]) -> list[str]:
 
 
 def _unprofiled(records: Sequence[Record], folder: str) -> list[str]:
-    """Why the other tests are not profiled: a line a kind of reason, with the first one's words."""
+    """Why the other tests are not profiled: a line a kind of reason, with the first one's words.
+
+    Not those that their failures tell.
+    """
     kinds: dict[object, list[Record]] = {}
     for record in records:
         if record.status == "not_profiled" and record.reason and not record.is_lost:
+            if record.reason.code == Why.BAD_BASELINE.code:
+                continue
             general = record.reason.code in (Why.ERROR.code, Why.SOMEBODY_SAID.code)
             kinds.setdefault(record.reason if general else record.reason.code, []).append(record)
     lines = []
@@ -360,7 +365,7 @@ def _marker(verdict: Verdict) -> str:
     kinds = [kind for kind, n in limits.items() if n is not None]
     if verdict.own is not None:
         return ", ".join(f"{kind}_metric of {verdict.label}" for kind in kinds)
-    return ", ".join(f"{kind}_{verdict.label}" for kind in kinds)
+    return ", ".join(f"{kind}_{verdict.label.removeprefix('max_')}" for kind in kinds)
 
 
 _NOISE = (

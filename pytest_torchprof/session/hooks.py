@@ -515,7 +515,8 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
             project=files.project,
         )
         self.messages += done
-        self.errors.add(*errors)
+        told = {record.reason.text for record in self.results.records if record.reason}
+        self.errors.add(*(error for error in errors if error not in told))
         if not collected.partial:
             self.messages += files.left_behind(collected)
 

@@ -23,36 +23,46 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.metrics import Metric
 
 
-def add_markers(config: pytest.Config) -> None:
-    """Register the markers for ``--markers`` and ``--strict-markers``."""
-    from pytest_torchprof.verdict.metrics import METRICS
-
-    arguments = ", ".join(f"{option.name}={option.metavar}" for option in OPTIONS if option.marker)
-    lines = [
-        f"torchprof({arguments}, enabled=True): settings of this test, when profiled",
-        "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",
-        "allow_antipatterns(*rules, reason, op=None, module=None, line=None): accept findings",
-    ]
-    for metric in METRICS.values():
-        names = "".join(f", {name}=None" for name in _arguments_of(metric))
-        lines.append(f"max_{metric.name}(limit{names}): fail above this; {metric.help}")
-        lines.append(f"min_{metric.name}(limit{names}): fail below this; {metric.help}")
-    scopes = "".join(f", {name}=None" for name in (*SCOPES, "on"))
-    for kind, side in {"max": "above", "min": "below"}.items():
-        lines.append(
-            f"{kind}_metric(name, limit{scopes}): fail {side} this; any metric, also one that the "
-            "test records, or that a hook defines"
-        )
-    for line in lines:
-        config.addinivalue_line("markers", line)
-
-
 #: The prefixes of a metric's markers, and which limit of a budget each sets.
 _KINDS: Final = {"max_": "limit", "min_": "least"}
+#: Metrics whose name is that of their marker.
+_MAXIMA: Final = tuple(name for name in METRICS if name.startswith("max_"))
+#: The metric of each marker that sets a limit.
+_METRIC_OF: Final = {
+    **{f"{kind}{name}": name for kind in _KINDS for name in METRICS},
+    **dict(zip(_MAXIMA, _MAXIMA, strict=True)),
+}
 #: Arguments that say of which processes of a test a limit is.
 _OF_PROCESSES: Final = ("rank", "each")
 #: The name in ``max_metric`` and ``min_metric``, whose first argument names the metric.
 _ANY: Final = "metric"
+
+
+def add_markers(config: pytest.Config) -> None:
+    """Register the markers for ``--strict-markers``; for ``--markers``, the two families."""
+    lines = listed_markers()
+    if not config.getoption("markers", False):
+        names = (*_METRIC_OF, *(f"{kind}{_ANY}" for kind in _KINDS))
+        lines = [*lines[:3], *names]
+    for line in lines:
+        config.addinivalue_line("markers", line)
+
+
+def listed_markers() -> list[str]:
+    """What ``--markers`` shows of ours."""
+    settings = ", ".join(f"{option.name}={option.metavar}" for option in OPTIONS if option.marker)
+    scopes = "".join(f", {name}=" for name in (*SCOPES, "on", *_OF_PROCESSES))
+    names = ", ".join(name for name in METRICS if name not in _MAXIMA)
+    return [
+        f"torchprof({settings}, enabled=True): settings of this test, when profiled",
+        "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",
+        "allow_antipatterns(*rules, reason, op=None, module=None, line=None): accept findings",
+        f"max_NAME(limit{scopes}): fail above this; NAME is one of {names}",
+        f"min_NAME(limit{scopes}): fail below this; the same names",
+        *(f"{name}(limit{scopes}): fail above this; {METRICS[name].help}" for name in _MAXIMA),
+        f"max_{_ANY}(name, limit{scopes}): of any metric, also one that a test or a hook defines",
+        f"min_{_ANY}(name, limit{scopes}): of any metric, also one that a test or a hook defines",
+    ]
 
 
 def budgets_of(item: pytest.Item) -> list[Budget]:
@@ -61,9 +71,6 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
     Raises:
         SettingsError: an invalid limit, an unknown metric, or two limits for one metric.
     """
-    from pytest_torchprof.session.known import metrics_of
-    from pytest_torchprof.verdict.metrics import METRICS
-
     found: dict[tuple[str, str | None, str], Budget] = {}
     for mark in item.iter_markers():
         if not mark.name.startswith(tuple(_KINDS)):
@@ -71,7 +78,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         if mark.name[4:] == _ANY:
             known = metrics_of(item.config, item)
             budget = named_budget(mark.name, mark.args, mark.kwargs, known)
-        elif mark.name[4:] in METRICS:
+        elif mark.name in _METRIC_OF:
             budget = make_budget(mark.name, mark.args, mark.kwargs)
         else:
             _check_other(mark.name, item.config)
@@ -91,12 +98,10 @@ def _check_other(name: str, config: pytest.Config) -> None:
         SettingsError: it is not registered. A ``min_`` must look like a metric's, too, because
             people name other things like that.
     """
-    from pytest_torchprof.verdict.metrics import METRICS
-
     lines: list[str] = config.getini("markers")
     if name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
         return
-    ours = [f"{name[:4]}{metric}" for metric in (*METRICS, _ANY)]
+    ours = [one for one in (*_METRIC_OF, f"{name[:4]}{_ANY}") if one.startswith(name[:4])]
     if name.startswith("max_") or get_close_matches(name, ours, 1):
         raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
 
@@ -147,9 +152,8 @@ def limits_of_excluded(
     for node, mark in item.iter_markers_with_node():
         if place is not None and node is not place:
             break
-        close.add(mark.name)
-        if mark.name[4:] == _ANY and mark.args:
-            close.add(f"{mark.name[:4]}{mark.args[0]}")
+        named = mark.args[0] if mark.name[4:] == _ANY and mark.args else None
+        close |= {mark.name, f"{mark.name[:4]}{_METRIC_OF.get(mark.name, named)}"}
         if mark.name == "torchprof" and "enabled" in mark.kwargs:
             place = node
     return tuple(
@@ -180,10 +184,9 @@ def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object])
     """
     from pytest_torchprof.core.units import parse_quantity
     from pytest_torchprof.core.values import Budget
-    from pytest_torchprof.verdict.metrics import METRICS
     from pytest_torchprof.work.devices import check_target
 
-    kind, metric = name[:4], METRICS[name[4:]]
+    kind, metric = name[:4], METRICS[_METRIC_OF[name]]
     if len(args) != 1:
         found = f"{len(args)} limits" if args else "none"
         raise SettingsError(f"{name} takes one limit, got {found}: {name}(5)")
@@ -212,7 +215,6 @@ def named_budget(
     """
     from pytest_torchprof.core.units import parse_signed
     from pytest_torchprof.core.values import Budget
-    from pytest_torchprof.verdict.metrics import METRICS
     from pytest_torchprof.work.devices import check_target
 
     if len(args) != 2 or not isinstance(args[0], str) or not args[0].isidentifier():
@@ -496,15 +498,14 @@ def _read(line: str, config: pytest.Config) -> ProjectBudget:
     if found is None:
         raise SettingsError("it is no budget", next_step=_EXAMPLE)
     name = found["name"]
-    ours = [f"{kind}_{metric}" for kind in ("max", "min") for metric in METRICS]
     value, *others = _ARGUMENT.split(found["rest"])
     arguments = {key: text.strip() for key, text in zip(others[::2], others[1::2], strict=True)}
     if name in ("max_metric", "min_metric"):
         named = arguments.pop("name", "")
         budget = named_budget(name, [named, _number(value)], arguments, metrics_of(config))
         return ProjectBudget(found["glob"] or "*", budget)
-    if name not in ours:
-        raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
+    if name not in _METRIC_OF:
+        raise SettingsError(f"{name}: no such metric. {near(name, _METRIC_OF)}")
     return ProjectBudget(found["glob"] or "*", make_budget(name, [_number(value)], arguments))
 
 

@@ -114,22 +114,13 @@ def _usage(message: str) -> pytest.UsageError:
 
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 JUNIT_HELP = "add what was measured to a JUnit report (--junit-xml), as properties of each test"
-STABLE_HELP = (
-    "profile each test once more, with another seed, and name what differs (default: only while "
-    "accepting)"
-)
-IMPORTS_HELP = (
-    "what files draw while imported, and fixtures of wider scope, is the same in every process: "
-    "seed all generators for them (default: NumPy's and torch's, where nobody has seeded them)"
-)
+STABLE_HELP = "profile once more, with another seed, and name what differs (default: with --accept)"
+IMPORTS_HELP = "seed all generators for files and shared fixtures (default: those left unseeded)"
 BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
-TOLERANCE_HELP = (
-    "how much more than accepted is still ok, a line each: METRIC_GLOB: 1 %, or METRIC_GLOB: 4 KiB "
-    "(default: of memory, 0.1 % and 512 B)"
-)
+TOLERANCE_HELP = "how much more is still ok, a line each: METRIC_GLOB: 1 %, or METRIC_GLOB: 4 KiB"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
-ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
+ACCEPT_HELP = "write measured values as the new baseline, in files and inline"
 
 
 class Option(NamedTuple):
@@ -253,78 +244,76 @@ def _codes(text: str) -> frozenset[str]:
     return frozenset(_words(text))
 
 
+#: Shown first, beside the switches; the others have a group of their own.
+_FIRST = ("select", "time", "json", "html", "traces")
 #: Every option with a value. ``--torchprof``, ``--torchprof-strict`` and ``--accept`` are switches.
 OPTIONS = (
-    Option("select", "all", _choice("all", "marked"), "all|marked", "which tests to profile: every "
-           "test, or those with a torchprof or budget marker or the torchprof fixture"),
-    Option("warmup", "1", _count, "N", "unmeasured runs of each test, fixtures included, before "
-           "the measured ones", marker=True),
-    Option("rounds", "1", _count, "N", "timed, unprofiled runs of each test, for the time metrics",
+    Option("select", "all", _choice("all", "marked"), "all|marked", "profile all tests, or those "
+           "with a marker of ours or the torchprof fixture"),
+    Option("warmup", "1", _count, "N", "unmeasured runs of each test before the measured ones",
            marker=True),
-    Option("min_time", "0", _seconds, "S", "repeat timed rounds until they have taken this "
-           "many seconds, or twice as many including fixtures", marker=True),
+    Option("rounds", "1", _count, "N", "timed, unprofiled runs of each test", marker=True),
+    Option("min_time", "0", _seconds, "S", "repeat timed runs until they have taken so many "
+           "seconds", marker=True),
     Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
-           "what to do when a time differs from its baseline"),
-    Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
-           "test file; an absolute path mirrors the tree below that folder"),
-    Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
-    Option("html", None, _file, "FILE", "write a report as a page of HTML, one file that opens "
-           "anywhere: what failed, where, and all numbers", ini=False),
-    Option("markdown", None, _file, "FILE", "write a comment for a pull request, in Markdown below "
-           "64 KB: what failed, findings, improvements", ini=False),
-    Option("history", None, _file, "DIR|URL", "add a document of this run to a history: a folder, "
-           "s3:// or gs://; see torchprof history"),
+           "tell of a slower test, fail it, or leave times out"),
+    Option("baselines", "__torchprof__", _file, "DIR", "folder of baselines beside each test "
+           "file, or an absolute path"),
+    Option("json", None, _file, "FILE", "write a report for machines", ini=False),
+    Option("html", None, _file, "FILE", "write a report as one page of HTML", ini=False),
+    Option("markdown", None, _file, "FILE", "write a comment for a pull request", ini=False),
+    Option("history", None, _file, "DIR|URL", "add this run to a history: a folder, s3:// or "
+           "gs://; see torchprof history"),
     Option("ci", "auto", _choice("auto", "github", "gitlab", "off"), "auto|github|gitlab|off",
-           "what to add for a service of CI: under GitHub Actions the step's summary and at most "
-           "10 annotations; under GitLab its Code Quality and metrics reports. auto: the one "
-           "where it runs"),
-    Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz per test"),
+           "what to write for a service of CI; auto: the one it runs in"),
+    Option("traces", None, _file, "DIR", "keep Chrome traces of failed tests in this folder"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "which tests to keep traces of", ini=False),
-    Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table; "
-           "'own' stands for those that tests record and hooks define"),
+    Option("columns", None, _metrics, "M,M,…", "metrics in the summary table; own: those that "
+           "tests record and hooks define"),
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
     Option("ignore", "", _codes, "RULE,…", "anti-pattern rules to switch off"),
-    Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
-           "with units: pageable-copy.bytes=2 MiB"),
-    Option("device", None, _chip, "CHIP", "estimate what this chip would have to do, as in H200; "
-           "off: of none, whatever the ini file names"),
-    Option("threads", "1", _threads, "N|keep", "intra-op CPU threads in the profiled run; 1 makes "
-           "counts the same on every machine"),
-    Option("seed", "0", _seed, "N|keep", "seed of Python's, NumPy's, and torch's generators in "
-           "each run of a test after its first, so that it draws the same in every process; keep "
-           "leaves them as they are"),
+    Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of rules, as in "
+           "pageable-copy.bytes=2 MiB"),
+    Option("device", None, _chip, "CHIP", "estimate what this chip would have to do, as in H200, "
+           "or off"),
+    Option("threads", "1", _threads, "N|keep", "CPU threads of an operator in the profiled run"),
+    Option("seed", "0", _seed, "N|keep", "seed of all generators in the runs after the first; "
+           "keep: none"),
 )  # fmt: skip
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Register the table with pytest, command line and ini."""
-    group = parser.getgroup("torchprof", "performance of PyTorch tests (torchprof)")
-    add, ini = group.addoption, parser.addini
+    first = parser.getgroup("torchprof", "performance of PyTorch tests (torchprof)").addoption
+    more, ini = parser.getgroup("torchprof-more", "torchprof, more").addoption, parser.addini
     switch: dict[str, Any] = {"default": None, "dest": "torchprof"}
-    add("--torchprof", action="store_true", help="profile tests and compare", **switch)
-    add(
-        "--no-torchprof",
-        action="store_false",
-        help="do not profile, whatever the ini file says",
-        **switch,
+    first(
+        "--torchprof", action="store_true", help="profile tests, compare with baselines", **switch
     )
+    more("--no-torchprof", action="store_false", help="off, whatever the ini says", **switch)
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
-    add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
+    first("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
     ini("torchprof_junit", JUNIT_HELP, type="bool", default=False)
     ini("torchprof_budgets", BUDGETS_HELP, type="linelist", default=[])
     ini("torchprof_tolerance", TOLERANCE_HELP, type="linelist", default=[])
     stable: dict[str, Any] = {"default": None, "dest": "torchprof_check_stable"}
-    add("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
-    add("--no-torchprof-check-stable", action="store_false", help="do not, either", **stable)
+    more("--torchprof-check-stable", action="store_true", help=STABLE_HELP, **stable)
+    more(
+        "--no-torchprof-check-stable",
+        action="store_false",
+        help="not with --accept either",
+        **stable,
+    )
     seeds: dict[str, Any] = {"default": None, "dest": "torchprof_seed_imports"}
-    add("--torchprof-seed-imports", action="store_true", help=IMPORTS_HELP, **seeds)
-    add("--no-torchprof-seed-imports", action="store_false", help="seed none for them", **seeds)
+    more("--torchprof-seed-imports", action="store_true", help=IMPORTS_HELP, **seeds)
+    more("--no-torchprof-seed-imports", action="store_false", help="seed none of them", **seeds)
     ini("torchprof_seed_imports", IMPORTS_HELP, type="bool", default=None)
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
+        add = first if option.name in _FIRST else more
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
             help=option.help + default)  # fmt: skip
         if option.ini:

@@ -351,10 +351,12 @@ _FIXTURE = "torchprof"
 
 
 def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> Reason:
-    """Why a test is not profiled after a run of this kind raised the error."""
+    """Why a test is not profiled after a run of this kind, or the first teardown, raised."""
     what = error_line(error)
     if isinstance(error, Overdue):
         return error.reason
+    if kind == "first":
+        return because("teardown_failed", "teardown failed: {error}", error=what)
     if kind == "profile" and threads is not None and isinstance(error, AssertionError):
         return because(
             "fails_when_profiled",
@@ -800,7 +802,7 @@ class Runner:
         try:
             late = self._end_first(item)
             if late is not None:
-                gatherer.refuse(cannot_rerun(late))
+                gatherer.refuse(cannot_rerun(late, "first"))
                 return None
             gatherer.settle()
             with self._apart(item, gatherer):

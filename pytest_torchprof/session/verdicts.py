@@ -319,10 +319,11 @@ class Judge:
             outcome = self._judged(subject, gatherer)
             message = outcome.record.message if outcome.record is not None else None
         except BaselineError as error:
-            gatherer.refuse(reason_for(error))
             first = self._told.setdefault(subject.baseline, subject.nodeid)
-            again = f"baseline {subject.baseline} cannot be used: see {first}"
-            message = escape.line(f"torchprof: {error if first == subject.nodeid else again}")
+            again = f"its baseline cannot be used: see {first}"
+            told = str(error) if first == subject.nodeid else again
+            gatherer.refuse(reason := because(*Why.BAD_BASELINE, message=told))
+            message = escape.line(f"torchprof: {reason.text}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
         item.stash[_OUTCOME] = replace(outcome, ours=message is not None)

@@ -67,6 +67,7 @@ _FOREIGN = {
     b"version https://git-lfs": "a Git LFS pointer, not the file itself",
     b"<": "HTML or XML",
 }
+_COPY = "copy it again from the source, or profile again"
 _SMALLER = "read it on a machine with more memory, or profile fewer steps"
 #: What to give instead of a path that leads to nothing.
 WANTED = "give a .json or .json.gz trace of torch.profiler, or a folder of them"
@@ -110,6 +111,9 @@ class Stream:
             raise TraceError(
                 f"{self.source}: cannot be read", system_message(error), WANTED
             ) from error
+        if self.cut and not self.size:
+            found = "its gzip data is truncated, before the first byte of text"
+            raise TraceError(f"{self.source}: not a whole trace", found, _COPY)
         if not self.size:
             raise TraceError(
                 f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED_TEXT
@@ -150,8 +154,7 @@ class Stream:
                 text = inflate.decompress(packed, CHUNK)
             except zlib.error as error:
                 found = f"damaged gzip data, after {self.size:,} bytes of text: {error}"
-                mend = "copy it again from the source, or profile again"
-                raise TraceError(f"{self.source}: cannot be read", found, mend) from error
+                raise TraceError(f"{self.source}: cannot be read", found, _COPY) from error
             if text:
                 yield text
             if not inflate.eof:

@@ -103,8 +103,7 @@ def placed(
             location=roots.relative(finding.location),
             accepted=reason is not None
             or here is not None
-            or finding.rule not in more
-            or (accept and finding.gated),
+            or (finding.gated and (accept or finding.rule not in more)),
             reason=reason if here is None else here.reason,
         )
 

@@ -170,6 +170,19 @@ def test_a_file_in_place_of_the_folder_is_a_usage_error(pytester: pytest.Pyteste
         assert f"ERROR: --torchprof-baselines: {folder} cannot be a folder: it exists " in error
 
 
+@pytest.mark.parametrize("option", ["--torchprof", "--accept"])
+def test_a_bad_file_is_told_once(pytester: pytest.Pytester, option: str) -> None:
+    path = put(pytester, TORN)
+    pytester.makepyfile(test_it=f"{ADD}\n    def test_b(): pass\n\n    def test_c(): pass\n")
+    ran = run(pytester, option)
+    assert (1, {"failed": 3}) == (ran.ret, ran.outcomes)
+    assert 1 == ran.out.count(f"{path} is not JSON")
+    assert 1 == ran.out.count("delete it and accept again")
+    again = "torchprof: its baseline cannot be used: see test_it.py::test_add"
+    assert 2 == [*ran.out.splitlines()].count(again)
+    assert "not profiled: baseline" not in ran.out
+
+
 def test_one_bad_file_concerns_only_its_own_tests(pytester: pytest.Pytester) -> None:
     put(pytester, TORN)
     pytester.makepyfile(test_other="def test_other(): pass")

@@ -40,11 +40,12 @@ def test_adds(torchprof):
 def test_advice_that_no_baseline_has_is_told_and_never_called_accepted(
     pytester: pytest.Pytester,
 ) -> None:
-    """In the failure that it explains, in the table, and in each report."""
+    """In the failure that it explains, in the table, and in each report; and once accepted, too."""
     pytester.makeconftest(ADVISES)
     pytester.makepyfile(test_adds=ADDS.format(times=1))
     pytester.runpytest("--accept").assert_outcomes(passed=1)
     pytester.makepyfile(test_adds=ADDS.format(times=3))
+    pytester.makeini("[pytest]\ntorchprof_ci = github")
     files = [f"--torchprof-{kind}=r.{kind}" for kind in ("json", "html", "markdown")]
     said = pytester.runpytest("--torchprof", *files).stdout.str()
     json_text, html, markdown = (
@@ -53,16 +54,23 @@ def test_advice_that_no_baseline_has_is_told_and_never_called_accepted(
     assert "  slow-add ×3 (advice)" in said
     assert "test_adds.py:7 (3×): An addition." in said
     assert "fix: add less" in said
-    assert "slow-add ×3~" in said
+    assert "slow-add ×3 (advice)\n" in said
     assert "3 accepted" not in said
     assert "· advice" in html
+    assert "<td>advice: An addition." in html
     assert "advice: An addition." in markdown
+    assert "::notice file=test_adds.py,line=7,title=torchprof%3A slow-add (advice)::" in said
     (test,) = json.loads(json_text)["tests"]
     assert test["status"] == "regressed"
     region = test["regions"]["loop"]
     assert "regressed" not in (test["metrics"]["findings"], region["metrics"]["findings"])
     for (found,) in (test["findings"], region["findings"]):
         assert (found["accepted"], found["gated"], found["count"]) == (False, False, 3)
+    pytester.runpytest("--accept").assert_outcomes(passed=1)
+    later = pytester.runpytest("--torchprof", *files).stdout.str()
+    assert "slow-add ×3 (advice)\n" in later
+    (test,) = json.loads((pytester.path / "r.json").read_text())["tests"]
+    assert ("ok", False) == (test["status"], test["findings"][0]["accepted"])
 
 
 @pytest.mark.parametrize(("marker", "failed"), [("", 0), ('("sync-dataloader")', 1)])
@@ -78,7 +86,7 @@ def test_a_loop_over_a_loader_without_workers_is_advice_however_short(
     )
     done = pytester.runpytest("--torchprof", "--torchprof-json=r.json")
     done.assert_outcomes(passed=1 - failed, failed=failed)
-    done.stdout.fnmatch_lines([f"*sync-dataloader ×3{'!' if failed else '~'}"])
+    done.stdout.fnmatch_lines([f"*sync-dataloader ×3{'!' if failed else ' (advice)'}"])
     (test,) = json.loads((pytester.path / "r.json").read_text())["tests"]
     (found,) = test["findings"]
     assert (found["cost_ms"], "workers would not pay" in found["fix"]) == (0, True)

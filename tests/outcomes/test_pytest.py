@@ -101,7 +101,7 @@ def test_a_loud_test_is_heard_once(pytester: pytest.Pytester, args: str) -> None
         assert {
             "test_passes": "new",
             "test_fails": "failed",
-            "test_breaks_its_teardown": "cannot be run twice: ValueError: teardown",
+            "test_breaks_its_teardown": "teardown failed: ValueError: teardown",
             "test_has_a_folder": "new",
         } == seen.statuses
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 from support.reasons import words
 from support.sessions import Ran, accept, run
 
@@ -111,22 +114,33 @@ def test_every_metric_has_a_marker_with_help(pytester: pytest.Pytester, name: st
     assert 10**15 == ran.metric(name, "test_it")["limit"]
 
 
-def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> None:
+def test_markers_are_listed_by_family(pytester: pytest.Pytester) -> None:
     out = run(pytester, "--markers").out
+    scopes = "op=, kernel=, module=, region=, on=, rank=, each="
+    assert f"@pytest.mark.max_NAME(limit, {scopes}): fail above this; NAME is one of wall" in out
+    assert f"@pytest.mark.min_NAME(limit, {scopes}): fail below this; the same names" in out
+    listed = {line.partition("(")[0] for line in out.splitlines() if line.startswith("@")}
     for name in METRICS:
-        assert f"@pytest.mark.max_{name}(limit" in out
-        assert f"@pytest.mark.min_{name}(limit" in out
-    scopes = "op=None, module=None, region=None, on=None, rank=None, each=None"
-    assert f"@pytest.mark.max_flops(limit, {scopes}): fail above this; floating" in out
-    assert "@pytest.mark.min_kernels(limit, op=None, kernel=None, module=None, region" in out
-    assert (
-        "@pytest.mark.max_wall_ms(limit, region=None, on=None): fail above this; wall time" in out
-    )
-    assert "@pytest.mark.max_instructions(limit, on=None): fail above this; user" in out
+        if name.startswith("max_"):
+            assert f"@pytest.mark.{name}" in listed
+        else:
+            assert re.search(rf"NAME is one of .*\b{name}\b", out)
+    assert "max_max" not in out
     assert "@pytest.mark.torchprof(warmup=N, rounds=N, min_time=S, enabled=True)" in out
     assert "@pytest.mark.no_antipatterns(*rules)" in out
     places = "op=None, module=None, line=None"
     assert f"@pytest.mark.allow_antipatterns(*rules, reason, {places}): accept" in out
+
+
+@pytest.mark.parametrize("name", ["max_cuda_bytes", "max_max_cuda_bytes"])
+def test_a_metric_that_is_a_maximum_has_a_marker_of_its_own_name(
+    pytester: pytest.Pytester, name: str
+) -> None:
+    pytester.makepyfile(test_it=PAYLOAD.format(marker=f"@pytest.mark.{name}(10**15)"))
+    ran = run(pytester, "--torchprof", "--strict-markers")
+    assert {"passed": 1} == ran.outcomes
+    assert 10**15 == ran.metric("max_cuda_bytes", "test_it")["limit"]
+    assert "budget max_cuda_bytes not checked" in ran.out or torch.cuda.is_available()
 
 
 @pytest.mark.one_in(5)

@@ -72,7 +72,7 @@ STATUSES = {
     "test_xfails": ("xfailed", "not_profiled", "xfailed"),
     "test_xpasses": ("xpassed", "ok", None),
     "test_setup": ("error", "not_profiled", "setup failed"),
-    "test_teardown": ("error", "not_profiled", "cannot be run twice: ValueError: late"),
+    "test_teardown": ("error", "not_profiled", "teardown failed: ValueError: late"),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+
 import pytest
 from support.sessions import ADD, NO_OTHER_PLUGINS, calls, run
 
@@ -225,3 +228,18 @@ def test_an_ini_switch_that_is_no_switch_is_named(pytester: pytest.Pytester, nam
     assert pytest.ExitCode.USAGE_ERROR == outcome.ret
     error = f"ERROR: ini option {name}: invalid truth value 'maybe'; give true or false"
     outcome.stderr.fnmatch_lines([error])
+
+
+def test_the_help_shows_first_what_people_need_first(pytester: pytest.Pytester) -> None:
+    out = pytester.runpytest("--help", "-pno:asyncio").stdout.str()
+    first, _, more = out.partition("(torchprof):")[2].partition("torchprof, more:")
+    more, ini = more.split("[pytest] configuration")
+    shown = re.findall(r"^  (--[\w-]+)", first, re.MULTILINE)
+    named = "torchprof torchprof-strict torchprof-select torchprof-time torchprof-json"
+    named += " torchprof-html torchprof-traces accept"
+    assert [f"--{name}" for name in named.split()] == shown
+    ours = "\n".join(re.findall(r"^  torchprof.*(?:\n    .*)*", ini, re.MULTILINE))
+    for group in (first, more, ours):
+        for text in re.split(r"^  (?=\S)", group.strip("\n"), flags=re.MULTILINE):
+            words = " ".join(re.sub(r"^\S+( \(\w+\):)?", "", text).split())
+            assert len(textwrap.wrap(words, 54)) <= 2, text

@@ -460,6 +460,7 @@ def _kinds(views: Sequence[TestView]) -> list[dict[str, Any]]:
                 "rule": rule,
                 "location": location,
                 "message": message,
+                "gated": all(one.gated for one, _ in same),
                 "count": sum(one.count for one, _ in same),
                 # With one unknown, so is the sum.
                 "cost_ms": sum(costs) if len(costs) == len(same) else None,

@@ -338,7 +338,8 @@ def read_report(path: Path, next_step: str = _NEXT) -> StoredReport:
         if isinstance(error, msgspec.ValidationError):
             found = f"it is not as {REPORT_SCHEMA} says: {error}"
             raise ReportError(f"{path}: not a report", found, next_step) from None
-        found = "it is compressed, and maybe truncated" if content[:1] == b"\x1f" else "it is not JSON"
+        compressed = content[:1] == b"\x1f"
+        found = "it is compressed, and maybe truncated" if compressed else "it is not JSON"
         raise ReportError(f"{path}: not a report", found, next_step) from None
 
 

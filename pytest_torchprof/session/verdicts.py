@@ -531,8 +531,8 @@ class Judge:
             accepted = accepted and replace(accepted, detail=seen.detail)
             if verdict.profile is not None and regressed:
                 found = [f for f in verdict.profile.findings if f.gated and not f.accepted]
-                names = before.operators if before is not None else (), verdict.profile.operators
-                causes = causes_of(known, seen, regressed, found, annotations=names)
+                names = before.operators if before is not None else {}, verdict.profile.operators
+                causes = causes_of(known, seen, regressed, found, operators=names)
                 verdict = replace(verdict, causes=causes)
         return replace(verdict, accepts=accepted)
 

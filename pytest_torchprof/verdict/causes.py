@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 from msgspec.structs import replace
 
+from pytest_torchprof.analysis.diff import deltas
 from pytest_torchprof.analysis.memory import held_blocks
 from pytest_torchprof.analysis.moved_bytes import counted_bytes
 from pytest_torchprof.analysis.operators import Groups
@@ -263,6 +264,10 @@ _LEAST_SHARE = 0.05
 _MOST_NAMES = 3
 
 
+#: By name of an operator, its counts by column.
+_Operators: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
 class _Change(NamedTuple):
     """A row with what it did more than follows from how often its function runs."""
 
@@ -284,19 +289,21 @@ def causes_of(
     regressed: Sequence[Verdict],
     findings: Sequence[Finding] = (),
     *,
-    annotations: tuple[Iterable[str], Iterable[str]] = ((), ()),
+    operators: tuple[_Operators, _Operators] = ({}, {}),
 ) -> tuple[Cause, ...]:
     """Why these metrics are more than accepted, the largest share of the change first.
 
-    ``findings`` are those that are not accepted; ``annotations`` the names of what else the trace
-    has, before and now.
+    ``findings`` are those that are not accepted; ``operators`` the counts of all operators and
+    annotations, before and now. Without a detail, causes are by operator alone.
     """
     grown = {v.metric: float(v.value - v.baseline) for v in regressed
              if v.baseline is not None and not isinstance(v.value, MissingValue)}  # fmt: skip
     found: list[Cause] = []
     if before is not None:
         found = _Compared(before, seen, grown).causes()
-        found = _of_loaders(found, seen, annotations)
+        found = _of_loaders(found, seen, operators)
+    elif operators[0]:
+        found = _by_operator(*operators, grown)
     found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
     if not found and before is not None:
@@ -534,7 +541,7 @@ class _Compared:
         else:
             told = _names(changes)
             old = self._old.get(changes[0].row.key)
-            message = f"{names} {'are' if told - Counter(list(told)[:1]) else 'is'} new"
+            message = f"{names} {'are' if len(told) > 1 else 'is'} new"
             if old is not None and not told.keys() - {_plain(old.operator)}:
                 now = changes[0].row.calls
                 message = f"{names.partition(' ')[0]} is called {now} times instead of {old.calls}"
@@ -720,13 +727,13 @@ def _shared(stacks: Sequence[Sequence[Line]]) -> tuple[Line, ...]:
 
 
 def _of_loaders(
-    found: list[Cause], seen: Seen, annotations: tuple[Iterable[str], Iterable[str]]
+    found: list[Cause], seen: Seen, operators: tuple[_Operators, _Operators]
 ) -> list[Cause]:
     """With a cause for a loader that works without workers now, which explains what its data set
     calls in the test's own process.
     """
     before, now = ({kind for name in names for kind in (_SINGLE, _SEVERAL) if kind in name}
-                   for names in annotations)  # fmt: skip
+                   for names in operators)  # fmt: skip
     if _SINGLE in before or _SINGLE not in now or _SEVERAL not in before:
         return found
     fetched = {
@@ -748,6 +755,21 @@ def _of_loaders(
             metrics[metric] = metrics.get(metric, 0) + size
     others = [one for one in found if one not in mine]
     return [replace(cause, metrics=metrics, subject="loader"), *others]
+
+
+def _by_operator(before: _Operators, now: _Operators, grown: Mapping[str, float]) -> list[Cause]:
+    """The operators that compute more often than accepted; version 1 has only all calls."""
+    known = any("ops" in row for row in before.values())
+    rows = {name: row for name, row in now.items() if row.get("ops")}
+    more = [
+        one for one in deltas(before, rows, "ops" if known else "calls") if one.now > one.before
+    ]
+    if not more:
+        return []
+    names = ", ".join(f"{_plain(one.name)} {one.before} → {one.now}" for one in more[:_MOST_NAMES])
+    why = "by operator alone: the baseline has no detail for these numbers"
+    whole = {name: size for name, size in grown.items() if size > 0}
+    return [Cause("new_operators", names, metrics=whole, evidence=(why,), subject=names)]
 
 
 def _new_calls(before: Detail, seen: Seen) -> list[Cause]:

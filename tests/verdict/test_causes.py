@@ -1,0 +1,184 @@
+"""What changed in the user's code, from two details of a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_torchprof.core.values import Detail, DetailRow, Finding, HeldRow, Verdict
+from pytest_torchprof.verdict.causes import Caller, Line, Seen, causes_of
+
+BLOCK, NET, TEST = "lib.py::Block.forward", "lib.py::Net.forward", "test_x.py::test_x"
+LINES = {BLOCK: 9, NET: 20, TEST: 5, "lib.py::helper": 30, "lib.py::Net.again": 25}
+
+
+def row(function: str, operator: str, calls: int, **more: Any) -> DetailRow:
+    dtype = more.pop("dtype", "float32")
+    flops, size = more.pop("flops", 0), more.pop("bytes", 100 * calls)
+    return DetailRow(function, f"aten::{operator}", dtype, calls, flops, size, **more)
+
+
+def line(function: str, number: int | None = None, text: str = "") -> Line:
+    file = function.partition("::")[0]
+    return Line(f"{file}:{number or LINES[function]}", function, text)
+
+
+def seen(*rows: DetailRow, stack: tuple[str, ...] = (TEST, NET), **more: Any) -> Seen:
+    """What ran now: each row at its function's line, within these functions."""
+    detail = Detail(rows, more.pop("runs", {}), {}, more.pop("held", ()))
+    lines = {
+        one.key: more.get("lines", {}).get(one.operator) or (line(one.function),) for one in rows
+    }
+    stacks = {one.key: (*map(line, stack), line(one.function)) for one in rows}
+    return Seen(detail, lines, stacks, more.pop("callers", {}))
+
+
+def more_of(**metrics: tuple[int, int]) -> list[Verdict]:
+    return [Verdict(name, now, "regressed", before) for name, (before, now) in metrics.items()]
+
+
+ADD, MM = row(BLOCK, "add", 4), row(BLOCK, "mm", 4, flops=4_000)
+RUNS = {BLOCK: 4, NET: 1}
+
+
+def first(
+    before: Detail, now: Seen, **metrics: tuple[int, int]
+) -> tuple[str, str | None, str | None, str]:
+    cause = causes_of(before, now, more_of(**metrics))[0]
+    return cause.kind, cause.place, cause.function, cause.message
+
+
+def test_a_new_operator_is_named_with_its_line() -> None:
+    before = Detail((ADD, MM), RUNS)
+    now = seen(ADD, row(BLOCK, "clone", 4), MM, runs=RUNS)
+    assert ("new_operators", "lib.py:9", "Block.forward", "clone ×4 is new") == first(
+        before, now, ops=(8, 12), moved_bytes=(800, 1200)
+    )
+
+
+def test_of_several_lines_the_new_one_is_named() -> None:
+    before = Detail((row(BLOCK, "clone", 4, texts={"old": 4}),), RUNS)
+    lines = {"aten::clone": (line(BLOCK, 11, "old"), line(BLOCK, 12, "new"))}
+    now = seen(row(BLOCK, "clone", 8), runs=RUNS, lines=lines)
+    kind, place, _, message = first(before, now, ops=(4, 8))
+    assert ("new_operators", "lib.py:12") == (kind, place)
+    assert "clone is called 8 times instead of 4" == message
+
+
+def test_a_function_that_runs_again_is_blamed_on_the_new_call() -> None:
+    before = Detail((ADD, MM), RUNS, {NET: {f"{TEST} old": 1}})
+    callers = {
+        NET: (Caller(line(TEST, 5, "old"), "", 1), Caller(line(TEST, 6, "new"), "", 1)),
+        BLOCK: (Caller(line(NET), "", 8),),
+    }
+    twice = [row(BLOCK, "add", 8), row(BLOCK, "mm", 8, flops=8_000)]
+    now = seen(*twice, runs={BLOCK: 8, NET: 2}, callers=callers)
+    found = first(before, now, ops=(8, 16), flops=(4_000, 8_000))
+    assert (
+        "runs_more_often",
+        "test_x.py:6",
+        "test_x",
+        "Net.forward runs twice instead of once",
+    ) == found
+
+
+def test_what_a_checkpoint_recomputes_is_blamed_on_its_call() -> None:
+    before = Detail((ADD,), RUNS, {BLOCK: {f"{NET} old": 4}})
+    checkpoint = "torch.utils.checkpoint"
+    callers = {
+        BLOCK: (
+            Caller(line(TEST), f"{checkpoint}.recompute_fn", 4),
+            Caller(line(NET), f"{checkpoint}.checkpoint", 4),
+        )
+    }
+    now = seen(row(BLOCK, "add", 8), runs={BLOCK: 8, NET: 1}, callers=callers)
+    kind, place, function, message = first(before, now, ops=(4, 8))
+    assert ("runs_more_often", "lib.py:20", "Net.forward") == (kind, place, function)
+    assert "recomputes it in backward" in message
+
+
+def test_larger_inputs_of_several_functions_are_blamed_on_their_caller() -> None:
+    other = "lib.py::helper"
+    rows = [ADD, row(other, "mul", 4), row(NET, "mm", 1, flops=1_000)]
+    larger = [row(BLOCK, "add", 4, bytes=4_000), row(other, "mul", 4, bytes=4_000)]
+    own = row("lib.py::Net.again", "argmax", 1)
+    larger += [row(NET, "mm", 1, flops=9_000), own]
+    rows.append(own)
+    now = seen(*larger, stack=(TEST, "lib.py::Net.again", NET), runs={BLOCK: 4})
+    kind, place, function, _ = first(Detail(tuple(rows), {BLOCK: 4}), now, moved_bytes=(900, 8_100))
+    assert ("larger_inputs", "lib.py:25", "Net.again") == (kind, place, function)
+
+
+def test_attention_by_hand_names_what_is_gone() -> None:
+    before = Detail((row(BLOCK, "scaled_dot_product_attention", 2), MM), RUNS)
+    now = seen(MM, row(BLOCK, "matmul", 4), row(BLOCK, "softmax", 2), runs=RUNS)
+    _, _, _, message = first(before, now, ops=(6, 10))
+    assert "scaled_dot_product_attention is gone, matmul ×4, softmax ×2 instead" == message
+
+
+def test_a_wider_dtype_is_the_first_cause() -> None:
+    before = Detail((ADD, row(NET, "div", 1)), RUNS)
+    now = seen(row(NET, "div", 1, dtype="float64"), row(BLOCK, "add", 4, dtype="float64"),
+               row(BLOCK, "_to_copy", 1), runs=RUNS)  # fmt: skip
+    kind, place, _, message = first(before, now, ops=(5, 6), moved_bytes=(500, 1_000))
+    assert ("other_dtype", "lib.py:20") == (kind, place)
+    assert "div in float64 instead of float32, and 1 operator after it" == message
+
+
+def test_memory_that_is_kept_is_told_where_it_is_allocated() -> None:
+    before = Detail((ADD, MM), RUNS, held=(HeldRow(BLOCK, "aten::mm", 400, 100, 0),))
+    now = seen(ADD, MM, runs=RUNS, held=(HeldRow(BLOCK, "aten::mm", 400, 400, 0),))
+    kind, place, _, message = first(before, now, peak_cpu_bytes=(100, 400))
+    assert ("kept_memory", "lib.py:9") == (kind, place)
+    assert "what mm allocates lives longer: it is there at the peak" == message
+
+
+def test_code_that_only_moved_is_no_cause() -> None:
+    before = Detail((row(NET, "mul", 2), ADD), RUNS)
+    now = seen(row("lib.py::helper", "mul", 2), ADD, row(BLOCK, "clone", 1), runs=RUNS)
+    causes = causes_of(before, now, more_of(ops=(6, 7)))
+    assert ["clone is new"] == [cause.message for cause in causes]
+
+
+def test_a_finding_at_the_line_belongs_to_its_cause() -> None:
+    before, now = Detail((ADD,), RUNS), seen(ADD, row(BLOCK, "clone", 4), runs=RUNS)
+    finding = Finding("contiguous-copy", 4, "cloned again", location="lib.py:9", fix="clone once")
+    (cause,) = causes_of(before, now, more_of(ops=(4, 8)), [finding])
+    assert ("new_operators", "contiguous-copy", "clone once") == (
+        cause.kind,
+        cause.finding,
+        cause.fix,
+    )
+    (alone,) = causes_of(before, seen(ADD, runs=RUNS), more_of(findings=(0, 4)), [finding])
+    assert ("finding", "lib.py:9") == (alone.kind, alone.place)
+
+
+def test_a_loader_without_workers_explains_what_its_data_set_calls() -> None:
+    item = "lib.py::helper"
+    callers = {item: (Caller(line(TEST, 7), "torch.utils.data._utils.fetch.fetch", 8),)}
+    now = seen(row(item, "rand", 8), ADD, runs=RUNS, callers=callers)
+    names = [{f"enumerate(DataLoader)#{kind}.__next__": {"calls": 9}} for kind in
+             ("_MultiProcessingDataLoaderIter", "_SingleProcessDataLoaderIter")]  # fmt: skip
+    found = causes_of(
+        Detail((ADD,), RUNS), now, more_of(ops=(4, 12)), operators=(names[0], names[1])
+    )
+    assert [("loader", "test_x.py:7")] == [(one.kind, one.place) for one in found]
+
+
+@pytest.mark.parametrize("column", ["ops", "calls"])
+def test_without_a_detail_causes_are_by_operator(column: str) -> None:
+    before = {"aten::copy_": {column: 2}}
+    now = {"aten::copy_": {"ops": 6, "calls": 6}, "aten::view": {"calls": 9}}
+    (cause,) = causes_of(None, seen(), more_of(ops=(2, 6)), operators=(before, now))
+    assert ("copy_ 2 → 6", None) == (cause.message, cause.place)
+    assert "by operator alone" in cause.evidence[0]
+
+
+def test_without_operators_a_new_way_of_calling_is_told() -> None:
+    before = Detail((ADD,), RUNS, {BLOCK: {f"{NET} text": 4}})
+    callers = {BLOCK: (Caller(line(NET), "torch.utils.checkpoint.checkpoint", 4),)}
+    now = seen(ADD, runs=RUNS, callers=callers)
+    kind, place, _, message = first(before, now, allocated_cpu_bytes=(100, 200))
+    assert ("unknown", "lib.py:20") == (kind, place)
+    assert "Block.forward is called through torch.utils.checkpoint.checkpoint now" == message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def seen(*rows: DetailRow, stack: tuple[str, ...] = (TEST, NET), **more: Any) ->
     lines = {
         one.key: more.get("lines", {}).get(one.operator) or (line(one.function),) for one in rows
     }
-    ways = {one.key: [of for of in stack if of != one.function] for one in rows}
+    ways = {one.key: [*takewhile(one.function.__ne__, stack)] for one in rows}
     stacks = {one.key: (*map(line, ways[one.key]), line(one.function)) for one in rows}
     return Seen(detail, lines, stacks, more.pop("callers", {}))
 

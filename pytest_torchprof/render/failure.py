@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.units import (
+    change_of_count,
     format_change,
     format_pair,
     format_quantity,
@@ -132,7 +133,8 @@ def failure_message(
         operators += changed + says.largest(part if changed else over, profile)
     else:
         operators += says.largest(bad, profile)
-    behind += operators[:room]
+    cut = operators[: max(room, 0)]
+    behind += cut[:-1] if cut and cut[-1].endswith(":") else cut  # a heading of nothing
     lines += behind
     if behind and lines_gap is not None:
         lines.append(f"  your lines are unknown: {lines_gap.text}")
@@ -192,7 +194,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
     else:
         before, now = format_pair(worst.baseline, value, unit)
         least = "at least " if worst.at_least else ""
-        numbers = f"{before} → {least}{now} ({format_change(*_compared(worst))})"
+        numbers = f"{before} → {least}{now} ({_change(worst, *_compared(worst))})"
     more = f", {len(bad) - 1} more" if bad[1:] else ""
     return f"{shorten(worst.label, 40)} {numbers}{more}: "
 
@@ -217,12 +219,18 @@ def _numbers(verdict: Verdict) -> str:
     near = metric_of(verdict).klass != "exact"  # elsewhere it is the same few bytes in each line
     tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
-    change = format_change(verdict.baseline, verdict.value)
+    change = _change(verdict, verdict.baseline, verdict.value)
     reason = f"; {verdict.reason.text}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     least = "at least " if verdict.at_least else ""
     return f"{before} → {least}{now}  ({change}{tolerance}){reason}"
+
+
+def _change(verdict: Verdict, before: Number | None, now: Number | None) -> str:
+    """As many findings may be others than before."""
+    others = verdict.metric == "findings" and verdict.status == "regressed"
+    return (change_of_count if others else format_change)(before, now)
 
 
 def _source(verdict: Verdict) -> str:

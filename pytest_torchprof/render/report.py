@@ -15,7 +15,7 @@ import msgspec
 from pytest_torchprof.core.errors import ReportError, keep_others
 from pytest_torchprof.core.files import opened, replacing, system_message
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.core.units import format_change, format_pair, format_quantity
+from pytest_torchprof.core.units import change_of_count, format_change, format_pair, format_quantity
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
@@ -225,8 +225,11 @@ class StoredMetric(_Stored, frozen=True, rename={"klass": "class"}):
         before, now = format_pair(self.baseline, self.value, self.unit)
         if self.at_least is not None:
             now = f"at least {format_quantity(self.at_least, self.unit)}"
-        known = self.baseline is not None and self.value is not None
-        return before, now, format_change(self.baseline, self.value) if known else ""
+        if self.baseline is None or self.value is None:
+            return before, now, ""
+        if self.status == "regressed" and self.klass == "exact" and self.better == "lower":
+            return before, now, change_of_count(self.baseline, self.value)
+        return before, now, format_change(self.baseline, self.value)
 
     @property
     def limits(self) -> str:
@@ -310,7 +313,9 @@ def read_report(path: Path, next_step: str = _NEXT) -> StoredReport:
         if isinstance(error, msgspec.ValidationError):
             found = f"it is not as {REPORT_SCHEMA} says: {error}"
             raise ReportError(f"{path}: not a report", found, next_step) from None
-        found = "it is compressed, and maybe truncated" if content[:1] == b"\x1f" else "it is not JSON"
+        found = (
+            "it is compressed, maybe cut" if content[:1] == b"\x1f" else "it is not JSON"
+        )
         raise ReportError(f"{path}: not a report", found, next_step) from None
 
 

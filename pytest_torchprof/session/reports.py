@@ -130,8 +130,9 @@ def _lines(written: store.Written, root: Path, units: Mapping[str, str]) -> list
             for c in changes
             if c.metric in units
         ]
-        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators, ranges, or times'}")
-    lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
+        same = "the same totals, other operators, ranges, or times"
+        lines.append(f"{where}: {test}: {', '.join(parts) or same}")
+    lines += [f"{where}: removed: {test} is gone" for test in written.pruned]
     lines += [
         f"{where}: {test} has two entries, as it was in conflict and did not run: the first is kept"
         for test in written.disputed
@@ -612,7 +613,7 @@ def summarize(
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
         for line in summary_table(records, s.columns, s.sort, s.top, width):
             write(line)
-        for line in unchecked_rules(records):
+        for line in unchecked_rules(records) if verbosity > 0 else ():
             write(line)
     for rule, line in raised_rules(records).items():
         if rule not in CODES:

@@ -313,9 +313,7 @@ def read_report(path: Path, next_step: str = _NEXT) -> StoredReport:
         if isinstance(error, msgspec.ValidationError):
             found = f"it is not as {REPORT_SCHEMA} says: {error}"
             raise ReportError(f"{path}: not a report", found, next_step) from None
-        found = (
-            "it is compressed, maybe cut" if content[:1] == b"\x1f" else "it is not JSON"
-        )
+        found = "it is compressed, maybe cut" if content[:1] == b"\x1f" else "it is not JSON"
         raise ReportError(f"{path}: not a report", found, next_step) from None
 
 

@@ -192,6 +192,44 @@ def test_parameters_are_a_part_of_the_name(pytester: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- pruning
 
 
+RENAMED = """
+    import torch
+
+    def test_{}(): torch.ones(4) + 1
+
+    def test_other(): torch.ones(8) * 2
+
+    def test_nothing_{}(): pass
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("-n1",)])
+def test_a_renamed_test_is_recognized_by_its_numbers(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    needs = ("xdist",) if args else ()
+    pytester.makepyfile(test_it=RENAMED.format("old", "old"))
+    accept(pytester)
+    pytester.makepyfile(test_it=RENAMED.format("new", "new"))
+    same = "same numbers as test_old, which is gone"
+    plain = run(pytester, "--torchprof", *args, needs=needs)
+    assert ("new", f"{same}: pytest --accept takes them over") == (
+        plain.statuses["test_new"], plain.tests["test_new"]["reason"],
+    )  # fmt: skip
+    assert same in plain.out
+    assert None is plain.tests["test_nothing_new"]["reason"]
+    assert same not in run(pytester, "--torchprof", "test_it.py::test_new").out
+    ran = run(pytester, "--accept", *args, needs=needs)
+    where = "__torchprof__/test_it.json: "
+    lines = [line for line in ran.out.splitlines() if line.startswith(where)]
+    assert ["1 new test", f"test_new: {same}", "removed: test_nothing_old is gone"] == [
+        line.removeprefix(where) for line in lines
+    ]
+    assert ["test_new", "test_nothing_new", "test_other"] == sorted(
+        read_baseline(pytester)["tests"]
+    )
+
+
 @pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(

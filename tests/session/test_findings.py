@@ -211,7 +211,9 @@ def test_a_rule_that_replaces_another_is_named_beside_the_total(
     record, ran = profile(pytester, sub=2)
     assert "torchprof: findings 2 → 2 (not the accepted ones)" in ran.out
     assert f"{SUB} 0 → 2" == record["metrics"]["findings"]["reason"]
-    assert f"  findings  2 → 2  (not the accepted ones); {SUB} 0 → 2" in " ".join(ran.out.split(" " * 14))
+    assert f"  findings  2 → 2  (not the accepted ones); {SUB} 0 → 2" in " ".join(
+        ran.out.split(" " * 14)
+    )
 
 
 @pytest.mark.thorough

@@ -494,8 +494,10 @@ class Judge:
         """The verdict, with what differs from a baseline of another torch or chip, as advice."""
         data = self._load(subject.baseline)
         found = store.entry_elsewhere(data, subject.name, measured.environment)
-        if found is None or verdict.profile is None:
-            return self._against_gone(subject, measured, verdict, (data or {}).get("tests", {}))
+        if data is None or verdict.profile is None:
+            return verdict
+        if found is None:
+            return self._against_gone(subject, measured, verdict, data["tests"])
         there, baseline = found
         changes = advice(verdict.profile, baseline, self._terms)
         why = because(

@@ -92,6 +92,16 @@ def _session(config: pytest.Config) -> TorchprofSession:
     return JobSession(config, settings_of(world[0], settings), *world)
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why nothing is accepted."""
+    if config.getoption("torchprof_accept", False) and not options.enabled(config):
+        terminalreporter.write_line(
+            "torchprof: --accept with --no-torchprof: nothing is measured, so nothing is accepted"
+        )
+
+
 @pytest.fixture
 def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""

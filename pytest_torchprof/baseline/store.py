@@ -572,6 +572,8 @@ class Written:
     changed: dict[str, list[Change]] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     pruned: list[str] = field(default_factory=list)
+    #: Of tests that would else be added: the one with the same numbers that would be pruned.
+    renamed: dict[str, str] = field(default_factory=dict)
     #: Tests that did not run and differ between the two sides of a merge conflict.
     disputed: list[str] = field(default_factory=list)
     #: Whether the file was written.
@@ -760,7 +762,13 @@ def update(
         done = _updated(path, found, entries, project, details)
         if existing is not None:
             names = {storable_name(name) for name in existing}
+            before = dict(found.data["tests"])
             _prune(done, found.data["tests"], names, _device(environment), project)
+            for entry in entries:
+                if entry.test in done.added and (old := twin_of(before, done.pruned, entry)):
+                    done.renamed[entry.test] = old
+                    done.added.remove(entry.test)
+                    done.pruned.remove(old)
         details.write(found.data["tests"])
         if done.touched:
             found.data["schema"] = BASELINE_SCHEMA
@@ -856,6 +864,20 @@ def _explains_other(line: _Line | None, new: Baseline) -> bool:
     if line is None or not line.rows:
         return True
     return line.operators != new.operators or line.kernels != new.kernels
+
+
+def twin_of(
+    tests: Mapping[str, Mapping[str, Any]], among: Iterable[str], entry: Entry
+) -> str | None:
+    """The first of these tests that did the same work in this environment, if it did any."""
+    new, environment = _sections(entry.baseline), entry.environment
+    if not any(new["metrics"].values()):
+        return None
+    for name in among:
+        for key, old in tests.get(name, {}).items():
+            if (key == environment or key.startswith(_of_cpu(environment, ""))) and same(old, new):
+                return name
+    return None
 
 
 def _chip(accepted: Baseline) -> str | None:

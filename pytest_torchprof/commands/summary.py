@@ -31,7 +31,7 @@ from pytest_torchprof.commands.tables import (
     write,
 )
 from pytest_torchprof.core.units import format_quantity, format_spread
-from pytest_torchprof.core.unknown import because
+from pytest_torchprof.core.unknown import Why, because
 from pytest_torchprof.core.values import MissingValue, Profile, Value
 from pytest_torchprof.render.notes import metric_rows
 from pytest_torchprof.render.report import metrics_of
@@ -84,6 +84,10 @@ def run_summary(options: Namespace) -> int:
     if options.format in ("csv", "parquet"):
         print_table(options, Table(rows, fields), several=parts)
         return parts.status(OK)
+    if live := [name for name in total if all(_is_live(own[name]) for own in values.values())]:
+        notes += [f"only a live test measures {', '.join(live)}"]
+        rows = [row for row in rows if row["metric"] not in live]
+        unknown -= {*live}
     if unknown and (options.merge or len(parts) > 1):  # repeating them for each rank adds nothing
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
         rows = [row for row in rows if row["metric"] not in unknown]
@@ -216,6 +220,11 @@ def _largest_gap(trace: Trace, causes: Rows[IdleRow]) -> str:
     row = max(trace.idle(), key=lambda row: row.longest_ms)
     at = f" at {cell('location', row.location)}" if row.location else ""
     return f"; {format_quantity(row.longest_ms, 'ms')} in one gap: {row.what or row.cause}{at}"
+
+
+def _is_live(value: Value) -> bool:
+    """Whether no stored trace has it."""
+    return isinstance(value, MissingValue) and value.reason.code == Why.ONLY_LIVE.code
 
 
 def _measured(metrics: Metrics) -> set[str]:

@@ -262,6 +262,16 @@ def format_pair(a: float | None, b: float | None, unit: str) -> tuple[str, str]:
     return format_exact(a, unit), format_exact(b, unit)
 
 
+def change_of_count(old: float | None, new: float | None) -> str:
+    """The change of a regressed count; if there are no more, they are not the ones accepted.
+
+    >>> change_of_count(2, 3), change_of_count(1, 1)
+    ('+50.0 %', 'not the accepted ones')
+    """
+    more = old is None or new is None or new > old
+    return format_change(old, new) if more else "not the accepted ones"
+
+
 def format_change(old: float | None, new: float | None) -> str:
     """Print the change from `old` to `new`; only no change is 0 %, and only 0 is -100 %.
 

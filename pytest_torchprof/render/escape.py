@@ -270,6 +270,15 @@ def shorten(text: str, width: int) -> str:
     return f"{start_of(text, head)}…{end_of(text, tail)}"
 
 
+def tail(text: str, width: int) -> str:
+    """Cut the start, where the end tells the most.
+
+    >>> tail("tests/test_a.py::test_step", 11)
+    '…:test_step'
+    """
+    return text if width_of(text) <= width else f"…{end_of(text, width - 1)}"
+
+
 def shorten_text(text: str, width: int) -> str:
     """Cut the end of a sentence, between words, and before a name in backticks that does not fit.
 

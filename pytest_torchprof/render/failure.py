@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta
 from pytest_torchprof.core.units import (
+    change_of_count,
     format_change,
     format_pair,
     format_quantity,
@@ -290,12 +291,18 @@ def _numbers(verdict: Verdict) -> str:
     near = metric_of(verdict).klass != "exact"  # elsewhere it is the same few bytes in each line
     tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
-    change = format_change(verdict.baseline, verdict.value)
+    change = _change(verdict, verdict.baseline, verdict.value)
     reason = f"; {verdict.reason.text}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     least = "at least " if verdict.at_least else ""
     return f"{before} → {least}{now}  ({change}{tolerance}){reason}"
+
+
+def _change(verdict: Verdict, before: Number | None, now: Number | None) -> str:
+    """As many findings may be others than before."""
+    others = verdict.metric == "findings" and verdict.status == "regressed"
+    return (change_of_count if others else format_change)(before, now)
 
 
 def _source(verdict: Verdict) -> str:

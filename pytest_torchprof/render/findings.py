@@ -15,7 +15,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.escape import end_of, shorten, width_of
+from pytest_torchprof.render.escape import shorten, tail, width_of
 from pytest_torchprof.rules.registry import RULES
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
     location, path, module = (escape.line(row[key] or "") for key in ("location", "path", "module"))
     if location == path:  # the line is unknown
         path = ""
-    parts = [_tail(location, room) if path else shorten(location, room)] if location else []
+    parts = [tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
     more = more_modules(module, row["modules"])
-    parts += [f"in {_tail(module, room - 3 - len(more))}{more}"] if module else []
+    parts += [f"in {tail(module, room - 3 - len(more))}{more}"] if module else []
     if tell:
         parts += textwrap.wrap(escape.line(row["message"]), room)
     lines = list[str]()
@@ -142,11 +142,6 @@ def more_modules(module: str | None, modules: int | None) -> str:
     if module and "*" in module:
         return f" ({modules} modules)"
     return f" and {plural((modules or 1) - 1, 'more module')}"
-
-
-def _tail(text: str, width: int) -> str:
-    """The end of a location or module, which tells the most."""
-    return text if width_of(text) <= width else f"…{end_of(text, width - 1)}"
 
 
 def wrapped(lines: Iterable[str], width: int) -> str:

@@ -18,7 +18,7 @@ from pytest_torchprof.core.units import (
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.core.values import NOISY, OWN_COLUMNS, MissingValue, Record, RegionRecord
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.escape import shorten, width_of
+from pytest_torchprof.render.escape import shorten, tail, width_of
 from pytest_torchprof.render.table import aligned_columns
 from pytest_torchprof.verdict.own import metric_of
 
@@ -90,7 +90,7 @@ def summary_table(
     folder = _common_folder([r.nodeid for r in records])
     body = [
         [
-            shorten(escape.line(name[len(folder) :]), room)
+            _shortened(escape.line(name[len(folder) :]), room)
             if isinstance(r, Record)
             else f"  {shorten(escape.line(name), room - 2)}",
             *row,
@@ -173,8 +173,8 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
 
 
 def _status(record: Record) -> str:
-    """``ok``, or ``ok, strict`` for a test that fails all the same, under strict mode."""
-    return record.status.replace("_", " ") + (", strict" if record.strict else "")
+    """``ok``, or ``ok, fails`` for a test that fails all the same, under strict mode."""
+    return record.status.replace("_", " ") + (", fails" if record.strict else "")
 
 
 def _common_folder(nodeids: Sequence[str]) -> str:
@@ -315,7 +315,20 @@ def _unprofiled(records: Sequence[Record], folder: str) -> list[str]:
 
 
 def _short_name(record: Record, folder: str) -> str:
-    return shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
+    return _shortened(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
+
+
+def _shortened(nodeid: str, width: int) -> str:
+    """Cut before the test's own name, which stays; only if that is too long, in its middle.
+
+    >>> _shortened("unit/test_a.py::TestLong::test_step[1::2]", 20)
+    '…ng::test_step[1::2]'
+    >>> _shortened("test_a.py::test_step[many parameters]", 20)
+    'test_step…arameters]'
+    """
+    name, bracket, parameters = nodeid.partition("[")
+    own = name.rpartition("::")[2] + bracket + parameters
+    return tail(nodeid, width) if width_of(own) < width else shorten(own, width)
 
 
 def _notes(records: Sequence[Record], folder: str) -> list[str]:

@@ -225,7 +225,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
         #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
-        names = self._baselines.of, self.collected.is_shared
+        names = self._baselines.of, self.collected.is_shared, self.collected.gone
         self.verdicts = Judge(config, settings, *names, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where

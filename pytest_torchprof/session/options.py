@@ -361,6 +361,25 @@ def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
         raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
 
 
+def _require_writable(config: pytest.Config, name: str, folder: Path) -> None:
+    """Reject a folder in which, or in whose place, nothing can be written.
+
+    Raises:
+        pytest.UsageError: so it is, as a file shows that is gone at once.
+    """
+    from tempfile import TemporaryFile
+
+    from pytest_torchprof.core.files import system_message
+    from pytest_torchprof.render import escape
+
+    around = next(path for path in (folder, *folder.parents) if os.path.isdir(path))  # noqa: PTH112
+    try:
+        TemporaryFile(dir=around).close()
+    except OSError as error:
+        what = f"{folder} cannot be written to: {system_message(error)}; name another folder"
+        raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {what}")) from None
+
+
 def _tolerance(line: str) -> Tolerance:
     """A line of ``torchprof_tolerance``.
 
@@ -439,6 +458,7 @@ def build_settings(config: pytest.Config) -> Settings:
         values[path] = here / values[path] if values[path] else None
         if path == "traces" and values[path] is not None:
             require_folder(config, path, values[path])
+            _require_writable(config, path, values[path])
     # A relative name in an ini file only means folders beside tests; see `TorchprofSession`.
     if _is_option(config, "baselines") or Path(values["baselines"]).is_absolute():
         require_folder(config, "baselines", here / values["baselines"])

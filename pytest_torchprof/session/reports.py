@@ -131,8 +131,11 @@ def _lines(written: store.Written, root: Path, units: Mapping[str, str]) -> list
             for c in changes
             if c.metric in units
         ]
-        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators, ranges, or times'}")
-    lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
+        same = "the same totals, other operators, ranges, or times"
+        lines.append(f"{where}: {test}: {', '.join(parts) or same}")
+    for new, old in written.renamed.items():
+        lines.append(f"{where}: {new}: same numbers as {old}, which is gone")
+    lines += [f"{where}: removed: {test} is gone" for test in written.pruned]
     lines += [
         f"{where}: {test} has two entries, as it was in conflict and did not run: the first is kept"
         for test in written.disputed
@@ -363,6 +366,12 @@ class Collected:
     def is_shared(self, item: pytest.Item) -> bool:
         """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
+
+    def gone(self, item: pytest.Item, known: Iterable[str]) -> list[str]:
+        """Which of the names in its baseline file no test has; none if not all are collected."""
+        file = str(item.path)
+        names = set(map(store.storable_name, self.names.get(file, ())))
+        return [] if file in self.partial else [name for name in known if name not in names]
 
     def leave_out(self, files: Iterable[str]) -> None:
         """Note that not all tests of these files run."""
@@ -615,7 +624,7 @@ def summarize(
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
         for line in summary_table(records, s.columns, s.sort, s.top, width):
             write(line)
-        for line in unchecked_rules(records):
+        for line in unchecked_rules(records) if verbosity > 0 else ():
             write(line)
     for rule, line in raised_rules(records).items():
         if rule not in CODES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -212,6 +212,7 @@ class Subject(Frozen, frozen=True):
     baseline: Path
     accept_command: Callable[[], str]
     ab_command: Callable[[], str]
+    gone: Callable[[Iterable[str]], list[str]]
 
 
 def name_of(item: pytest.Item) -> str:
@@ -268,7 +269,7 @@ class Judge:
     """Judges the tests of a session: reads each baseline file once, and keeps traces.
 
     ``baseline_of`` a test file is its baseline file; ``is_shared``: whether another test has the
-    name of this one.
+    name of this one; ``gone``: which of the names in its baseline file no test has.
     """
 
     def __init__(
@@ -277,11 +278,12 @@ class Judge:
         settings: Settings,
         baseline_of: Callable[[Path], Path],
         is_shared: Callable[[pytest.Item], bool],
+        gone: Callable[[pytest.Item, Iterable[str]], list[str]],
         *,
         is_worker: bool,
     ) -> None:
         self._config, self._settings = config, settings
-        self._baseline_of, self._is_shared = baseline_of, is_shared
+        self._baseline_of, self._is_shared, self._gone = baseline_of, is_shared, gone
         self._roots = Roots(config.rootpath)
         self._compared: Verdicts | None = None
         self._terms = Terms(
@@ -391,10 +393,15 @@ class Judge:
         if (known := item.stash.get(_SUBJECT, None)) is not None:
             return known
         path = self._baseline_of(item.path)
-        commands = (
-            partial(make, self._config, item.nodeid) for make in (command_for, ab_command_for)
+        config, nodeid = self._config, item.nodeid
+        item.stash[_SUBJECT] = made = Subject(
+            nodeid,
+            name_of(item),
+            path,
+            partial(command_for, config, nodeid),
+            partial(ab_command_for, config, nodeid),
+            partial(self._gone, item),
         )
-        item.stash[_SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
         return made
 
     def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
@@ -500,8 +507,10 @@ class Judge:
         """The verdict, with what differs from a baseline of another torch or chip, as advice."""
         data = self._load(subject.baseline)
         found = store.entry_elsewhere(data, subject.name, measured.environment)
-        if found is None or verdict.profile is None:
+        if data is None or verdict.profile is None:
             return verdict
+        if found is None:
+            return self._against_gone(subject, measured, verdict, data["tests"])
         there, baseline = found
         changes = advice(verdict.profile, baseline, self._terms)
         why = because(
@@ -535,6 +544,18 @@ class Judge:
                 causes = causes_of(known, seen, regressed, found, operators=names)
                 verdict = replace(verdict, causes=causes)
         return replace(verdict, accepts=accepted)
+
+    def _against_gone(
+        self, subject: Subject, measured: Measured, verdict: Verdicts, tests: Mapping[str, Any]
+    ) -> Verdicts:
+        """The verdict, with the accepted test that is gone and had the same numbers."""
+        accepts = verdict.accepts or Baseline()
+        entry = store.Entry(subject.name, measured.environment, accepts)
+        old = store.twin_of(tests, subject.gone(tests), entry)
+        if old is None or verdict.reason is not None:
+            return verdict
+        text = "same numbers as {old}, which is gone: pytest --accept takes them over"
+        return replace(verdict, reason=because("renamed", text, old=old))
 
     def _message(self, subject: Subject, measured: Measured, verdict: Verdicts) -> str:
         accept = self._settings.accept

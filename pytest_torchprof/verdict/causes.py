@@ -546,7 +546,7 @@ class _Compared:
                 now = changes[0].row.calls
                 message = f"{names.partition(' ')[0]} is called {now} times instead of {old.calls}"
         reads = any(one.row.operator in _READS for one in changes)
-        message += ": the host reads values" if reads else ""
+        message += ": the host reads values" if reads and "host_reads" in self._grown else ""
         evidence = [f"gone: {_counted(gone)}"] if gone else []
         lines: tuple[Line, ...] = ()
         if len({one.row.function for one in changes}) > 1:

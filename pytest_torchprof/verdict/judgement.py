@@ -298,15 +298,16 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
     baseline = advising(baseline, strict=terms.strict)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
-    less = "improved" in {v.status for v in chain(verdicts, *regions.values())}
-    slower = slower_with_less(verdicts, policy) if less else None
+    statuses = {v.status for v in chain(verdicts, *regions.values())}
+    slower = slower_with_less(verdicts, policy) if "improved" in statuses else None
     if slower is not None:
+        slower = slower if statuses.isdisjoint(("regressed", "over_budget")) else None
         verdicts = _unpraised(verdicts, slower)
         regions = {name: _unpraised(region, slower) for name, region in regions.items()}
     return Verdicts(verdicts, regions, measured, profile, baseline, policy, slower)
 
 
-def _unpraised(verdicts: Sequence[Verdict], slower: Reason) -> list[Verdict]:
+def _unpraised(verdicts: Sequence[Verdict], slower: Reason | None) -> list[Verdict]:
     """No improvement of a test that takes longer, which its wall time says."""
     return [
         replace(v, reason=v.reason or slower)

@@ -72,6 +72,19 @@ def test_summary_has_the_metrics_of_the_plugin(say: Say, trace: Path) -> None:
     assert metrics["wall_ms"]["reason"]
 
 
+def test_summary_names_in_one_line_what_no_stored_trace_has(say: Say, trace: Path) -> None:
+    out = say("summary", trace)[1]
+    (line,) = (line for line in out.splitlines() if "only a live test" in line)
+    assert line.startswith("only a live test measures wall_ms, cpu_ms, instructions, graph_breaks")
+    firsts = {row.split()[0] for row in out.splitlines() if row}
+    assert {"flops", "self_cuda_ms"} <= firsts
+    assert {"wall_ms", "compile_ms"}.isdisjoint(firsts)
+    metrics = json.loads(say("summary", trace, "--format", "json")[1])["metrics"]
+    assert (None, "only a live test measures it") == (
+        metrics["wall_ms"]["value"], metrics["wall_ms"]["reason"],
+    )  # fmt: skip
+
+
 OPS = (
     "name calls self_cpu_ms cpu_ms self_cuda_ms cuda_ms self_cpu_bytes self_cuda_bytes flops share"
 )

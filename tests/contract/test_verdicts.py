@@ -170,6 +170,10 @@ def test_less_work_is_no_improvement_if_it_takes_longer(
         found.stdout.fnmatch_lines([f"{said}* → *test_it*"])
         for file in ("r.md", "r.html"):
             assert "less work, but slower" in Path(file).read_text()
+        more = LESS.format(runs=2, seconds=seconds) + "        kept = torch.ones(99_999)\n"
+        found, [test] = session(pytester, more, "--torchprof")
+        assert ("regressed", None) == (test["status"], test["reason"])
+        assert "less work" not in found.stdout.str()
 
 
 NAMED = """

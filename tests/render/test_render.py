@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from support.reasons import words
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis.diff import COLUMN_OF
 from pytest_torchprof.core.values import (
     Baseline,
     Budget,
@@ -244,6 +245,19 @@ To accept the new values: pytest --accept tests/test_a.py""",
         )
 
 
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+def test_a_list_that_is_cut_does_not_end_in_a_heading(more: int) -> None:
+    names = [*COLUMN_OF, "syncs", "h2d_copies", "d2h_copies"][: len(COLUMN_OF) + more]
+    sides: list[Any] = [
+        {"metrics": dict.fromkeys(names, n),
+         "operators": {operator: dict.fromkeys(COLUMN_OF.values(), n) for operator in "abc"}}
+        for n in (10_000, 20_000)
+    ]  # fmt: skip
+    lines = message(Profile(**sides[1]), Baseline(**sides[0])).splitlines()
+    assert len(lines) > MAX_LINES - 5
+    assert [] == [a for a, b in zip(lines, lines[1:], strict=False) if a.endswith(":") and not b]
+
+
 class TestSummary(Golden):
     def table(self, *records: Record, **options: Any) -> str:
         options = {"columns": (), "sort": None, "top": 0, "width": 100} | options
@@ -266,10 +280,10 @@ test                                  status          wall_ms        flops    op
 ------------------------------------  ------------  ---------  -----------  -----  ---------  -----------------  ------------------------------
 gpu/test_a.py::test_step[cuda-bf16]   over budget     4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB  host-sync ×3, pageable-copy ×1
 cpu/test_b.py::test_profiles_itself   not profiled          –            –      –          –                  –
-cpu/test_with_a_v…est_of_a_long_name  new             4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
+…e.py::TestLong::test_of_a_long_name  new             4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
 gpu/test_a.py::test_ok                ok              4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
 not profiled: the test runs torch.profiler itself (cpu/test_b.py::test_profiles_itself)
-budget max_syncs not checked: no device (3 tests: gpu/test_a.py::test_step[cuda-bf16], cpu/test_with_a_very_long_nam…:TestLong::test_of_a_long_name, gpu/test_a.py::test_ok)""",
+budget max_syncs not checked: no device (3 tests: gpu/test_a.py::test_step[cuda-bf16], …est_with_a_very_long_name.py::TestLong::test_of_a_long_name, gpu/test_a.py::test_ok)""",
         )
 
     def test_chosen_columns(self) -> None:

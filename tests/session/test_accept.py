@@ -24,7 +24,7 @@ def after(out: str) -> list[str]:
     """What was printed about the accept: lines between the table and the totals."""
     lines = out[out.index("= torchprof =") :].splitlines()
     end = next(i for i, line in enumerate(lines) if line.startswith("torchprof: "))
-    rows = ("test ", "test_", "--", "=", "rules not checked here: ")
+    rows = ("test ", "test_", "--", "=")
     return [line for line in lines[1:end] if line and not line.startswith(rows)]
 
 
@@ -192,6 +192,44 @@ def test_parameters_are_a_part_of_the_name(pytester: pytest.Pytester) -> None:
 # -------------------------------------------------------------------- pruning
 
 
+RENAMED = """
+    import torch
+
+    def test_{}(): torch.ones(4) + 1
+
+    def test_other(): torch.ones(8) * 2
+
+    def test_nothing_{}(): pass
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("-n1",)])
+def test_a_renamed_test_is_recognized_by_its_numbers(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    needs = ("xdist",) if args else ()
+    pytester.makepyfile(test_it=RENAMED.format("old", "old"))
+    accept(pytester)
+    pytester.makepyfile(test_it=RENAMED.format("new", "new"))
+    same = "same numbers as test_old, which is gone"
+    plain = run(pytester, "--torchprof", *args, needs=needs)
+    assert ("new", f"{same}: pytest --accept takes them over") == (
+        plain.statuses["test_new"], plain.tests["test_new"]["reason"],
+    )  # fmt: skip
+    assert same in plain.out
+    assert None is plain.tests["test_nothing_new"]["reason"]
+    assert same not in run(pytester, "--torchprof", "test_it.py::test_new").out
+    ran = run(pytester, "--accept", *args, needs=needs)
+    where = "__torchprof__/test_it.json: "
+    lines = [line for line in ran.out.splitlines() if line.startswith(where)]
+    assert ["1 new test", f"test_new: {same}", "removed: test_nothing_old is gone"] == [
+        line.removeprefix(where) for line in lines
+    ]
+    assert ["test_new", "test_nothing_new", "test_other"] == sorted(
+        read_baseline(pytester)["tests"]
+    )
+
+
 @pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
@@ -222,7 +260,7 @@ def test_entries_of_tests_that_are_gone_are_pruned_after_a_full_run_only(
     )
     ran = accept(pytester, *args)
     assert pruned is ("test_b" not in read_baseline(pytester)["tests"])
-    message = "__torchprof__/test_it.json: test_b pruned here: the test is gone"
+    message = "__torchprof__/test_it.json: removed: test_b is gone"
     assert pruned is (message in ran.out)
     assert ["test_other"] == list(read_baseline(pytester, "test_other")["tests"])
 
@@ -263,8 +301,8 @@ def test_a_test_that_is_gone_here_may_exist_where_there_is_another_device(
     assert ({"test_a", "test_b", "test_c"}, only, only) == (
         tests.keys(), tests["test_b"], tests["test_c"],
     )  # fmt: skip
-    assert "test_b pruned" in ran.out
-    assert "test_c pruned" not in ran.out
+    assert "removed: test_b is gone" in ran.out
+    assert "test_c is gone" not in ran.out
 
 
 @pytest.mark.thorough

@@ -61,6 +61,8 @@ def test_the_command_line_is_stronger_than_the_ini(
         pytester.makeini(f"[pytest]\ntorchprof = {ini}")
     ran = run(pytester, *args)
     assert ({"passed": 1}, profiled) == (ran.outcomes, "test_add" in ran.tests)
+    idle = "torchprof: --accept with --no-torchprof: nothing is measured, so nothing is accepted"
+    assert ("--accept" in args and not profiled) == (idle in ran.out.splitlines())
 
 
 def test_off_every_marker_is_inert_and_known(pytester: pytest.Pytester) -> None:

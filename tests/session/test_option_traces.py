@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,15 @@ def test_a_file_in_place_of_the_folder_is_a_usage_error(
         f"ERROR: {source}: {folder} cannot be a folder: {what} exists and is a file; "
         "name another folder"
     ) == run(pytester, "--torchprof", *args).usage_error()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder in which nobody can make files")
+def test_a_folder_that_cannot_be_written_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    assert (
+        "ERROR: --torchprof-traces: /proc/foo/bar cannot be written to: No such file or directory; "
+        "name another folder"
+    ) == run(pytester, "--torchprof", "--torchprof-traces=/proc/foo/bar").usage_error()
 
 
 def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:

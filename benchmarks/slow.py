@@ -234,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for condition, _ in product(options.conditions, range(options.sessions)):
                 found += compared(tests, accepted, condition)
                 print(f"\r{len(found)} ", end="", file=sys.stderr, flush=True)
+                keep(options.json, found)
     if found:
         print(tabulate(_unchanged(found), headers="keys", floatfmt=".3g"))
     cases: list[Compared] = []
@@ -242,12 +243,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             session(tests, accepted, "--accept")
             for condition, _ in product(options.conditions, range(options.cases)):
                 cases += compared(tests, accepted, condition, slow=True)
+                keep(options.json, [*found, *cases])
     if cases:
         print(tabulate(_slow(cases), headers="keys", floatfmt=".3g"))
-    if options.json is not None:
-        both = [vars(one) for one in (*found, *cases)]
-        options.json.write_text(json.dumps(both, indent=1) + "\n", "utf-8")
     return 0
+
+
+def keep(path: Path | None, found: Sequence[Compared]) -> None:
+    """Write all comparisons so far."""
+    if path is not None:
+        path.write_text(json.dumps([vars(one) for one in found], indent=1) + "\n", "utf-8")
 
 
 def _unchanged(found: Sequence[Compared]) -> Iterator[dict[str, Any]]:

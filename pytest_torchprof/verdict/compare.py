@@ -488,6 +488,7 @@ def slower_with_less(verdicts: Sequence[Verdict], policy: Policy) -> Reason | No
 
 #: From this factor on, if as many further rounds, of one thread, agree.
 SLOW, CONFIRMING = 3.0, 5
+SLOW_CODE = "slow_beyond_doubt"
 #: It must be longer by this many runs of the reference kernel, too, of 0.2 ms: less is the luck of
 #: caches.
 _LEAST_MORE = 0.5
@@ -559,14 +560,23 @@ def _slow_beyond_doubt(
     if not is_slow(now, before, share) or (_ratio(wall, policy) or 0) < _SLOWER:
         return verdicts
     assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - it is slow
-    red = replace(
-        cpu,
-        status="regressed",
-        tolerance=share - 1,
-        multiples=(before.cpu, now.cpu),
-        reason=because("confirmed", "confirmed by {rounds} more rounds", rounds=now.more),
+    known, ratio = (before.cpu, now.cpu), slowness(now, before) or 0.0
+    of_ms = (known[0] * now.reference_ms, known[1] * now.reference_ms)
+    why = because(
+        SLOW_CODE,
+        "CPU time {before:ms} → {now:ms} ({times}), confirmed by {rounds} more rounds",
+        before=of_ms[0],
+        now=of_ms[1],
+        times=_times(ratio),
+        rounds=now.more,
     )
+    red = replace(cpu, status="regressed", tolerance=share - 1, multiples=known, reason=why)
     return [red if v is cpu else v for v in verdicts]
+
+
+def _times(ratio: float) -> str:
+    """``×13``, ``×2.9``: never more than it is, as it may be just below a limit."""
+    return f"×{ratio:.0f}" if ratio >= _ROUND else f"×{int(ratio * 10) / 10}"
 
 
 _TIMES = ("cpu_ms", "wall_ms")
@@ -601,6 +611,8 @@ def told_slow(
     cpu, wall = (next((v for v in verdicts if v.metric == name), None) for name in _TIMES)
     if now is None or cpu is None or cpu.baseline is None or isinstance(cpu.value, MissingValue):
         return None
+    if cpu.status == "regressed":
+        return cpu.reason
     ratio, pair = slowness(now, before), (cpu.baseline, cpu.value)
     compares = ratio is not None and not policy.other_machine
     if ratio is not None and before is not None and before.cpu and now.cpu:
@@ -609,17 +621,18 @@ def told_slow(
         ratio = _ratio(cpu, policy)
     if not ratio:
         return None
-    times = f"×{ratio:.0f}" if ratio >= _ROUND else f"×{int(ratio * 10) / 10}"
-    said = {"before": pair[0], "now": pair[1], "times": times}
-    if cpu.status == "regressed" and cpu.reason is not None:
-        text = "CPU time {before:ms} → {now:ms} ({times}), {confirmed}"
-        return because("slow_beyond_doubt", text, **said, confirmed=cpu.reason)
     waited = _ratio(wall, policy) if wall is not None else None
     if now.others > _OTHERS or pair[1] - pair[0] < _CLOCK_MS or (waited or 0) < _SLOWER:
         return None
     if ratio < (_SLOWER if compares else SLOW):
         return None
-    return because("slow_advice", "CPU time {before:ms} → {now:ms} ({times}): only advice", **said)
+    return because(
+        "slow_advice",
+        "CPU time {before:ms} → {now:ms} ({times}): only advice",
+        before=pair[0],
+        now=pair[1],
+        times=_times(ratio),
+    )
 
 
 def _reordered(verdicts: list[Verdict], profile: Profile, baseline: Baseline) -> list[Verdict]:

@@ -63,7 +63,8 @@ class Round(Frozen, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
     ``page_faults``: how often memory was requested from the system, 0 if unknown. ``laps``: those
-    of each named region in order, or why the time of one is unknown.
+    of each named region in order, or why the time of one is unknown. ``thread_ns``: CPU time of the
+    test's own thread.
     """
 
     wall_ns: int
@@ -71,6 +72,14 @@ class Round(Frozen, frozen=True):
     instructions: int | Reason
     page_faults: int = 0
     laps: Mapping[str, tuple[LapTime | Reason, ...]] = {}
+    thread_ns: int | None = None
+
+    @property
+    def others(self) -> float:
+        """The share of CPU time that other threads took; 0 if unknown."""
+        if self.thread_ns is None or not self.cpu_ns:
+            return 0.0
+        return max(0.0, 1 - self.thread_ns / self.cpu_ns)
 
 
 class LapWatch:
@@ -120,8 +129,8 @@ class Stopwatch:
         self._threads = None if first else threads
         self._laps: dict[str, list[LapTime | Reason]] = {}
         self._undo = ExitStack()
-        self._stopped: tuple[int, int] | None = None
-        self._wall = self._cpu = self._faults = 0
+        self._stopped: tuple[int, int, int] | None = None
+        self._wall = self._cpu = self._thread = self._faults = 0
         self._counter: Any = None
 
     def __enter__(self) -> Self:
@@ -137,6 +146,7 @@ class Stopwatch:
         counter = instruction_counter()
         self._counter = None if counter is None else counter.start()
         self._faults = _page_faults()
+        self._thread = REAL.thread_clock()
         self._cpu = REAL.cpu_clock()
         self._wall = REAL.clock()
         return self
@@ -150,7 +160,8 @@ class Stopwatch:
         if self._stopped is None:
             synchronize()
             now = REAL.clock()
-            self._stopped = now - self._wall, REAL.cpu_clock() - self._cpu
+            cpu = REAL.cpu_clock() - self._cpu
+            self._stopped = now - self._wall, cpu, REAL.thread_clock() - self._thread
 
     def lap(self, region: str) -> LapWatch:
         """A context that times a lap of a named region."""
@@ -161,13 +172,13 @@ class Stopwatch:
         try:
             self.stop()
             assert self._stopped is not None  # noqa: S101 - they were stopped just now
-            wall, cpu = self._stopped
+            wall, cpu, thread = self._stopped
             instructions = _counted(self._counter)
             faults = _page_faults() - self._faults
         finally:
             self._undo.close()
         laps = {region: tuple(times) for region, times in self._laps.items()}
-        self.result = Round(wall, cpu, instructions, faults, laps)
+        self.result = Round(wall, cpu, instructions, faults, laps, thread)
 
 
 def _page_faults() -> int:

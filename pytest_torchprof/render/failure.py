@@ -30,6 +30,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.ab import changes
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.render.findings import Where, accepted_counts, called_from, finding_lines
+from pytest_torchprof.verdict.compare import SLOW_CODE
 from pytest_torchprof.verdict.own import metric_of
 from pytest_torchprof.verdict.profile import is_rate
 
@@ -292,7 +293,8 @@ def _numbers(verdict: Verdict) -> str:
     tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
     change = _change(verdict, verdict.baseline, verdict.value)
-    reason = f"; {verdict.reason.text}" if verdict.reason else ""
+    told = verdict.reason is not None and verdict.reason.code != SLOW_CODE
+    reason = f"; {verdict.reason.text}" if verdict.reason and told else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     least = "at least " if verdict.at_least else ""

@@ -757,7 +757,7 @@ class Torchprof(Numbers):
 
     def _measure(self, function: Callable[[], _Result], run: Run) -> _Result:
         __tracebackhide__ = True
-        if run.kind == "round":
+        if run.kind in ("round", "alone"):
             run.gatherer.rounds.before_round()
         run.begin()
         self._is_open, self._inner = True, run

@@ -329,6 +329,7 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                         self.machine,
                         own_files=(str(item.path),),
                         wants_lines=wants_lines,
+                        accepted=self.verdicts.accepted_times(item, self.machine),
                         laps=self._laps,
                         name=seeded_name(item),
                     )

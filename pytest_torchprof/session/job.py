@@ -255,6 +255,7 @@ LEAST_S, TIMES = 60.0, 20
 _ORDER: tuple[RunKind, ...] = (
     "warmup",
     "round",
+    "alone",
     "pairs",
     "profile",
     "modules",

@@ -32,6 +32,7 @@ from pytest_torchprof.session.seeds import Seeds
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Quantity, ReferenceNote, RegionTimes
 from pytest_torchprof.trace.names import Kind as EventKind
 from pytest_torchprof.trace.names import named_regions
+from pytest_torchprof.verdict.compare import needs_more
 from pytest_torchprof.verdict.profile import (
     Measured,
     Process,
@@ -39,6 +40,7 @@ from pytest_torchprof.verdict.profile import (
     RegionValues,
     Unmeasured,
     declared_in,
+    normalised_of,
     values_in,
     values_of,
 )
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.capture.clock import LapTime, Round
     from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.capture.started import ChildTrace
-    from pytest_torchprof.core.values import Number, OwnMetric, Value
+    from pytest_torchprof.core.values import Normalised, Number, OwnMetric, Value
     from pytest_torchprof.rules.rule import Rule
     from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.session.runs import Run
@@ -498,6 +500,8 @@ class Rounds:
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
+    #: Rounds of one intra-op thread, which only tell CPU time.
+    alone: list[Round] = field(default_factory=list)
     #: Threads of the rounds; a profiled run has one.
     _conditions: str = ""
     _watch: BusyWatch | None = None
@@ -575,7 +579,10 @@ class Rounds:
                 cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
                 n=len(self.laps),
                 conditions=self._conditions,
-                page_faults=min(one.page_faults for one in self.timed),
+                page_faults=min(one.page_faults for one in (*self.timed, *self.alone)),
+                others=min(one.others for one in (*self.timed, *self.alone)) or None,
+                one_thread_ms=min((one.cpu_ns / 1e6 for one in self.alone), default=None),
+                more=len(self.alone) or None,
             )
             if self.laps
             else None,
@@ -697,7 +704,8 @@ class Gatherer:
 
     ``folder`` is where the profiler may write, None for the system's temporary folder.
     ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
-    called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
+    called once, after the other runs, and decides whether a run locates lines. ``accepted`` are
+    times to compare with, so that more rounds confirm one that is far off. ``laps`` are those
     of earlier tests. ``frozen``: objects from before the test are frozen for good, see
     `GarbageControl`. ``name`` is what the test's seeds are made of.
     """
@@ -710,6 +718,7 @@ class Gatherer:
         *,
         own_files: tuple[str, ...] = (),
         wants_lines: Callable[[Measured], bool] = lambda _: False,
+        accepted: Normalised | None = None,
         laps: RecentLaps | None = None,
         frozen: bool = False,
         name: str = "",
@@ -717,6 +726,7 @@ class Gatherer:
         self.folder, self.own_files, self.frozen = folder, own_files, frozen
         self._machine = machine
         self._wants_lines = wants_lines
+        self._accepted = accepted
         self._recent_laps = laps if laps is not None else RecentLaps()
         #: Runs of the item, including the first.
         self.runs = 0
@@ -763,7 +773,9 @@ class Gatherer:
             self.longest_ns = max(self.longest_ns, wall_ns)
             self.captures.calls_record = brought.recorded
             long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
-            if brought.kind == "round" or long:
+            if brought.kind == "alone":
+                self.rounds.alone.append(brought.round)
+            elif brought.kind == "round" or long:
                 self.rounds.add(brought.round)
                 if brought.first:
                     self.recordings.count_first()
@@ -1004,9 +1016,10 @@ class Gatherer:
     def runs_of(self, kinds: list[RunKind]) -> Iterator[RunKind]:
         """These runs, and those found to be needed on the way.
 
-        Rounds are added to fill the requested seconds, and an extra run if the profiled run
-        compiled or missed other threads, if a rule needs to identify tensors or module calls, or if
-        the test compares numbers of named regions, which are known once the profiled run is over.
+        Rounds are added to fill the requested seconds, or to confirm in one thread that the test is
+        slow, and an extra run if the profiled run compiled or missed other threads, if a rule needs
+        to identify tensors or module calls, or if the test compares numbers of named regions, which
+        are known once the profiled run is over.
 
         torch.compile guards on the number of threads, so the profiled run may compile again, and
         the next one record CUDA graphs; only a test that does so in every run does it then, too.
@@ -1016,6 +1029,7 @@ class Gatherer:
                 while self.rounds.wants_more and self.reason is None:
                     yield "round"
                 self.rounds.end()
+                yield from self._rounds_alone()
                 # Code may be slower once the profiler has run.
                 yield from self.pairs_runs
             yield kind
@@ -1036,6 +1050,18 @@ class Gatherer:
         stable = self.plan.checks_stable and self.runs > 0 and not self.captures.children
         if self._has_trace and stable and "profile" in kinds:
             yield "reseeded"
+
+    def _rounds_alone(self) -> Iterator[RunKind]:
+        """Rounds of one thread, as many as needed; after one that fails, none."""
+        rounds, before, plan = self.rounds, self._accepted, self.plan
+        if (before is None and not plan.accepts) or not rounds.laps or plan.threads is None:
+            return
+        known = -1
+        while self.reason is None and rounds.timed and len(rounds.alone) > known:
+            known = len(rounds.alone)
+            now = normalised_of(rounds.facts())
+            if now is not None and needs_more(now, before, accepts=plan.accepts):
+                yield "alone"
 
     def _note_if(self, still_asked: Callable[[], bool]) -> None:
         """Note that a run has not told what rules ask for, if so."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 RunKind = Literal[
     "warmup",
     "round",
+    "alone",
     "pairs",
     "profile",
     "modules",
@@ -45,7 +46,7 @@ RunKind = Literal[
     "lines",
 ]
 #: Optional runs: the numbers are complete without them, so a failure in one is ignored.
-EXTRA_KINDS: Final = frozenset({"tensors", "reseeded", "lines"})
+EXTRA_KINDS: Final = frozenset({"alone", "tensors", "reseeded", "lines"})
 
 
 class Plan(Frozen, frozen=True):
@@ -54,10 +55,10 @@ class Plan(Frozen, frozen=True):
     ``rules`` are checked, with these ``thresholds``; ``allowed`` maps rules that may match to the
     reason, and ``ignored`` are switched off. Rounds repeat for ``min_time_s`` or, if no number of
     rounds was given, ``gate_time_s``. ``time`` is what to do about a time difference; with
-    ``shares_laps``, the reference kernel's laps of the test before may be used. ``compares``:
-    callables that the test compares get a run of their own. ``metrics`` are the user's own.
-    ``seed`` is that of runs after the first, None to leave the generators alone; with
-    ``checks_stable``, one more run has another.
+    ``shares_laps``, the reference kernel's laps of the test before may be used. ``accepts``: times
+    are accepted. ``compares``: callables that the test compares get a run of their own. ``metrics``
+    are the user's own. ``seed`` is that of runs after the first, None to leave the generators
+    alone; with ``checks_stable``, one more run has another.
     ``asked`` are the metrics of a device's work to measure, on this ``chip``. ``allowances`` are
     findings that markers allow in one place.
     """
@@ -74,6 +75,7 @@ class Plan(Frozen, frozen=True):
     gate_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
     shares_laps: bool = False
+    accepts: bool = False
     compares: bool = True
     metrics: tuple[Metric, ...] = ()
     seed: int | None = None
@@ -174,6 +176,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
         gate_time_s=s.gate_time_s,
         time=s.time,
         shares_laps=s.time == "advisory" and not s.accept,
+        accepts=s.time != "off" and s.accept,
         metrics=tuple(metrics_of(item.config, item).values()),
         seed=s.seed,
         checks_stable=s.checks_stable,

@@ -168,7 +168,8 @@ class Run:
         elif self.kind != "pairs":  # in which the test's own comparisons are timed
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
-            self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)
+            threads = 1 if self.kind == "alone" else self.gatherer.rounds.gated_threads
+            self._watch = Stopwatch(first=self.first, threads=threads)
             self._watch.__enter__()
 
     def _end(self) -> None:
@@ -256,6 +257,7 @@ TIMES_OF_TIMEOUT = 10
 _RUN_NAMES = {
     "warmup": "warm-up run",
     "round": "timed run",
+    "alone": "timed run of one thread",
     "pairs": "run that compares callables",
     "profile": "profiled run",
     "modules": "run that marks modules",
@@ -439,6 +441,7 @@ _ROOM: Final = 12
 _WORDS: Final[dict[RunKind, str]] = {
     "warmup": "warm-up",
     "round": "timed",
+    "alone": "timed in one thread",
     "pairs": "compared",
     "profile": "profiled",
     "modules": "profiled by module",
@@ -821,7 +824,7 @@ class Runner:
                         if error is not None:
                             failing = kind if in_call else ""
                             gatherer.refuse(cannot_rerun(error, failing, gatherer.plan.threads))
-                        if gatherer.reason is not None:
+                        if gatherer.reason is not None and kind != "alone":
                             return of_pairs
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
@@ -923,7 +926,7 @@ class Runner:
         gatherer.asked.tables.clear()
         printed: list[str] = []
         more_s = 0.0
-        if kind == "round":
+        if kind in ("round", "alone"):
             gatherer.rounds.before_round(collected=True)  # by the previous teardown
         elif kind == "pairs":
             gatherer.asked.pairs_run = True

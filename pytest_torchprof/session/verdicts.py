@@ -25,6 +25,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import (
     Baseline,
     Cause,
+    Normalised,
     OwnMetric,
     Record,
     RegionRecord,
@@ -49,6 +50,7 @@ from pytest_torchprof.verdict.judgement import (
 from pytest_torchprof.verdict.profile import Measured, Unmeasured, shown_operator, view_of
 
 if TYPE_CHECKING:
+    from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.core.values import Finding, Profile, Settings
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.render.findings import Where
@@ -307,6 +309,18 @@ class Judge:
         with suppress(BaselineError):
             self._load(self._subject(item).baseline)
         return partial(self._wants_lines, self._subject(item))
+
+    def accepted_times(self, item: pytest.Item, machine: Machine) -> Normalised | None:
+        """The accepted times of rounds, if they are of this machine; None if times are ignored."""
+        if self._settings.time == "off":
+            return None
+        try:
+            accepted = self._accepted(self._subject(item), machine.key, machine.cpu_capability)
+        except BaselineError:
+            return None
+        if accepted is None or accepted.times.get("machine") != machine.host:
+            return None
+        return Normalised.read(accepted.times.get("normalised"))
 
     def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured, store the outcome, and return the failure message, if any."""

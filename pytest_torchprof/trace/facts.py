@@ -67,7 +67,9 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     """The fastest of ``n`` runs of the reference kernel between the rounds, in ms.
 
-    ``page_faults``: the fewest in a round.
+    ``page_faults``: the fewest in a round. ``others``: the least share of a round's CPU time that
+    other threads took. ``one_thread_ms``: the least CPU time of ``more`` rounds of one intra-op
+    thread.
     """
 
     wall_ms: float | None = None
@@ -75,6 +77,9 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     n: int | None = None
     conditions: str | None = None
     page_faults: int | None = None
+    others: float | None = None
+    one_thread_ms: float | None = None
+    more: int | None = None
 
 
 class RegionTimes(Frozen, frozen=True, omit_defaults=True, kw_only=True):

@@ -369,7 +369,7 @@ class Policy(Frozen, frozen=True):
 
     ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
     instruction set decides does; ``chip_note`` why bounds do. ``tolerances``: see
-    `verdict.metrics.tolerant`.
+    `verdict.metrics.tolerant`. ``other_machine``: the accepted times are of one.
     """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
@@ -378,6 +378,7 @@ class Policy(Frozen, frozen=True):
     cpu_note: Reason | None = None
     chip_note: Reason | None = None
     tolerances: tuple[Tolerance, ...] = ()
+    other_machine: bool = False
 
     @property
     def notes(self) -> tuple[Reason, ...]:
@@ -432,6 +433,8 @@ def compare(
             else v
             for v in verdicts
         ]
+    if baseline is not None and policy.time != "off":
+        verdicts = _slow_beyond_doubt(verdicts, profile, baseline, policy)
     verdicts += without_value(profile, baseline, whole)
     for budget in budgets:
         if not budget.scoped:
@@ -475,6 +478,161 @@ def slower_with_less(verdicts: Sequence[Verdict], policy: Policy) -> Reason | No
         "less work, but slower, so not improved: wall_ms {before:ms} → {now:ms}",
         before=wall.baseline,
         now=wall.value,
+    )
+
+
+# ---- The same work in many times the CPU time is red, whatever else is asked of times.
+#
+# CPU time, as a multiple of the reference kernel's, depends little on what else the machine does,
+# if it is that of one thread: several wait for each other in a loop, and on a busy machine 50 us of
+# work become 10 ms of CPU time. Once, it may be far off; the least of several rounds is not.
+
+#: From this factor on, if as many further rounds, of one thread, agree.
+SLOW, CONFIRMING = 3.0, 5
+SLOW_CODE = "slow_beyond_doubt"
+#: It must be longer by this many runs of the reference kernel, too, of 0.2 ms: less is the luck of
+#: caches.
+_LEAST_MORE = 0.5
+#: Where other threads than the test's own took more than this share, CPU time says little. Of a
+#: test to be accepted, so many rounds of one thread say more; the first may prepare something.
+_OTHERS, _ACCEPTING = 0.2, 2
+#: A page fault takes 2 us, and more where the system is slow; see `_PAGE_FAULT_MS`, which is low.
+_SLOW_FAULT_MS = 0.004
+#: Larger factors are said without a fraction.
+_ROUND = 10
+
+
+def slowness(now: Normalised | None, before: Normalised | None) -> float | None:
+    """How many times the accepted CPU time a test takes; None if the two do not compare.
+
+    Page faults that it did not have are left out: whether memory is reused is the luck of a
+    process.
+    """
+    if now is None or before is None or now.conditions != before.conditions:
+        return None
+    if now.cpu is None or before.cpu is None:
+        return None
+    faults_ms = max(0, now.page_faults - before.page_faults) * _SLOW_FAULT_MS
+    return (now.cpu - faults_ms / now.reference_ms) / before.cpu
+
+
+def is_slow(now: Normalised | None, before: Normalised | None, share: float = SLOW) -> bool:
+    """Whether it takes so many times the accepted CPU time, by more than short tests do by luck."""
+    ratio = slowness(now, before)
+    if ratio is None or before is None or before.cpu is None or ratio < share:
+        return False
+    return (ratio - 1) * before.cpu >= _LEAST_MORE
+
+
+def needs_more(now: Normalised, before: Normalised | None, *, accepts: bool) -> bool:
+    """Whether a round of one thread is needed, given these times so far.
+
+    To confirm a time that is far too long, as long as it still is longer; or ``accepts`` one of
+    several threads.
+    """
+    if accepts and (now.more or now.others > _OTHERS) and now.more < _ACCEPTING:
+        return True
+    if now.more:
+        return now.more < CONFIRMING and is_slow(now, before, _SLOWER)
+    wall, known = (one.values.get("wall_ms") if one else None for one in (now, before))
+    return is_slow(now, before) and (not wall or not known or wall >= _SLOWER * known)
+
+
+def _slow_beyond_doubt(
+    verdicts: list[Verdict], profile: Profile, baseline: Baseline, policy: Policy
+) -> list[Verdict]:
+    """CPU time that is *regressed*: many times the accepted one, confirmed, and waited for.
+
+    The host may spin while it waits for a device, and nobody waits for threads that spin between
+    two operators.
+    """
+    now, before = profile.normalised, _accepted_times(baseline)
+    cpu, wall = (next((v for v in verdicts if v.metric == name), None) for name in _TIMES)
+    if now is None or before is None or cpu is None or wall is None or policy.other_machine:
+        return verdicts
+    if now.more < CONFIRMING or now.others > _OTHERS or cpu.status == "over_budget":
+        return verdicts
+    share = max(SLOW, 1 + tolerant(METRICS["cpu_ms"], policy.tolerances).tolerance)
+    if profile.kernels:
+        busy_ms = profile.metrics.get("cuda_busy_ms", MissingValue(NOTHING_ON_DEVICE))
+        if isinstance(busy_ms, MissingValue):
+            return verdicts
+        now = replace(now, one_thread=(now.cpu or 0.0) - busy_ms / now.reference_ms)
+    if not is_slow(now, before, share) or (_ratio(wall, policy) or 0) < _SLOWER:
+        return verdicts
+    assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - it is slow
+    known, ratio = (before.cpu, now.cpu), slowness(now, before) or 0.0
+    of_ms = (known[0] * now.reference_ms, known[1] * now.reference_ms)
+    why = because(
+        SLOW_CODE,
+        "CPU time {before:ms} → {now:ms} ({times}), confirmed by {rounds} more rounds",
+        before=of_ms[0],
+        now=of_ms[1],
+        times=_times(ratio),
+        rounds=now.more,
+    )
+    red = replace(cpu, status="regressed", tolerance=share - 1, multiples=known, reason=why)
+    return [red if v is cpu else v for v in verdicts]
+
+
+def _times(ratio: float) -> str:
+    """``×13``, ``×2.9``: never more than it is, as it may be just below a limit."""
+    return f"×{ratio:.0f}" if ratio >= _ROUND else f"×{int(ratio * 10) / 10}"
+
+
+_TIMES = ("cpu_ms", "wall_ms")
+
+
+def _accepted_times(baseline: Baseline | None) -> Normalised | None:
+    return None if baseline is None else Normalised.read(baseline.times.get("normalised"))
+
+
+def changes_times(cpu: Verdict) -> bool:
+    """Whether a CPU time is so different that accepting the test takes its times anew.
+
+    If it is many times shorter, too: else nothing would show that it becomes as long as before.
+    """
+    before, now = cpu.multiples or (0.0, 0.0)
+    return cpu.status == "regressed" or before >= max(SLOW * now, now + _LEAST_MORE) > 0
+
+
+def _ratio(verdict: Verdict, policy: Policy) -> float | None:
+    """How many times the accepted time it is; None if that is not known."""
+    before, now = verdict.multiples or (verdict.baseline, verdict.value)
+    if isinstance(now, MissingValue) or not before:
+        return None
+    return None if policy.other_machine and verdict.multiples is None else now / before
+
+
+def told_slow(
+    verdicts: Sequence[Verdict], profile: Profile, baseline: Baseline | None, policy: Policy
+) -> Reason | None:
+    """A sentence on CPU time that is far longer than accepted, whether it is red or advice."""
+    now, before = profile.normalised, _accepted_times(baseline)
+    cpu, wall = (next((v for v in verdicts if v.metric == name), None) for name in _TIMES)
+    if now is None or cpu is None or cpu.baseline is None or isinstance(cpu.value, MissingValue):
+        return None
+    if cpu.status == "regressed":
+        return cpu.reason
+    ratio, pair = slowness(now, before), (cpu.baseline, cpu.value)
+    compares = ratio is not None and not policy.other_machine
+    if ratio is not None and before is not None and before.cpu and now.cpu:
+        pair = before.cpu * now.reference_ms, now.cpu * now.reference_ms
+    else:
+        ratio = _ratio(cpu, policy)
+    if not ratio:
+        return None
+    waited = _ratio(wall, policy) if wall is not None else None
+    if now.others > _OTHERS or pair[1] - pair[0] < _CLOCK_MS or (waited or 0) < _SLOWER:
+        return None
+    if ratio < (_SLOWER if compares else SLOW):
+        return None
+    return because(
+        "slow_advice",
+        "CPU time {before:ms} → {now:ms} ({times}): only advice",
+        before=pair[0],
+        now=pair[1],
+        times=_times(ratio),
     )
 
 

@@ -30,6 +30,7 @@ from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
     Policy,
     advising,
+    changes_times,
     compare,
     new_findings,
     other_chip,
@@ -38,6 +39,7 @@ from pytest_torchprof.verdict.compare import (
     reseeded,
     slower_with_less,
     status_of,
+    told_slow,
     unstable,
 )
 from pytest_torchprof.verdict.findings import offered, placed
@@ -300,6 +302,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
     regions = compare_regions(profile, baseline, policy)
     statuses = {v.status for v in chain(verdicts, *regions.values())}
     slower = slower_with_less(verdicts, policy) if "improved" in statuses else None
+    slower = slower or told_slow(verdicts, profile, baseline, policy)
     if slower is not None:
         slower = slower if statuses.isdisjoint(("regressed", "over_budget")) else None
         verdicts = _unpraised(verdicts, slower)
@@ -473,7 +476,8 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
     elif baseline is not None and baseline.times.get("machine") != measured.host:
         note = because(*Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
     cpu = other_cpu(measured, baseline)
-    return Policy(terms.time, terms.strict, note, cpu, chip, terms.tolerances)
+    other = baseline is not None and baseline.times.get("machine") != measured.host
+    return Policy(terms.time, terms.strict, note, cpu, chip, terms.tolerances, other)
 
 
 def _mismatched(mismatch: Mapping[str, str], found: Verdicts) -> Verdicts:
@@ -515,8 +519,13 @@ def _accepts(
         if not isinstance(value, MissingValue) and row_of(key, profile.own).klass == "time"
     }
     times["machine"] = measured.host
-    if quiet and profile.normalised is not None:
-        times["normalised"] = profile.normalised.stored()
+    if profile.normalised is not None and not measured.busy:
+        # Beside other workers, a test waits, but takes no more CPU time than the reference kernel.
+        kept = profile.normalised
+        if not quiet:
+            of_cpu = {name: one for name, one in kept.values.items() if name == "cpu_ms"}
+            kept = replace(kept, values=of_cpu, own={})
+        times["normalised"] = kept.stored()
     # Reads operands, so only where it is written.
     cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
     return replace(
@@ -596,6 +605,8 @@ def _own_times(region: Profile) -> dict[str, Number]:
 
 def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     for v in verdicts:
+        if v.metric == "cpu_ms" and v.region is None and changes_times(v):
+            return True
         if v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time":
             return True
         if v.reason is not None and v.reason.code == Why.NOT_RECORDED.code:

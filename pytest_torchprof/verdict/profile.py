@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.facts import Quantity
+    from pytest_torchprof.trace.facts import Facts, Quantity
     from pytest_torchprof.verdict.findings import Allowance
     from pytest_torchprof.verdict.metrics import Metric
 
@@ -219,19 +219,22 @@ _OF_ROUNDS: Final = tuple(name for name, one in METRICS.items() if "rounds" in o
 
 def samples_of(trace: Events) -> dict[str, Sample]:
     """The samples of all metrics measured in rounds."""
-    facts = trace.facts
+    return _samples(trace.facts)
+
+
+def _samples(facts: Facts) -> dict[str, Sample]:
     noted: dict[str, Quantity | None] = {name: getattr(facts, name) for name in _OF_ROUNDS}
     return {name: s for name, one in noted.items() if one is not None and (s := one.sample)}
 
 
 def normalised_of(
-    trace: Events, recorded: Mapping[str, Recorded] | None = None
+    facts: Facts, recorded: Mapping[str, Recorded] | None = None
 ) -> Normalised | None:
-    """The normalized times of a trace, and those that the test has recorded.
+    """The normalized times of the rounds, and those that the test has recorded.
 
     None if the reference kernel did not run.
     """
-    reference, samples = trace.facts.reference, samples_of(trace)
+    reference, samples = facts.reference, _samples(facts)
     if reference is None or "wall_ms" not in samples:
         return None
     values = {
@@ -239,7 +242,7 @@ def normalised_of(
         for name in NORMALISED
         if name in samples and is_positive(each := getattr(reference, name))
     }
-    return Normalised.read(
+    found = Normalised.read(
         {
             **values,
             "n": samples["wall_ms"].n,
@@ -253,6 +256,13 @@ def normalised_of(
             },
         }
     )
+    more, others, alone_ms = reference.more or 0, reference.others or 0.0, reference.one_thread_ms
+    if found is None or not (more or others):
+        return found
+    found = replace(found, others=others, more=more)
+    if alone_ms is None or reference.cpu_ms is None or not is_positive(reference.cpu_ms):
+        return found
+    return replace(found, one_thread=alone_ms / reference.cpu_ms)
 
 
 #: Units of times that a test may record.
@@ -499,7 +509,7 @@ def profile_of(measured: Measured) -> Profile:
         gated=_gated(measured),
         scoped=scoped,
         samples=samples_of(trace) | samples_in(recorded.get(None, {})),
-        normalised=normalised_of(trace, recorded.get(None, {})),
+        normalised=normalised_of(trace.facts, recorded.get(None, {})),
         regions=regions,
         own=own,
     )

@@ -360,7 +360,7 @@ def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
     assert isinstance(values["instructions"], int)
     assert samples_of(trace)["wall_ms"] == Sample(3, 2.0, 1.5, 2.5, 1.0)
     expected = Normalised({"wall_ms": 4.0, "cpu_ms": 2.0}, 3, 0.25, "reference 1")
-    assert normalised_of(trace) == expected
+    assert normalised_of(trace.facts) == expected
 
 
 @pytest.mark.thorough
@@ -372,7 +372,7 @@ def test_nothing_in_the_facts_of_a_file_causes_an_error(facts: dict[str, Any]) -
         pass
     trace = whole(b)
     assert samples_of(trace).keys() <= {"wall_ms", "cpu_ms", "instructions"}
-    assert normalised_of(trace) is None or "wall_ms" in samples_of(trace)
+    assert normalised_of(trace.facts) is None or "wall_ms" in samples_of(trace)
     assert measure_all(trace).keys() >= METRICS.keys() - {*ON_REQUEST}
 
 

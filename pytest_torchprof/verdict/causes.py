@@ -306,6 +306,7 @@ def causes_of(
         found = _by_operator(*operators, grown)
     found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
+    found += [_slower(before, seen, v) for v in regressed if v.metric == "cpu_ms"]
     if not found and before is not None:
         found = _new_calls(before, seen)
     return _ranked(found, grown)
@@ -755,6 +756,31 @@ def _of_loaders(
             metrics[metric] = metrics.get(metric, 0) + size
     others = [one for one in found if one not in mine]
     return [replace(cause, metrics=metrics, subject="loader"), *others]
+
+
+def _slower(before: Detail | None, seen: Seen, verdict: Verdict) -> Cause:
+    """The operator that takes the most more CPU time; shares are those of the profiled runs."""
+    assert not isinstance(verdict.value, MissingValue)  # noqa: S101 - it is regressed
+    was_ms, now_ms = verdict.baseline or 0, verdict.value
+    why = (verdict.reason.text,) if verdict.reason is not None else ()
+    old = {row.key: row.share for row in before.rows} if before is not None else {}
+    rows = {row.key: row for row in seen.detail.rows}
+    sizes = {key: row.share * now_ms - old.get(key, 0) * was_ms for key, row in rows.items()}
+    key = max(sizes, key=lambda one: sizes[one], default=("", "", ""))
+    if sizes.get(key, 0) < _LEAST_SHARE * (now_ms - was_ms):
+        return Cause(
+            "slower", "no operator takes the CPU time", metrics={"cpu_ms": 0}, evidence=why
+        )
+    pair = format_pair(old.get(key, 0) * was_ms, rows[key].share * now_ms, "ms")
+    name = _plain(key[1])
+    found = Cause(
+        "slower",
+        f"{name} takes about {' → '.join(pair)} of CPU time",
+        metrics={"cpu_ms": sizes[key]},
+        evidence=why,
+        subject=name,
+    )
+    return _at(found, seen.lines.get(key, ()), key[0])
 
 
 def _by_operator(before: _Operators, now: _Operators, grown: Mapping[str, float]) -> list[Cause]:

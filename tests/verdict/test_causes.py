@@ -184,3 +184,11 @@ def test_without_operators_a_new_way_of_calling_is_told() -> None:
     kind, place, _, message = first(before, now, allocated_cpu_bytes=(100, 200))
     assert ("unknown", "lib.py:20") == (kind, place)
     assert "Block.forward is called through torch.utils.checkpoint.checkpoint now" == message
+
+
+def test_what_is_slower_is_named_by_its_share_of_the_time() -> None:
+    before = Detail((row(BLOCK, "mm", 4, share=0.5), row(NET, "add", 1, share=0.1)), RUNS)
+    now = seen(row(BLOCK, "mm", 4, share=0.1), row(NET, "add", 1, share=0.85), runs=RUNS)
+    kind, place, _, message = first(before, now, cpu_ms=(4, 40))
+    assert ("slower", "lib.py:20") == (kind, place)
+    assert "add takes about 0.4 ms → 34 ms of CPU time" == message

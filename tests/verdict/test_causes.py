@@ -191,4 +191,4 @@ def test_what_is_slower_is_named_by_its_share_of_the_time() -> None:
     now = seen(row(BLOCK, "mm", 4, share=0.1), row(NET, "add", 1, share=0.85), runs=RUNS)
     kind, place, _, message = first(before, now, cpu_ms=(4, 40))
     assert ("slower", "lib.py:20") == (kind, place)
-    assert "add takes about 0.4 ms → 34 ms of CPU time" == message
+    assert "add takes about 400 us → 34 ms of CPU time" == message

@@ -27,6 +27,7 @@ from pytest_torchprof.core.values import (
 from pytest_torchprof.trace.names import uses_workers
 from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
+    SLOW_CODE,
     Policy,
     advising,
     changes_times,
@@ -289,8 +290,9 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
     less = "improved" in {v.status for v in chain(verdicts, *regions.values())}
-    slower = slower_with_less(verdicts, policy) if less else None
-    slower = slower or told_slow(verdicts, profile, baseline, policy)
+    slower = told_slow(verdicts, profile, baseline, policy)
+    if less and not (slower and slower.code == SLOW_CODE):
+        slower = slower_with_less(verdicts, policy) or slower
     if slower is not None:
         verdicts = _unpraised(verdicts, slower)
         regions = {name: _unpraised(region, slower) for name, region in regions.items()}

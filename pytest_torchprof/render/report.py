@@ -411,13 +411,13 @@ def shared_causes(tests: Iterable[StoredTest]) -> list[SharedCause]:
         for cause in test.causes:
             found.setdefault(cause.key, {}).setdefault(test.nodeid, (cause, test))
     made = [
-        SharedCause(next(iter(of.values()))[0], list(of), _costs(of.values()))
+        SharedCause(next(iter(of.values()))[0], list(of), costs_of(of.values()))
         for of in found.values()
     ]
     return sorted(made, key=lambda one: -len(one.tests))
 
 
-def _costs(found: Iterable[tuple[StoredCause, StoredTest]]) -> list[str]:
+def costs_of(found: Iterable[tuple[StoredCause, StoredTest]]) -> list[str]:
     """``moved_bytes +4 % to +12 %``: the metrics that the most of these tests have more of."""
     more: dict[str, list[tuple[float, str]]] = {}
     for cause, test in found:

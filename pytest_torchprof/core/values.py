@@ -593,6 +593,12 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
         """``file:line``, None where it is unknown."""
         return None if self.file is None else f"{self.file}:{self.line}" if self.line else self.file
 
+    @property
+    def headline(self) -> str:
+        """``model.py:59 (Block.forward): clone ×6 is new``."""
+        function = f" ({self.function})" if self.function and self.file else ""
+        return f"{self.place or ''}{function}{': ' if self.file else ''}{self.message}"
+
 
 class RegionRecord(Sendable, frozen=True):
     """The result of a named region of a test; ``laps``: how often it was entered."""

@@ -112,7 +112,10 @@ def failure_message(
     told = [_told(v) for v in over]
     told += [_headline(cause, changed, alone=not causes[1:]) for cause in causes]
     others = [one for one in failures if one.kind not in _IN_NUMBERS or not told]
-    told += ["; ".join(map(sentence, others[:3]))] if others else []
+    said = "; ".join(map(sentence, others[:3]))
+    if changed and not told:  # nothing explains it: the short summary has the first metric
+        said, changed = f"{changed[0].label} {_numbers(changed[0])}: {said}", changed[1:]
+    told += [said] if said else []
     evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause)]
     evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
     evidence += _largest(over, profile, where)

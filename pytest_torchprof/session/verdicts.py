@@ -544,6 +544,7 @@ class Judge:
         accepted, before = verdict.accepts, verdict.baseline
         known = before.detail if before is not None else None
         regressed = [v for v in verdict.whole if v.status == "regressed"]
+        regressed = regressed or [v for v in verdict.all if v.status == "regressed"]
         if not regressed and not (self._settings.accept and accepted is not None):
             return verdict
         if accepted is not None and known is not None and measured.located is None:

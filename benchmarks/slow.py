@@ -100,9 +100,9 @@ SLOW = bool(int(os.environ["SLOW"]))
 
 
 def test_denormals():
-    x = torch.full((200_000,), 1e-40 if SLOW else 1.0)
-    for _ in range(20):
-        x * 0.5 + 1e-41
+    x, half = torch.full((100_000,), 1e-39 if SLOW else 1.0), torch.full((100_000,), 0.5)
+    for _ in range(50):
+        x * half
 
 
 def test_prime_fft():
@@ -132,10 +132,10 @@ def test_module_hooks():
 
 def test_tensor_hooks():
     w = torch.ones(8, requires_grad=True)
-    for n in range(400):
+    for n in range(3000):
         if SLOW or n == 0:
             w.register_hook(lambda g: None)
-        (w * 2).sum().backward()
+        w.sum().backward()
 """
 
 
@@ -170,7 +170,8 @@ class Compared:
 @contextmanager
 def beside(loops: int) -> Iterator[None]:
     """So many processes that never rest."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    loop = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    running = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(loops)]
     try:
         yield
     finally:

@@ -113,8 +113,7 @@ def markers() -> str:
     """The markers, as pytest lists them."""
     rows = [line.partition("): ")[::2] for line in listed_markers()]
     cells = [
-        [f"`{call})`".replace("|", "\\|"), meaning.partition("; NAME")[0]]
-        for call, meaning in rows
+        [f"`{call})`".replace("|", "\\|"), meaning.partition("; NAME")[0]] for call, meaning in rows
     ]
     return tabulate.tabulate(cells, ["marker", "meaning"], tablefmt="github")
 

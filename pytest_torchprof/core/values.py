@@ -99,6 +99,7 @@ class Normalised(Frozen, frozen=True):
     that, like the machine, must be equal to compare two. ``page_faults``: the fewest in a round.
     ``own``: the same of times and rates that the test records; of a rate, the highest times the
     kernel's time. ``others``: the least share of a round's CPU time that other threads took.
+    ``thread``: the test's own thread's CPU time in the fastest round, if known.
     ``one_thread``: the least CPU time of ``more`` rounds that have one intra-op thread, if any.
     """
 
@@ -109,6 +110,7 @@ class Normalised(Frozen, frozen=True):
     page_faults: int = 0
     own: Mapping[str, float] = struct_field(default_factory=dict)
     others: float = 0.0
+    thread: float | None = None
     one_thread: float | None = None
     more: int = 0
 
@@ -590,6 +592,12 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     def place(self) -> str | None:
         """``file:line``, None where it is unknown."""
         return None if self.file is None else f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def headline(self) -> str:
+        """``model.py:59 (Block.forward): clone ×6 is new``."""
+        function = f" ({self.function})" if self.function and self.file else ""
+        return f"{self.place or ''}{function}{': ' if self.file else ''}{self.message}"
 
 
 class RegionRecord(Sendable, frozen=True):

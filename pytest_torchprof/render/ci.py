@@ -21,6 +21,7 @@ from pytest_torchprof.render.findings import (
     more_modules,
     source_line,
 )
+from pytest_torchprof.render.report import SharedCause, StoredTest, shared_causes
 from pytest_torchprof.render.trackers import Series, series_of
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ _TITLE, _MESSAGE = 200, 2_000
 
 
 class Annotation(NamedTuple):
-    """A message on a line of the user's file, or on none."""
+    """A message on a line of the user's file, or on none; ``key``: what stays as files change."""
 
     level: Literal["error", "warning", "notice"]
     title: str
     message: str
     place: SourceLine | None = None
+    key: str = ""
 
 
 def workflow_commands(found: Sequence[Annotation], most: int = MOST_ANNOTATIONS) -> list[str]:
@@ -63,7 +65,7 @@ def workflow_commands(found: Sequence[Annotation], most: int = MOST_ANNOTATIONS)
 
 def command_of(annotation: Annotation) -> str:
     """One annotation, as the runner reads it."""
-    level, title, message, place = annotation
+    level, title, message, place, _ = annotation
     properties = {} if place is None else {"file": place.path, "line": str(place.line)}
     properties["title"] = shorten(escape.line(title), _TITLE)
     named = ",".join(f"{name}={_property(text)}" for name, text in properties.items())
@@ -348,9 +350,16 @@ def _words(text: str | None) -> str:
 
 
 def _tables(report: StoredReport) -> Iterator[_Table]:
-    """The most important first; empty ones are left out."""
+    """The most important first; empty ones are left out, and what the causes say."""
     series = list(series_of(report))
-    failed = [one for one in series if one.metric.status in ("regressed", "over_budget")]
+    causes = shared_causes(report.tests)
+    explained = {test for one in causes for test in one.tests}
+    failed = [
+        one
+        for one in series
+        if one.metric.status == "over_budget"
+        or (one.metric.status == "regressed" and one.nodeid not in explained)
+    ]
     improved = [one for one in series if one.metric.status == "improved"]
     told = [one for one in series if one.metric.status == "advisory" and one.metric.reason]
     unchecked = [
@@ -363,6 +372,7 @@ def _tables(report: StoredReport) -> Iterator[_Table]:
     new = [test for test in report.tests if test.status == "new"]
     compared = ("test", "metric", "status", "baseline", "now", "change", "limit")
     tables = (
+        _Table("Causes", ("cause", "place", "tests", "cost"), [_cause(one) for one in causes]),
         _Table("Regressed, or over a limit", compared, [_compared(one) for one in failed]),
         _Table(
             "Findings", ("rule", "test", "where", "count", "to gain", "what"), _findings(report)
@@ -409,13 +419,21 @@ def _compared(one: Series) -> list[str]:
     ]
 
 
+def _cause(one: SharedCause) -> list[str]:
+    more = f" and {len(one.tests) - 1:,} more" if one.tests[1:] else ""
+    cause = one.cause
+    tests = f"{_code(one.tests[0])}{more}"
+    return [_words(cause.message), _code(cause.place), tests, _words(", ".join(one.costs))]
+
+
 def _findings(report: StoredReport) -> list[list[str]]:
-    """Those that are not accepted, the costliest first, those of unknown cost last."""
+    """Those that are not accepted and no cause, the costliest first, those of unknown cost last."""
     found = [
         (test.nodeid, finding)
         for test in report.tests
         for finding in test.findings
         if not finding.accepted
+        and (finding.rule, finding.location) not in {(c.finding, c.place) for c in test.causes}
     ]
     found.sort(key=lambda pair: 1 if pair[1].cost_ms is None else -pair[1].cost_ms)
     return [
@@ -455,7 +473,7 @@ def session_annotations(
     *,
     failures: bool = True,
 ) -> list[Annotation]:
-    """An error per test that failed for what it needs, then a warning or, for advice, a
+    """An error per cause of what tests failed for, or per test, then a warning or, for advice, a
     notice per line with findings.
 
     ``lines`` has the file, relative to ``root``, and the line, from 1, of tests by node id.
@@ -470,9 +488,26 @@ def session_annotations(
         test: place(f"{lines[test][0]}:{lines[test][1]}") if test in lines else None
         for test in dict.fromkeys(test.nodeid for test in report.tests)
     }
-    made = _failures(report, tests) if failures else []
-    rows = _annotated_findings(report)
-    for nodeid, row in rows:
+    made: list[Annotation] = []
+    bad: dict[str, list[Series]] = {}
+    for one in series_of(report):
+        if one.metric.status in ("regressed", "over_budget"):
+            bad.setdefault(one.nodeid, []).append(one)
+    told: set[tuple[str | None, str | None]] = set()
+    for same in _failed(report) if failures else ():
+        cause = same[0].causes[0] if same[0].causes else None
+        first = same[0].nodeid
+        text, at, key = _told(same, bad.get(first, ())), tests[first], ""
+        if cause is not None:
+            key = repr((cause.kind, cause.function, cause.finding))
+            told.add((cause.finding, cause.place))
+            if cause.file and (root / cause.file).is_file():
+                at = place(cause.place) or at
+        name = plural(len(same), "test") if same[1:] else _own_name(first)
+        made.append(Annotation("error", f"torchprof: {name}", text, at, key))
+    for nodeid, row in _annotated_findings(report):
+        if (row["rule"], row["location"]) in told:
+            continue
         at = place(row["location"], row["path"])
         title = f"torchprof: {row['rule']}"
         text, where = sentence(row, place=at is None), at or tests[nodeid]
@@ -494,10 +529,10 @@ def code_quality_of(found: Sequence[Annotation]) -> str:
     """
     seen: dict[str, int] = {}
     issues = []
-    for level, title, message, place in found:
+    for level, title, message, place, known in found:
         if place is None:
             continue
-        key = repr((title, place.path))
+        key = repr((known or title, place.path))
         number = seen[key] = seen.get(key, 0) + 1
         issues.append(_issue(message, title, digest(f"{key}{number}"), _LEVELS[level], place))
     return escape.json_text(issues, indent=1) + "\n"
@@ -514,21 +549,33 @@ def _own_name(nodeid: str) -> str:
     return f"{own.rpartition('::')[2]}{bracket}{parameters}"
 
 
-def _failures(report: StoredReport, tests: Mapping[str, SourceLine | None]) -> list[Annotation]:
-    bad: dict[str, list[Any]] = {}
-    for one in series_of(report):
-        if one.metric.status in ("regressed", "over_budget"):
-            bad.setdefault(one.nodeid, []).append(one)
-    return [
-        Annotation(
-            "error",
-            f"torchprof: {_own_name(test.nodeid)}",
-            sentences(bad.get(test.nodeid, ())) or test.reason or test.status,
-            tests[test.nodeid],
-        )
-        for test in report.tests
-        if test.outcome == "failed" and test.status != "not_profiled"
-    ]
+def _failed(report: StoredReport) -> Iterable[list[StoredTest]]:
+    """The tests that failed for what they need; those with one cause together."""
+    found: dict[object, list[StoredTest]] = {}
+    for test in report.tests:
+        if test.outcome == "failed" and test.status != "not_profiled":
+            alone = test.status == "over_budget" or not test.causes
+            found.setdefault(test.nodeid if alone else test.causes[0].key, []).append(test)
+    return found.values()
+
+
+def _told(same: Sequence[StoredTest], bad: Sequence[Series]) -> str:
+    """Why these tests failed: the first line of a failure, or what the first of them is ``bad`` in.
+
+    Several tests are named, and so is what to do about a finding.
+    """
+    first = same[0]
+    if not first.causes:
+        return sentences(bad) or first.reason or first.status
+    cause = first.causes[0]
+    heads = ((test.message or "").partition("\n")[0] for test in same)
+    own = (head for head in heads if head and not head.startswith("same cause as "))
+    text = next(own, cause.message)
+    if same[1:]:
+        names = ", ".join([_own_name(test.nodeid) for test in same[:3]] + ["…"] * bool(same[3:]))
+        text += f" ({plural(len(same), 'test')}: {names})"
+    fix = next((one.fix for one in first.findings if one.rule == cause.finding), "")
+    return f"{text}. Fix: {fix}." if fix else text
 
 
 def _annotated_findings(report: StoredReport) -> Sequence[tuple[str, dict[str, Any]]]:

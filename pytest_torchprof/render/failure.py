@@ -135,11 +135,8 @@ _IN_NUMBERS = frozenset({"over_budget", "below_budget", "regressed"})
 
 def _headline(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
     """``model.py:59 (Block.forward): clone ×6 is new — moved_bytes +12 %``."""
-    place = f"{cause.place} " if cause.place else ""
-    function = f"({cause.function})" if cause.function and cause.place else ""
-    head = f"{place}{function}".rstrip()
     cost = _cost(cause, changed, alone=alone)
-    return f"{f'{head}: ' if head else ''}{cause.message}{f' — {cost}' if cost else ''}"
+    return f"{cause.headline} — {cost}" if cost else cause.headline
 
 
 def _cost(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from pytest_torchprof.core.errors import ReportError, keep_others
 from pytest_torchprof.core.files import opened, replacing, system_message
+from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity
 from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
@@ -201,6 +203,7 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
 
 # ---- Read a report that `--torchprof-json` wrote.
 
+_NUMBER = late(r"\d[\d.,]*")
 _NEXT = "name a report of pytest --torchprof --torchprof-json=FILE"
 
 
@@ -283,6 +286,18 @@ class StoredCause(_Stored, frozen=True):
     finding: str | None = None
     evidence: list[str] = msgspec.field(default_factory=list)
 
+    @property
+    def place(self) -> str | None:
+        """``file:line``, None where it is unknown."""
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the same cause in another test has in common with it."""
+        rule = self.finding if self.kind == "finding" else None
+        words = "" if self.line else _NUMBER.sub("", self.message)
+        return self.kind, self.file, self.line, rule, words
+
 
 class StoredRegion(Frozen, frozen=True):
     """A named region of a test."""
@@ -308,6 +323,11 @@ class StoredTest(Frozen, frozen=True):
     ab: dict[str, Any] | None = None
     message: str | None = None
     causes: list[StoredCause] = msgspec.field(default_factory=list)
+
+
+def stored(record: Record) -> StoredTest:
+    """A test as its report is read again."""
+    return msgspec.convert(test_of(record), StoredTest)
 
 
 class StoredReport(Frozen, frozen=True):
@@ -368,6 +388,55 @@ def of_document(document: Any, path: str, next_step: str = _NEXT) -> StoredRepor
         raise ReportError(f"{path}: not a report", found, step)
     report = msgspec.convert(document, StoredReport)
     return msgspec.structs.replace(report, document=document)
+
+
+# ---- Causes that several tests have.
+
+#: The most metrics that are told of a cause.
+_MOST_COSTS = 3
+
+
+class SharedCause(NamedTuple):
+    """A cause, the tests that have it by node id, and what it costs them by metric, as text."""
+
+    cause: StoredCause
+    tests: list[str]
+    costs: list[str]
+
+
+def shared_causes(tests: Iterable[StoredTest]) -> list[SharedCause]:
+    """Each cause once, that of the most tests first."""
+    found: dict[tuple[object, ...], dict[str, tuple[StoredCause, StoredTest]]] = {}
+    for test in tests:
+        for cause in test.causes:
+            found.setdefault(cause.key, {}).setdefault(test.nodeid, (cause, test))
+    made = [
+        SharedCause(next(iter(of.values()))[0], list(of), costs_of(of.values()))
+        for of in found.values()
+    ]
+    return sorted(made, key=lambda one: -len(one.tests))
+
+
+def costs_of(found: Iterable[tuple[StoredCause, StoredTest]]) -> list[str]:
+    """``moved_bytes +4 % to +12 %``: the metrics that the most of these tests have more of."""
+    more: dict[str, list[tuple[float, str]]] = {}
+    for cause, test in found:
+        for name, metric in test.metrics.items():
+            value, before = metric.value, metric.baseline
+            if metric.status != "regressed" or value is None or before is None:
+                continue
+            part = min(cause.metrics.get(name, 0 if test.causes[1:] else value), value - before)
+            if part > 0 and name != "findings":
+                share = part / before if before else math.inf
+                counted = metric.unit == "1" or not before
+                quantity = f"+{format_quantity(part, metric.unit)}"
+                text = quantity if counted else format_change(1, 1 + share)
+                more.setdefault(name, []).append((share, text))
+    ranked = sorted(more.items(), key=lambda one: (-len(one[1]), -max(one[1])[0]))
+    return [
+        f"{name} {' to '.join(dict.fromkeys((min(parts)[1], max(parts)[1])))}"
+        for name, parts in ranked[:_MOST_COSTS]
+    ]
 
 
 # ---- One report of several: those of the shards of a test suite.

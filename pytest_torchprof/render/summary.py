@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.units import (
     UNKNOWN,
-    format_change,
     format_pair,
     format_quantity,
     format_spread,
@@ -19,12 +18,13 @@ from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.core.values import NOISY, OWN_COLUMNS, MissingValue, Record, RegionRecord
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, tail, width_of
+from pytest_torchprof.render.report import shared_causes, stored
 from pytest_torchprof.render.table import aligned_columns
 from pytest_torchprof.verdict.own import metric_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
-    from pytest_torchprof.core.values import Cause, Range, Unstable, Verdict
+    from pytest_torchprof.core.values import Range, Unstable, Verdict
 
 
 # ---- The summary table at the end of the session, and its totals.
@@ -119,40 +119,16 @@ def _own_columns(shown: Sequence[Record]) -> list[str]:
 
 def cause_lines(records: Sequence[Record]) -> list[str]:
     """A line for each cause, with how many tests it fails and what it costs them."""
-    tests: dict[tuple[str, str | None, str], list[Record]] = {}
-    causes: dict[tuple[str, str | None, str], Cause] = {}
-    for record in records:
-        for cause in record.causes:
-            causes.setdefault(cause.key, cause)
-            tests.setdefault(cause.key, []).append(record)
     lines = []
-    for key, found in sorted(tests.items(), key=lambda one: -len(one[1])):
-        cause = causes[key]
-        place = f" at {cause.place}" if cause.place else ""
-        parts = [plural(len(found), "test"), *_cost_over(cause, found)]
-        lines.append(f"{cause.message}{place}: {', '.join(parts)}")
+    for one in shared_causes(stored(record) for record in records if record.causes):
+        place = f" at {one.cause.place}" if one.cause.place else ""
+        parts = [plural(len(one.tests), "test"), *one.costs[:1]]
+        lines.append(f"{one.cause.message}{place}: {', '.join(parts)}")
     left = len(lines) - _MOST_CAUSES
     more = (
         [f"… and {plural(left, 'more cause')}: --torchprof-json=FILE has all"] if left > 0 else []
     )
     return [*map(escape.line, lines[:_MOST_CAUSES]), *more]
-
-
-def _cost_over(cause: Cause, records: Sequence[Record]) -> list[str]:
-    """``moved_bytes +4 to +12 %``: the metric that the most of these tests have more of."""
-    shares: dict[str, list[float]] = {}
-    for record in records:
-        for name, verdict in record.metrics.items():
-            value, accepted = verdict.value, verdict.baseline
-            if verdict.status != "regressed" or isinstance(value, MissingValue) or not accepted:
-                continue
-            if name in cause.metrics or not record.causes[1:]:
-                shares.setdefault(name, []).append(value / accepted)
-    if not shares:
-        return []
-    name, found = max(shares.items(), key=lambda one: (len(one[1]), max(one[1])))
-    ends = dict.fromkeys(format_change(1, share) for share in (min(found), max(found)))
-    return [f"{name} {' to '.join(ends)}"]
 
 
 def session_totals(records: Sequence[Record], runs: int) -> str:

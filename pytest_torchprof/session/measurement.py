@@ -584,6 +584,9 @@ class Rounds:
                 conditions=self._conditions,
                 page_faults=min(one.page_faults for one in (*self.timed, *self.alone)),
                 others=min(one.others for one in (*self.timed, *self.alone)) or None,
+                thread_ms=min(
+                    (one.thread_ns / 1e6 for one in self.timed if one.thread_ns), default=None
+                ),
                 one_thread_ms=min((one.cpu_ns / 1e6 for one in self.alone), default=None),
                 more=len(self.alone) or None,
             )

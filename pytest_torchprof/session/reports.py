@@ -460,13 +460,15 @@ def note(item: pytest.Item, report: pytest.TestReport, record: Record) -> None:
 
 
 def properties_of(record: Record) -> list[tuple[str, str]]:
-    """Names and values: the status, each metric, and each metric of a region.
+    """Names and values: the status, each metric, each metric of a region, and the causes.
 
-    They are called ``torchprof.METRIC`` and ``torchprof.REGION.METRIC``, with the names and numbers
-    of the JSON report. What was not measured has no property.
+    They are called ``torchprof.METRIC``, ``torchprof.REGION.METRIC`` and ``torchprof.cause.1``,
+    with the names and numbers of the JSON report. What was not measured has no property.
     """
     test = test_of(record)
     found = [(f"{_OURS}.status", str(test["status"])), *_values(_OURS, test["metrics"])]
+    for number, cause in enumerate(record.causes, 1):
+        found.append((f"{_OURS}.cause.{number}", escape.line(cause.headline)))
     for name, region in test.get("regions", {}).items():
         found += _values(f"{_OURS}.{name}", region["metrics"])
     return [(escape.line(name), value) for name, value in found]

@@ -68,8 +68,8 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     """The fastest of ``n`` runs of the reference kernel between the rounds, in ms.
 
     ``page_faults``: the fewest in a round. ``others``: the least share of a round's CPU time that
-    other threads took. ``one_thread_ms``: the least CPU time of ``more`` rounds of one intra-op
-    thread.
+    other threads took. ``thread_ms``: the least CPU time of the test's own thread in a round.
+    ``one_thread_ms``: the least CPU time of ``more`` rounds of one intra-op thread.
     """
 
     wall_ms: float | None = None
@@ -78,6 +78,7 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     conditions: str | None = None
     page_faults: int | None = None
     others: float | None = None
+    thread_ms: float | None = None
     one_thread_ms: float | None = None
     more: int | None = None
 

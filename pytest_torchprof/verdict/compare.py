@@ -534,21 +534,25 @@ def needs_more(now: Normalised, before: Normalised | None, *, accepts: bool) -> 
         return True
     if now.more:
         return now.more < CONFIRMING and is_slow(now, before, _SLOWER)
-    wall, known = (one.values.get("wall_ms") if one else None for one in (now, before))
-    return is_slow(now, before) and (not wall or not known or wall >= _SLOWER * known)
+    if before is None or before.cpu is None or not is_slow(now, before):
+        return False
+    # Threads that spin between two operators take CPU time, and nobody waits for them.
+    wall, known = now.values.get("wall_ms"), before.values.get("wall_ms")
+    own = now.thread or now.values["cpu_ms"]
+    waits = wall is None or known is None or wall >= _SLOWER * known
+    return now.others <= _OTHERS or waits or own >= _SLOWER * before.cpu
 
 
 def _slow_beyond_doubt(
     verdicts: list[Verdict], profile: Profile, baseline: Baseline, policy: Policy
 ) -> list[Verdict]:
-    """CPU time that is *regressed*: many times the accepted one, confirmed, and waited for.
+    """CPU time that is *regressed*: many times the accepted one, and confirmed.
 
-    The host may spin while it waits for a device, and nobody waits for threads that spin between
-    two operators.
+    A test of several processes may wait for them in a loop, and for a device.
     """
     now, before = profile.normalised, _accepted_times(baseline)
-    cpu, wall = (next((v for v in verdicts if v.metric == name), None) for name in _TIMES)
-    if now is None or before is None or cpu is None or wall is None or policy.other_machine:
+    cpu = next((v for v in verdicts if v.metric == "cpu_ms"), None)
+    if now is None or before is None or cpu is None or policy.other_machine or profile.ranks:
         return verdicts
     if now.more < CONFIRMING or now.others > _OTHERS or cpu.status == "over_budget":
         return verdicts
@@ -558,7 +562,7 @@ def _slow_beyond_doubt(
         if isinstance(busy_ms, MissingValue):
             return verdicts
         now = replace(now, one_thread=(now.cpu or 0.0) - busy_ms / now.reference_ms)
-    if not is_slow(now, before, share) or (_ratio(wall, policy) or 0) < _SLOWER:
+    if not is_slow(now, before, share):
         return verdicts
     assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - it is slow
     known, ratio = (before.cpu, now.cpu), slowness(now, before) or 0.0

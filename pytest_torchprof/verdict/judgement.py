@@ -28,6 +28,7 @@ from pytest_torchprof.core.values import (
 from pytest_torchprof.trace.names import uses_workers
 from pytest_torchprof.verdict.compare import (
     GATED_TIMES,
+    SLOW_CODE,
     Policy,
     advising,
     changes_times,
@@ -300,11 +301,13 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
     baseline = advising(baseline, strict=terms.strict)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
-    statuses = {v.status for v in chain(verdicts, *regions.values())}
-    slower = slower_with_less(verdicts, policy) if "improved" in statuses else None
-    slower = slower or told_slow(verdicts, profile, baseline, policy)
+    all_ = [*verdicts, *chain.from_iterable(regions.values())]
+    slower = told_slow(verdicts, profile, baseline, policy)
+    if any(v.status == "improved" for v in all_) and not (slower and slower.code == SLOW_CODE):
+        slower = slower_with_less(verdicts, policy) or slower
     if slower is not None:
-        slower = slower if statuses.isdisjoint(("regressed", "over_budget")) else None
+        worse = {v.metric for v in all_ if v.status in ("regressed", "over_budget")}
+        slower = slower if worse <= {"cpu_ms"} else None
         verdicts = _unpraised(verdicts, slower)
         regions = {name: _unpraised(region, slower) for name, region in regions.items()}
     return Verdicts(verdicts, regions, measured, profile, baseline, policy, slower)

@@ -256,13 +256,14 @@ def normalised_of(
             },
         }
     )
-    more, others, alone_ms = reference.more or 0, reference.others or 0.0, reference.one_thread_ms
-    if found is None or not (more or others):
+    more, others = reference.more or 0, reference.others or 0.0
+    each = reference.cpu_ms
+    if found is None or not (more or others) or each is None or not is_positive(each):
         return found
-    found = replace(found, others=others, more=more)
-    if alone_ms is None or reference.cpu_ms is None or not is_positive(reference.cpu_ms):
-        return found
-    return replace(found, one_thread=alone_ms / reference.cpu_ms)
+    thread, alone = (
+        None if ms is None else ms / each for ms in (reference.thread_ms, reference.one_thread_ms)
+    )
+    return replace(found, others=others, thread=thread, one_thread=alone, more=more)
 
 
 #: Units of times that a test may record.

@@ -48,3 +48,4 @@ def test_counts_do_not_depend_on_how_far_ahead_workers_are(
     monkeypatch.setenv("SLOW", str(1 - int(slow)))
     ran = run(pytester, "--torchprof")
     assert set(ran.statuses.values()) == {"ok"}, ran.out
+    assert {"ok"} == {ran.metric("dispatches", name)["status"] for name in ran.tests}

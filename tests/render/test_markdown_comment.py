@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.hostile import EVERY, HOSTILE, assert_terminal
-from support.stored_reports import finding, metric, report, test
+from support.stored_reports import cause, finding, metric, report, test
 
 from pytest_torchprof.render.ci import COMMENT_BYTES, comment
 from pytest_torchprof.render.report import of_document
@@ -52,6 +52,27 @@ def test_what_needs_attention_comes_first() -> None:
     assert "| `t::skipped` | skipped | no GPU |" in text
     assert "The session was interrupted" in text
     assert "known" not in text
+
+
+def test_a_cause_is_a_row_in_the_place_of_its_tests() -> None:
+    ops = {"ops": metric(9, baseline=3, status="regressed")}
+    more = {"moved_bytes": metric(150, "B", baseline=100, status="regressed")}
+    found = cause(kind="finding", message="host-sync: x", finding="host-sync", file="train.py",
+                  line=21, metrics={"findings": 1})  # fmt: skip
+    text = of(
+        test("t::a", status="regressed", metrics=ops | more, causes=[cause()]),
+        test("t::b", status="regressed", metrics=ops, causes=[cause(message="clone ×5 is new")]),
+        test("t::c", status="regressed", findings=[finding()], causes=[found, cause(line=None)]),
+        test("t::worse", status="regressed", metrics=REGRESSED),
+        test("t::over", status="over_budget", causes=[found],
+             metrics={"ops": metric(9, limit=1, status="over_budget")}),
+    )  # fmt: skip
+    assert ["Causes", "Regressed, or over a limit"] == headings(text)
+    assert "| clone ×6 is new | `lib/model.py:59` | `t::a` and 1 more | ops +6, moved" in text
+    assert "| host-sync: x | `train.py:21` | `t::c` and 1 more |" in text
+    assert "| `t::worse` | `ops` | **regressed** |" in text
+    assert "| `t::over` | `ops` | **over budget** |" in text
+    assert "`t::b`" not in text
 
 
 def test_a_session_without_anything_to_say_is_its_totals() -> None:
@@ -103,11 +124,12 @@ def test_no_name_leaves_its_cell(text: str) -> None:
         metrics={f"ops[op={text}]": metric(5, text, baseline=3, status="regressed")},
         findings=[finding(rule=text, message=text, location=text)],
     )
-    shown = of(odd, environment={"key": text})
+    slip = cause(message=text, file=text)
+    shown = of(odd, {**odd, "causes": [slip]}, environment={"key": text})
     for line in shown.splitlines():
         if line.startswith("| "):
             outside = re.sub(r"\\\|", "", line)
-            assert outside.count("|") in (7, 8), line
+            assert outside.count("|") in (5, 7, 8), line
         bare = re.sub(r"(`+).*?[^`]\1(?!`)", "", line)
         assert "<script" not in bare
         assert "@everyone" not in bare

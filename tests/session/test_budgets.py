@@ -358,7 +358,7 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
         ("max_ops(1, op=3)", "max_ops: op= takes a name, got 3"),
         ("max_ops(1, op='')", "max_ops: op= takes a name, got ''"),
         ("max_flop(1)", "max_flop: no such metric. Did you mean max_flops"),
-        ("max_cuda_bytes(1)", "max_cuda_bytes: no such metric. Did you mean max_"),
+        ("max_cuda_byte(1)", "max_cuda_byte: no such metric. Did you mean max_"),
         ("no_antipatterns('host-synk')", "there is no anti-pattern rule 'host-synk'. Did you mean"),
         ("no_antipatterns(rule='x')", "no_antipatterns has no argument 'rule'. It takes none."),
         ("allow_antipatterns('host-sync')", "allow_antipatterns takes rules and a reason: "),

@@ -99,6 +99,17 @@ def test_properties_of_the_test_itself_stay_and_come_first(pytester: pytest.Pyte
     assert "torchprof.ops" in dict(found)
 
 
+def test_the_causes_of_a_red_test_are_properties(pytester: pytest.Pytester) -> None:
+    body = "import torch\n\ndef test_it():\n    x = torch.ones(3)\n    x.add(1){}\n"
+    pytester.makepyfile(test_it=body.format(""))
+    run(pytester, "--accept")
+    with_junit(pytester)
+    pytester.makepyfile(test_it=body.format(".clone()"))
+    run(pytester, "--torchprof", "--junit-xml=junit.xml")
+    (found,) = properties(pytester.path / "junit.xml").values()
+    assert "test_it.py:5 (test_it): clone is new" == dict(found)["torchprof.cause.1"]
+
+
 def test_an_error_in_teardown_does_not_repeat_them(pytester: pytest.Pytester) -> None:
     with_junit(pytester)
     pytester.makepyfile(

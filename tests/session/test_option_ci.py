@@ -51,6 +51,89 @@ def annotated(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("::")]
 
 
+LIBRARY = """
+    import torch
+
+    def forward(x):
+        x = x * 2
+        return x + 1
+"""
+USES = """
+    import pytest
+    import torch
+    from library import forward
+
+    @pytest.mark.parametrize("rows", [2, 3, 4])
+    def test_forward(rows):
+        forward(torch.ones(rows, 4))
+"""
+
+
+@pytest.fixture
+def slipped(pytester: pytest.Pytester) -> pytest.Pytester:
+    """Three tests that a line of a library makes red."""
+    pytester.makepyfile(test_it=USES, library=LIBRARY)
+    run(pytester, "--accept")
+    pytester.makepyfile(library=LIBRARY.replace("x * 2", "(x * 2).clone()"))
+    return pytester
+
+
+# -------------------------------------------------------------------- causes
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.thorough)])
+def test_a_cause_of_several_tests_is_one_error_at_its_line(
+    slipped: pytest.Pytester, github: Path, workers: tuple[str, ...]
+) -> None:
+    if workers:
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    ran = run(slipped, "--torchprof", *workers, needs=["xdist"] if workers else ())
+    (found,) = annotated(ran.out)
+    assert found.startswith(
+        "::error file=library.py,line=4,title=torchprof%3A 3 tests"
+        "::library.py:4 (forward): clone is new — "
+    )
+    assert all(f"test_forward[{n}]" in found for n in (2, 3, 4))
+    assert " (3 tests: test_forward[" in found
+    text = github.read_text("utf-8")
+    row = text.splitlines()[text.splitlines().index("**Causes**") + 4]
+    assert row.startswith("| clone is new | `library.py:4` | `test_it.py::test_forward[")
+    assert " and 2 more | " in row
+    assert "ops +1" in row
+    assert "Regressed" not in text
+
+
+def test_the_issue_of_a_cause_stays_when_lines_move(slipped: pytest.Pytester, gitlab: Path) -> None:
+    marks = []
+    for _ in range(2):
+        run(slipped, "--torchprof")
+        issues = json.loads((gitlab / "torchprof-code-quality.json").read_text("utf-8"))
+        marks.append([(one["fingerprint"], one["location"]["path"]) for one in issues])
+        file = slipped.path / "library.py"
+        file.write_text("# a comment\n" + file.read_text("utf-8"), "utf-8")
+    assert marks[0] == marks[1]
+    assert ["library.py"] == [path for _, path in marks[0]]
+
+
+def test_a_finding_that_is_a_cause_is_annotated_once(
+    pytester: pytest.Pytester, github: Path
+) -> None:
+    body = """
+        import torch
+
+        def test_rows():
+            x = torch.ones(32, 8)
+            torch.stack([{} for i in range(32)])
+    """
+    pytester.makepyfile(test_it=body.format("x[0] * 2"))
+    run(pytester, "--accept")
+    pytester.makepyfile(test_it=body.format("x[i] * 2"))
+    (found,) = annotated(run(pytester, "--torchprof").out)
+    assert found.startswith("::error file=test_it.py,line=5,title=torchprof%3A test_rows::")
+    assert "for-loop-indexing" in found
+    assert ". Fix: " in found
+
+
 # -------------------------------------------------------------------- the comment
 
 

@@ -116,6 +116,15 @@ def test_a_time_in_doubt_fails_nothing(
     assert (said is not None) is ("CPU time" in ran.out)
 
 
+def test_less_work_in_more_time_is_no_improvement(pytester: pytest.Pytester, takes: Takes) -> None:
+    accepted_at(pytester, takes)
+    pytester.makepyfile(test_it=TEST.replace(" + 1", ""))
+    takes(4.0)
+    ran = run(pytester, "--torchprof")
+    assert {"test_add": "ok"} == ran.statuses
+    assert "less work, but slower, so not improved" in ran.tests["test_add"]["reason"]
+
+
 @pytest.mark.parametrize("section", [{"machine": "abacus x1"}, {"normalised": None}])
 def test_a_time_that_does_not_compare_is_advice_at_most(
     pytester: pytest.Pytester, takes: Takes, section: dict[str, Any]

@@ -50,6 +50,21 @@ def finding(**values: Any) -> dict[str, Any]:
     }
 
 
+def cause(**values: Any) -> dict[str, Any]:
+    """A cause on a line of a library."""
+    return {
+        "kind": "new_operators",
+        "file": "lib/model.py",
+        "line": 59,
+        "function": "Block.forward",
+        "message": "clone ×6 is new",
+        "metrics": {"ops": 6, "moved_bytes": 4096},
+        "finding": None,
+        "evidence": ["gone: view ×6"],
+        **values,
+    }
+
+
 def test(nodeid: str, /, **values: Any) -> dict[str, Any]:
     """A test that passed."""
     return {

@@ -29,6 +29,8 @@ from pytest_torchprof.verdict.compare import (
 #: The reference kernel takes this long; an accepted test takes 10 times as long.
 REFERENCE_MS = 0.2
 BEFORE = 10.0
+#: CPU time for which nobody waits.
+SPINS = {"wall_ms": 14.0, "cpu_ms": 30.0}
 
 
 def at(multiple: float, **other: Any) -> Normalised:
@@ -79,8 +81,10 @@ def test_how_many_times_the_accepted_time_a_test_takes(
         (at(29), at(10), False, False),
         (at(30), at(10), False, True),
         (at(30), None, False, False),
-        # Nobody waits for it: threads of their own do.
-        (at(30, values={"wall_ms": 14.0, "cpu_ms": 30.0}), at(10), False, False),
+        # Threads that spin between two operators, for which nobody waits.
+        (at(30, thread=14.0, others=0.6, values=SPINS), at(10), False, False),
+        (at(30, thread=15.0, others=0.6, values=SPINS), at(10), False, True),
+        (at(30, thread=14.0, others=0.6), at(10), False, True),
         (at(30), at(10, values={"cpu_ms": 10.0}), False, True),
         # It ends with a round that refutes it, and after five; between, it may become advice.
         (at(30, one_thread=30.0, more=4), at(10), False, True),
@@ -107,13 +111,19 @@ def compared(
     policy: Policy | None = None,
     before: Normalised | None = None,
     kernels: int = 0,
+    ranks: int = 0,
     **metrics: Any,
 ) -> tuple[Verdict, str | None]:
     """The verdict on CPU time, and what is said about it."""
     before = before or at(BEFORE)
     ms = {name: (now or before).values.get(name, BEFORE) * REFERENCE_MS
           for name in ("wall_ms", "cpu_ms")}  # fmt: skip
-    profile = Profile({**ms, **metrics}, normalised=now, kernels={"k": kernels} if kernels else {})
+    profile = Profile(
+        {**ms, **metrics},
+        normalised=now,
+        kernels={"k": kernels} if kernels else {},
+        ranks={str(rank): {} for rank in range(ranks)},
+    )
     times: dict[str, Any] = dict.fromkeys(ms, BEFORE * REFERENCE_MS)
     baseline = Baseline(times={**times, "normalised": before.stored()})
     policy = policy or Policy()
@@ -162,8 +172,6 @@ def test_it_is_not_where_no_time_is_compared() -> None:
         # Other threads took part, which may wait for each other in a loop.
         (confirmed(30, others=0.3), Policy(), None),
         (confirmed(30, others=0.1), Policy(tolerances=(Tolerance("cpu_ms", share=4.0),)), ADVICE),
-        # Nobody waits for the CPU time of threads.
-        (confirmed(30, values={"wall_ms": 14.0, "cpu_ms": 30.0}), Policy(), None),
     ],
 )  # fmt: skip
 def test_a_time_in_doubt_is_advice_at_most(
@@ -173,11 +181,12 @@ def test_a_time_in_doubt_is_advice_at_most(
     assert (found.status in ("ok", "advisory"), said) == (True, advice)
 
 
-def test_waiting_for_a_device_is_no_time_of_the_test() -> None:
+def test_waiting_for_a_device_or_another_process_is_no_time_of_the_test() -> None:
     busy_ms = 2 * BEFORE * REFERENCE_MS
     assert compared(confirmed(45), kernels=1, cuda_busy_ms=busy_ms)[0].status == "advisory"
     assert compared(confirmed(50), kernels=1, cuda_busy_ms=busy_ms)[0].status == "regressed"
     assert compared(confirmed(50), kernels=1)[0].status == "advisory"
+    assert compared(confirmed(50), ranks=2)[0].status == "advisory"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, shorten_text
 from pytest_torchprof.render.html.page import Section, macros, page, render
 from pytest_torchprof.render.html.svg import Scale
+from pytest_torchprof.render.report import costs_of, shared_causes
 
 if TYPE_CHECKING:
     from pytest_torchprof.render.html.page import Sources
@@ -37,7 +38,7 @@ _DIGITS = 12
 _MOST_DATA_CHARACTERS = 800_000
 #: As many tests have their numbers in the page, and all that changed; of more, only the status.
 MOST_DETAILED = 2_000
-#: The most rows of the table of findings.
+#: The most rows of a table of causes or findings.
 _MOST_FINDINGS = 200
 
 
@@ -52,7 +53,7 @@ def report_sections(
     """The report's parts; ``prefix`` and ``name`` tell several reports in a page apart."""
     gaps = common_gaps(report)
     views, made = views_of(report, gaps, prefix), macros("report.html", **_ASKED)
-    bodies = {"Summary": made.summary(report, views, gaps)}
+    bodies = {"Summary": made.summary(report, views, gaps, _MOST_FINDINGS)}
     if views:
         bodies["Tests"] = made.tests(views, sources, MOST_DETAILED)
     if kinds := _kinds(views):
@@ -476,4 +477,6 @@ _ASKED: Final[Mapping[str, Any]] = {
     "unchecked_limits": _unchecked_limits,
     "environment": _environment,
     "by_reason": _by_reason,
+    "causes": shared_causes,
+    "costs": costs_of,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.hostile import HOSTILE, LEGIT
 from support.html_pages import Element, assert_quiet, assert_same_numbers, data_of_page, read_page
-from support.stored_reports import finding, metric, report, test
+from support.stored_reports import cause, finding, metric, report, test
 
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.html import report_page as module
@@ -126,6 +126,28 @@ def test_why_it_failed_is_the_text_of_the_failure() -> None:
     text = "torchprof: ops 3 → 5\n  <b>aten::add</b>  1 → 2"
     view = made(report(test("t.py::test_a", status="regressed", message=text)))
     assert text == view.one("details", class_="message").one("pre").text
+
+
+def test_causes_come_first_in_the_summary_and_in_their_tests(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "model.py").write_text("\n" * 58 + "x = y.clone()\n", "utf-8")
+    ops = {"ops": metric(9, baseline=3, status="regressed")}
+    many = [
+        test(f"t.py::test_{n}", status="regressed", metrics=ops, causes=[cause()]) for n in (1, 2)
+    ]
+    page = made(report(*many, test("t.py::test_ok")), tmp_path)
+    (row,) = page.one("table", class_="causes").one("tbody").every("tr")
+    assert ["clone ×6 is new", "lib/model.py:59", "ops +6", "2 tests"] == [
+        cell.text for cell in row.every("td")
+    ]
+    first = views_in(page)["t.py::test_1"]
+    assert f"#{first.attributes['id']}" == row.one("a").attributes["href"]
+    shown = first.one("article", class_="cause")
+    assert ["clone ×6 is new · ops +6", "lib/model.py:59 in Block.forward", "gone: view ×6"] == [
+        one.text for one in shown.every("p")
+    ]
+    assert "x = y.clone()" in shown.one("span", class_="hit").text
+    assert [] == views_in(page)["t.py::test_ok"].every("article", class_="cause")
 
 
 def test_an_interrupted_session_and_its_errors_are_said() -> None:

@@ -405,12 +405,12 @@ class _OfRegion(msgspec.Struct, omit_defaults=True):
     kernels: dict[str, int] = {}
 
 
-class _Line(_OfRegion, omit_defaults=True):
+class _Line(_OfRegion, omit_defaults=True, kw_only=True):
     """The detail of an entry whose metrics and findings have this digest, ``numbers``."""
 
-    test: str = ""
-    environment: str = ""
-    numbers: str = ""
+    test: str
+    environment: str
+    numbers: str
     rows: tuple[DetailRow, ...] = ()
     runs: dict[str, int] = {}
     calls: _Counts = {}
@@ -480,8 +480,9 @@ class Details:
                 for name, one in new.regions.items()
             },
         )
-        self._lines[test, environment] = [_encoded(line)]
-        self._changed = True
+        lines = [_encoded(line)]
+        self._changed |= self._lines.get((test, environment)) != lines
+        self._lines[test, environment] = lines
 
     def write(self, known: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace the file, with a line for each of these tests and environments that has one.

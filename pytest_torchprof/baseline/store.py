@@ -405,12 +405,12 @@ class _OfRegion(msgspec.Struct, omit_defaults=True):
     kernels: dict[str, int] = {}
 
 
-class _Line(_OfRegion, omit_defaults=True):
+class _Line(_OfRegion, omit_defaults=True, kw_only=True):
     """The detail of an entry whose metrics and findings have this digest, ``numbers``."""
 
-    test: str = ""
-    environment: str = ""
-    numbers: str = ""
+    test: str
+    environment: str
+    numbers: str
     rows: tuple[DetailRow, ...] = ()
     runs: dict[str, int] = {}
     calls: _Counts = {}
@@ -429,29 +429,34 @@ def detail_path(path: Path) -> Path:
 
 
 class Details:
-    """The lines of a detail file; one that cannot be read is as good as none."""
+    """The lines of a detail file; one that cannot be read is as good as none.
+
+    A merge may leave a test's lines of both sides: the one for the accepted numbers holds.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = detail_path(path)
-        self._lines: dict[tuple[str, str], bytes] = {}
+        self._lines: dict[tuple[str, str], list[bytes]] = {}
         self._changed = False
         try:
             lines = self._path.read_bytes().splitlines()
         except OSError:
             lines = []
         for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            try:
                 name = msgspec.json.decode(line, type=_Name)
-                self._lines[name.test, name.environment] = line
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._changed = True
+            else:
+                self._lines.setdefault((name.test, name.environment), []).append(line)
 
     def of(self, test: str, environment: str, entry: Mapping[str, Any]) -> _Line | None:
         """The detail of this entry; None if there is none, or one for other numbers."""
-        line = self._lines.get((test, environment))
-        if line is None:
-            return None
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found = msgspec.json.decode(line, type=_Line)
-            return found if found.numbers == _digest(entry) else None
+        for line in self._lines.get((test, environment), ()):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                found = msgspec.json.decode(line, type=_Line)
+                if found.numbers == _digest(entry):
+                    return found
         return None
 
     def put(self, test: str, environment: str, entry: Mapping[str, Any], new: Baseline) -> None:
@@ -475,22 +480,33 @@ class Details:
                 for name, one in new.regions.items()
             },
         )
-        self._lines[test, environment] = msgspec.json.encode(line, order="sorted")
-        self._changed = True
+        lines = [_encoded(line)]
+        self._changed |= self._lines.get((test, environment)) != lines
+        self._lines[test, environment] = lines
 
-    def write(self, known: Mapping[str, Collection[str]]) -> None:
-        """Replace the file, without lines of other tests and environments than are known.
+    def write(self, known: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace the file, with a line for each of these tests and environments that has one.
 
         Raises:
             BaselineError: it cannot be written.
         """
-        gone = [key for key in self._lines if key[1] not in known.get(key[0], ())]
-        if not (self._changed or gone):
-            return
-        for key in gone:
-            del self._lines[key]
-        text = b"".join(self._lines[key] + b"\n" for key in sorted(self._lines)).decode()
-        replace_file(self._path, text, what=f"baseline {self._path}", next_step=_FREE)
+        kept: dict[tuple[str, str], bytes] = {}
+        for (test, environment), lines in self._lines.items():
+            if (entry := known.get(test, {}).get(environment)) is None:
+                continue
+            line = self.of(test, environment, entry) if lines[1:] else None
+            kept[test, environment] = lines[0] if line is None else _encoded(line)
+        if self._changed or list(map(len, self._lines.values())) != [1] * len(kept):
+            text = b"".join(kept[key] + b"\n" for key in sorted(kept)).decode()
+            replace_file(self._path, text, what=f"baseline {self._path}", next_step=_FREE)
+
+
+def _encoded(line: _Line) -> bytes:
+    """Only a lone surrogate in a name cannot be encoded as it is."""
+    try:
+        return msgspec.json.encode(line, order="sorted")
+    except UnicodeEncodeError:
+        return _encodable(dumped(msgspec.to_builtins(line))).encode()
 
 
 def _digest(entry: Mapping[str, Any]) -> str:
@@ -971,8 +987,11 @@ def _region(region: Baseline) -> dict[str, Any]:
 
 def render(data: Mapping[str, Any]) -> str:
     """The file's text: sorted keys, one metric per line, trailing newline."""
-    text = _dump(data, 0, _OPEN_LEVELS) + "\n"
     # Only a lone surrogate in a name cannot be encoded; see `readable`.
+    return _encodable(_dump(data, 0, _OPEN_LEVELS) + "\n")
+
+
+def _encodable(text: str) -> str:
     return re.sub("[\ud800-\udfff]", lambda found: f"\\\\u{ord(found[0]):04x}", text)
 
 

@@ -105,30 +105,34 @@ def failure_message(
     tail = [f"accept: {accept_command}"] if acceptable else []
     if ab_command and any(v.multiples for v in bad):
         tail.insert(0, f"to confirm the time: {ab_command}")
-    if same_as is not None and causes and not over:
+    if same_as is not None and causes and all(one.kind == "regressed" for one in failures):
         place = f" ({causes[0].place})" if causes[0].place else ""
         lines = [f"same cause as {same_as}{place}", *_metric_lines(changed, 1)]
         return "\n".join(map(escape.line, [*lines, *tail]))
     told = [_told(v) for v in over]
     told += [_headline(cause, changed, alone=not causes[1:]) for cause in causes]
     others = [one for one in failures if one.kind not in _IN_NUMBERS or not told]
-    said = "; ".join(map(sentence, others[:3]))
-    if changed and not told:  # nothing explains it: the short summary has the first metric
-        said, changed = f"{changed[0].label} {_numbers(changed[0])}: {said}", changed[1:]
+    headline = _unexplained(changed) if not told else ""
+    said = headline + "; ".join(map(sentence, others[:3]))
     told += [said] if said else []
-    evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause)]
-    evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
-    evidence += _largest(over, profile, where)
-    evidence += _behind(over, profile, baseline)
-    numbers = _metric_lines([v for v in changed if v not in over], 2)
+    numbers = _metric_lines(changed[1:] if headline else changed, 2)
     beside = [f"  {line}" for v in bad for line in (*_beside(v), *_by_rank(v, profile, baseline))]
+    if not causes and baseline is not None and baseline.detail is None:
+        if any(v.status == "regressed" for v in changed):
+            beside.append("  no cause is known: the baseline has no detail for these numbers")
     if lines_gap is not None and (causes or over):
         beside.append(f"  your lines are unknown: {lines_gap.text}")
     if len(told) > _MOST_CAUSES:
         beside.append(f"  … and {plural(len(told) - _MOST_CAUSES, 'more cause')}")
-    room = MAX_LINES - 1 - len(numbers) - len(tail)
-    shown = [*evidence[: max(room - len(beside), 2)], *numbers, *beside]
-    lines = [told[0], *shown[: MAX_LINES - 1 - len(tail)], *tail]
+    most = MAX_LINES - 1 - len(tail)
+    room = max(most - len(numbers) - len(beside), 2)
+    evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause)]
+    evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
+    evidence = [*evidence, *_largest(over, profile, where)][:room]
+    if room > len(evidence):
+        evidence += _behind(over, profile, baseline, room - len(evidence))
+    shown = [*evidence, *numbers, *beside][:most]
+    lines = [told[0], *shown, *tail]
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
 
 
@@ -140,6 +144,14 @@ def _headline(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
     """``model.py:59 (Block.forward): clone ×6 is new — moved_bytes +12 %``."""
     cost = _cost(cause, changed, alone=alone)
     return f"{cause.headline} — {cost}" if cost else cause.headline
+
+
+def _unexplained(changed: Sequence[Verdict]) -> str:
+    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a one-line summary names the metric."""
+    if not changed:
+        return ""
+    more = f", {len(changed) - 1} more" if changed[1:] else ""
+    return f"{changed[0].label} {_numbers(changed[0]).replace('  ', ' ')}{more}: "
 
 
 def _cost(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
@@ -215,15 +227,21 @@ def _largest(over: Sequence[Verdict], profile: Profile, where: Where | None) -> 
             part = profile.regions[scope.region]
         if column is None:
             continue
-        rows = share_block("", _in_unit(part.operators, column), column, metric_of(verdict).unit)
-        names = [line.strip() for line in rows[1 : 1 + _MOST_EVIDENCE]]
-        for name in names:
-            at = called_from(where(name.partition("  ")[0])) if where is not None else ""
-            lines.append(f"  {name}{f'  {at}' if at else ''}")
+        unit = metric_of(verdict).unit
+        of = f" {verdict.metric}" if unit == "1" else ""
+
+        def called(name: str, of: str = of) -> str:
+            at = called_from(where(name)) if where is not None else ""
+            return f"{of}  {at}" if at else of
+
+        rows = share_block("", _in_unit(part.operators, column), column, unit, called)
+        lines += [f"  {line.strip()}" for line in rows[1 : 1 + _MOST_EVIDENCE]]
     return list(dict.fromkeys(lines))
 
 
-def _behind(over: Sequence[Verdict], profile: Profile, baseline: Baseline | None) -> list[str]:
+def _behind(
+    over: Sequence[Verdict], profile: Profile, baseline: Baseline | None, room: int
+) -> list[str]:
     """The findings over a budget: it counts accepted ones, but not those that a marker allows."""
     shown: dict[Finding, None] = {}
     for verdict in over:
@@ -233,7 +251,7 @@ def _behind(over: Sequence[Verdict], profile: Profile, baseline: Baseline | None
             counts = own or (verdict.metric == "findings" and finding.rule in profile.found)
             if counts and (own or not rules or finding.rule in rules):
                 shown[finding] = None
-    return finding_lines(shown, accepted_counts(profile, baseline), MAX_LINES // 2)
+    return finding_lines(shown, accepted_counts(profile, baseline), room)
 
 
 def inline_mismatch(

@@ -512,8 +512,11 @@ class Rounds:
     def __len__(self) -> int:
         return len(self.timed)
 
-    def add(self, one: Round) -> None:
-        """One more."""
+    def add(self, one: Round, *, alone: bool = False) -> None:
+        """One more; ``alone``: of one thread."""
+        if alone:
+            self.alone.append(one)
+            return
         self.timed.append(one)
         self._spent_ns += one.wall_ns
 
@@ -777,7 +780,7 @@ class Gatherer:
             self.captures.calls_record = brought.recorded
             long = wall_ns > LONG_CALL_NS and not self.rounds and "round" in self.plan.kinds
             if brought.kind == "alone":
-                self.rounds.alone.append(brought.round)
+                self.rounds.add(brought.round, alone=True)
             elif brought.kind == "round" or long:
                 self.rounds.add(brought.round)
                 if brought.first:

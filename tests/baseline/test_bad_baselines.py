@@ -14,10 +14,10 @@ from support.sessions import ADD, accept, baseline_file, doctor, read_baseline, 
 
 from pytest_torchprof.baseline import store
 
-TORN = '{"schema": "torchprof-baseline/1", "tests": {"test_add": {'
+TORN = '{"schema": "torchprof-baseline/2", "tests": {"test_add": {'
 CONFLICT = """\
 {
-  "schema": "torchprof-baseline/1",
+  "schema": "torchprof-baseline/2",
 <<<<<<< HEAD
   "tests": {}
 =======
@@ -29,32 +29,32 @@ BAD = {
     "truncated": (TORN, "is not JSON: ", "Restore it from version control, or delete it and"),
     "empty": ("", "is not JSON: ", "Restore it from version control, or delete it and accept"),
     "conflict": (CONFLICT, "is not JSON: ", "It has merge conflict markers: resolve them, or"),
-    "foreign": ('{"name": "x"}', "has no schema; expected 'torchprof-baseline/1'. ", "Restore it"),
-    "empty object": ("{}", "has no schema; expected 'torchprof-baseline/1'. ", "Restore it from"),
+    "foreign": ('{"name": "x"}', "has no schema; expected 'torchprof-baseline/2'. ", "Restore it"),
+    "empty object": ("{}", "has no schema; expected 'torchprof-baseline/2'. ", "Restore it from"),
     "list": ("[1, 2]", "is a list, not a JSON object. ", "Restore it from version control"),
     "null": ("null", "is null, not a JSON object. ", "Restore it from version control"),
     "schema null": ('{"schema": null}', "has the schema null; expected 'torchprof-", "Restore it"),
     "schema list": ('{"schema": [1]}', "has the schema a list; expected 'torchprof-", "Restore it"),
     "other tool": ('{"schema": "x/1"}', "has the schema 'x/1'; expected 'torchprof-", "Restore it"),
     "newer": (
-        '{"schema": "torchprof-baseline/2", "tests": {}}',
-        "has the schema 'torchprof-baseline/2'; expected 'torchprof-baseline/1'. ",
+        '{"schema": "torchprof-baseline/3", "tests": {}}',
+        "has the schema 'torchprof-baseline/3'; expected 'torchprof-baseline/2'. ",
         "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again.",
     ),
-    "no tests": ('{"schema": "torchprof-baseline/1"}', "is malformed: 'tests' must map", "Restore"),
+    "no tests": ('{"schema": "torchprof-baseline/2"}', "is malformed: 'tests' must map", "Restore"),
     "bad tests": (
-        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu, torch 2": 7}}}',
+        '{"schema": "torchprof-baseline/2", "tests": {"test_add": {"cpu, torch 2": 7}}}',
         "is malformed: 'tests' must map test → environment → sections; metrics must be numbers. ",
         "Restore it from version control, or delete it and accept again.",
     ),
     "deep": ("[" * 99999, "is not readable JSON: it is nested too deeply", "Restore it"),
     "a test twice": (
-        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {}, "test_add": {}}}',
+        '{"schema": "torchprof-baseline/2", "tests": {"test_add": {}, "test_add": {}}}',
         "has 'test_add' twice, in 'tests'. ",
         "A merge can cause this: keep one of the two, or delete the file and accept again.",
     ),
     "a metric twice": (
-        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": '  # noqa: ISC004
+        '{"schema": "torchprof-baseline/2", "tests": {"test_add": {"cpu": {"metrics": '  # noqa: ISC004
         '{"ops": 7, "flops": 0, "ops": 1}}}}}',
         "has 'ops' twice, in 'tests', 'test_add', 'cpu', 'metrics'. ",
         "A merge can cause this: keep one of the two, or delete the file and accept again.",
@@ -127,7 +127,7 @@ def test_a_conflict_is_accepted_away_and_both_sides_tests_stay(pytester: pytest.
 def test_key_like_text_in_names_and_unknown_numbers_is_not_a_repeated_key(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     tests: dict[str, Any] = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
-    data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
+    data = {"schema": "torchprof-baseline/2", "tests": tests, "newer": 10**30}
     path.write_text(json.dumps(data, indent=1), "utf-8")
     found = store.read_baseline(path)
     assert found is not None

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pytest_torchprof.baseline.store import (
     BASELINE_SCHEMA,
     SECTIONS,
     Change,
+    Details,
     Entry,
+    detail_path,
     entry_of,
     load,
     orphans,
@@ -24,7 +28,7 @@ from pytest_torchprof.baseline.store import (
     update,
 )
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.values import Baseline
+from pytest_torchprof.core.values import Baseline, Detail, DetailRow
 
 CPU, GPU = "cpu, torch 2.13", "NVIDIA H200, torch 2.13"
 
@@ -84,7 +88,7 @@ def test_the_layout_is_sorted_with_one_metric_a_line_and_a_trailing_newline() ->
                 CPU: {
                     "times": {"wall_ms": 1.5, "machine": "x"},
                     "metrics": {"ops": 2, "flops": 10},
-                    "operators": {"aten::mm": {"flops": 10, "calls": 1}},
+                    "zero": ["kernels"],
                 }
             },
         },
@@ -92,7 +96,7 @@ def test_the_layout_is_sorted_with_one_metric_a_line_and_a_trailing_newline() ->
     }
     assert """\
 {
-  "schema": "torchprof-baseline/1",
+  "schema": "torchprof-baseline/2",
   "tests": {
     "test_a[é::1]": {
       "cpu, torch 2.13": {
@@ -100,13 +104,8 @@ def test_the_layout_is_sorted_with_one_metric_a_line_and_a_trailing_newline() ->
           "flops": 10,
           "ops": 2
         },
-        "operators": {
-          "aten::mm": {"calls": 1, "flops": 10}
-        },
-        "times": {
-          "machine": "x",
-          "wall_ms": 1.5
-        }
+        "times": {"machine": "x", "wall_ms": 1.5},
+        "zero": ["kernels"]
       }
     },
     "test_b": {}
@@ -152,7 +151,8 @@ def test_what_is_written_is_read(
     path = tmp_path / "test_it.json"
     path.unlink(missing_ok=True)
     update(path, [Entry(test, environment, baseline)], existing=None)
-    assert baseline == entry_of(load(path), test, environment)
+    found = entry_of(load(path), test, environment, details=Details(path))
+    assert replace(baseline, detail=Detail()) == found
 
 
 @pytest.mark.thorough
@@ -179,12 +179,11 @@ def test_a_second_update_writes_nothing(tmp_path: Path, baseline: Baseline) -> N
     path = tmp_path / "test_it.json"
     path.unlink(missing_ok=True)
     update(path, [Entry("test_a", CPU, baseline)], existing=["test_a"])
-    path.chmod(0o600)
-    stamp = path.stat().st_mtime_ns
+    files = path, detail_path(path)
+    stamps = [file.stat().st_mtime_ns for file in files]
     again = update(path, [Entry("test_a", CPU, baseline)], existing=["test_a"])
-    assert ({}, [], [], stamp) == (
-        again.changed, again.added, again.pruned, path.stat().st_mtime_ns,
-    )  # fmt: skip
+    assert ({}, [], []) == (again.changed, again.added, again.pruned)
+    assert stamps == [file.stat().st_mtime_ns for file in files]
 
 
 # -------------------------------------------------------------------- merging
@@ -476,6 +475,7 @@ def write_many(path: Path, number: int) -> None:
 @pytest.mark.filterwarnings("ignore:.* is multi-threaded, use of fork:DeprecationWarning")
 def test_accepts_of_one_file_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "new" / "test_it.json"
+    details = detail_path(path)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=write_many, args=(path, n)) for n in range(4)]
     for process in processes:
@@ -484,7 +484,8 @@ def test_accepts_of_one_file_at_the_same_time_lose_nothing(tmp_path: Path) -> No
         process.join()
     expected = {f"test_{number}_{turn}" for number in range(4) for turn in range(5)}
     assert expected == set((load(path) or {})["tests"])
-    assert [path] == list(path.parent.iterdir())
+    assert expected == {json.loads(line)["test"] for line in details.read_text().splitlines()}
+    assert {path, details} == set(path.parent.iterdir())
 
 
 def test_projects_that_share_a_folder_do_not_prune_each_other(tmp_path: Path) -> None:
@@ -521,3 +522,81 @@ def test_a_bound_is_kept_with_its_chip(tmp_path: Path) -> None:
         found = entry_of(load(path), "test_a", CPU)
         assert found is not None
         assert kept == found.chip
+
+
+# -------------------------------------------------------------------- version 1, and details
+
+OLD = {"metrics": {"flops": 0, "ops": 3}, "operators": {"aten::mm": {"calls": 3}}, "kernels": {}}
+
+
+def detailed(test: str = "test_a", rows: int = 1, **metrics: float) -> Entry:
+    """An entry with so many rows of detail."""
+    made = [DetailRow("a.py::f", f"aten::op{n}", calls=n) for n in range(rows)]
+    operators = {row.operator: {"calls": row.calls} for row in made}
+    baseline = Baseline(metrics, operators, detail=Detail(tuple(made), {"a.py::f": 1}))
+    return Entry(test, CPU, baseline)
+
+
+def detail_of(path: Path, test: str = "test_a") -> Detail | None:
+    """What explains the test's numbers."""
+    found = entry_of(load(path), test, CPU, details=Details(path))
+    assert found is not None
+    return found.detail
+
+
+def test_version_1_is_read_and_an_entry_is_rewritten_when_it_is_accepted(tmp_path: Path) -> None:
+    old = {"schema": "torchprof-baseline/1", "tests": {"test_a": {CPU: OLD}, "test_b": {CPU: OLD}}}
+    path = file_of(tmp_path, old)
+    read = Baseline({"flops": 0, "dispatches": 3}, {"aten::mm": {"calls": 3}})
+    assert read == entry_of(load(path), "test_a", CPU, details=Details(path))
+    update(path, [detailed(flops=0, ops=2, dispatches=3)], existing=None)
+    found = load(path) or {}
+    new = {"metrics": {"ops": 2, "dispatches": 3}, "zero": ["flops"], "findings": {}, "times": {}}
+    assert (BASELINE_SCHEMA, new) == (found["schema"], found["tests"]["test_a"][CPU])
+    assert OLD == found["tests"]["test_b"][CPU]
+    assert read == entry_of(found, "test_b", CPU, details=Details(path))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:-20],
+        lambda text: text.replace('"rows":[', '"rows":[7,'),
+        lambda text: text.replace('"numbers":"', '"numbers":"0'),
+        lambda text: f"<<<<<<< a\n{text}=======\n>>>>>>> b\n".replace('"numbers":"', '"numbers":"0'),
+        lambda text: "\0",
+    ],
+)
+def test_a_detail_that_is_missing_damaged_or_of_other_numbers_is_none_and_is_mended(
+    tmp_path: Path, damage: Callable[[str], str]
+) -> None:
+    path = tmp_path / "test_it.json"
+    update(path, [detailed(ops=1)], existing=None)
+    whole = detail_path(path).read_text("utf-8")
+    detail_path(path).write_text(damage(whole), "utf-8")
+    assert {"ops": 1} == entry_of(load(path), "test_a", CPU, details=Details(path)).metrics  # type: ignore[union-attr]
+    assert detail_of(path) is None
+    assert not update(path, [detailed(ops=1)], existing=None).touched
+    assert whole == detail_path(path).read_text("utf-8")
+
+
+def test_of_both_sides_of_a_merge_the_line_for_the_accepted_numbers_holds(tmp_path: Path) -> None:
+    path, sides = tmp_path / "test_it.json", []
+    for ops in (2, 1):
+        update(path, [detailed(rows=ops, ops=ops)], existing=None)
+        sides.append(detail_path(path).read_text("utf-8"))
+    merged = f"<<<<<<< a\n{sides[1]}=======\n{sides[0]}>>>>>>> b\n"
+    for text in (merged, sides[0] + sides[1]):  # git's driver "union" leaves the latter
+        detail_path(path).write_text(text, "utf-8")
+        assert detail_of(path) == detailed(rows=1).baseline.detail
+        update(path, [], existing=None)
+        assert sides[1] == detail_path(path).read_text("utf-8")
+
+
+def test_the_line_of_a_test_that_is_gone_goes(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    update(path, [detailed(ops=1), detailed("test_b", ops=2)], existing=None)
+    update(path, [], existing=["test_b"], environment=CPU)
+    assert [True, False] == [f'"test_{x}"' in detail_path(path).read_text() for x in "ba"]
+    assert detail_of(path, "test_b") is not None

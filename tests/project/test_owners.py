@@ -38,6 +38,7 @@ PROCESS_WIDE = {
 THEIRS = {
     "OwnFailure",
     "config",
+    "crash",
     "error",
     "factory",
     "item",

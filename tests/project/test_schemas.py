@@ -78,7 +78,8 @@ TESTS = """
 
 
 def schema_of(kind: str) -> Any:
-    file = files("pytest_torchprof") / "schemas" / f"torchprof-{kind}-1.json"
+    version = {"baseline": 2}.get(kind, 1)
+    file = files("pytest_torchprof") / "schemas" / f"torchprof-{kind}-{version}.json"
     return json.loads(file.read_text("utf-8"))
 
 
@@ -196,7 +197,7 @@ def test_the_report_of_ab_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 BASELINE: dict[str, Any] = {
-    "schema": "torchprof-baseline/1",
+    "schema": "torchprof-baseline/2",
     "tests": {"test_a": {"cpu, torch 2.13": {}}},
 }
 METRIC = {"value": 1, "unit": "1", "class": "exact", "baseline": None, "limit": None}
@@ -221,7 +222,7 @@ def test_keys_of_later_versions_are_allowed() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda b: b.update(schema="torchprof-baseline/2"),
+        lambda b: b.update(schema="torchprof-baseline/3"),
         lambda b: b.pop("tests"),
         lambda b: b["tests"]["test_a"]["cpu, torch 2.13"].update(metrics={"ops": "1"}),
         lambda b: b["tests"]["test_a"]["cpu, torch 2.13"].update(findings={"host-sync": 0.5}),

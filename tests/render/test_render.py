@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import string
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from pytest_torchprof.analysis.diff import COLUMN_OF
 from pytest_torchprof.core.values import (
     Baseline,
     Budget,
+    Cause,
     Finding,
     MissingValue,
     Normalised,
@@ -77,13 +79,14 @@ def message(
     before: Baseline | None,
     *budgets: Budget,
     policy: Policy | None = None,
+    causes: Sequence[Cause] = (),
 ) -> str:
     policy = policy or Policy()
     verdicts = compare(now, before, budgets, policy)
-    causes = failures(verdicts, policy, has_baseline=before is not None, accept=False)
+    why = failures(verdicts, policy, has_baseline=before is not None, accept=False)
     accept = "pytest --accept tests/test_a.py"
     ab = "torchprof ab REF -- tests/test_a.py"
-    return failure_message(causes, verdicts, now, before, accept, ab_command=ab)
+    return failure_message(why, verdicts, now, before, accept, causes=causes, ab_command=ab)
 
 
 def record(nodeid: str, status: TestStatus, **more: Any) -> Record:
@@ -115,21 +118,10 @@ class TestFailureMessage(Golden):
         self.assertExpectedInline(
             message(NOW, BEFORE),
             """\
-torchprof: flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline
-  flops    2,359,296,000 FLOP → 2,359,296,001 FLOP  (+<0.1 %)
-  ops      312 → 314  (+0.6 %)
-  kernels  40 → 41  (+2.5 %)
-  flops by operator:
-    more      aten::mm  2,359,296,000 FLOP → 2,359,296,001 FLOP
-  ops by operator:
-    appeared  aten::item  0 → 3
-    fewer     aten::add  300 → 299
-  kernels by operator:
-    appeared  aten::item  0 → 1
-  kernels by name:
-    appeared  void at::native::reduce_kerne…ceOp<float, at::native::Mean>>  0 → 1
-
-To accept the new values: pytest --accept tests/test_a.py""",
+flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline
+  ops 312 → 314  (+0.6 %), kernels 40 → 41  (+2.5 %)
+  no cause is known: the baseline has no detail for these numbers
+accept: pytest --accept tests/test_a.py""",
         )
 
     def test_over_budget(self) -> None:
@@ -138,22 +130,14 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(now, BEFORE, *budgets),
             """\
-torchprof: kernels 41 > 40, 3 more: over budget; regressed against the baseline
-  kernels               limited to 40 but measured 41
-  kernels[op=aten::mm]  limited to 11 but measured 12
-  flops                 2,359,296,000 FLOP → 2,359,296,001 FLOP  (+<0.1 %)
-  ops                   312 → 314  (+0.6 %)
-  kernels by operator:
-    appeared  aten::item  0 → 1
-  flops by operator:
-    more      aten::mm  2,359,296,000 FLOP → 2,359,296,001 FLOP
-  ops by operator:
-    appeared  aten::item  0 → 3
-    fewer     aten::add  300 → 299
-  kernels by name:
-    appeared  void at::native::reduce_kerne…ceOp<float, at::native::Mean>>  0 → 1
-
-To accept the new values: pytest --accept tests/test_a.py""",
+kernels 41 is over the budget of 40
+  also kernels[op=aten::mm] 12 is over the budget of 11
+  aten::add  28 kernels
+  aten::mm  12 kernels
+  aten::item  1 kernels
+  flops 2,359,296,000 FLOP → 2,359,296,001 FLOP  (+<0.1 %), ops 312 → 314  (+0.6 %)
+  no cause is known: the baseline has no detail for these numbers
+accept: pytest --accept tests/test_a.py""",
         )
 
     def test_over_budget_without_a_baseline(self) -> None:
@@ -161,11 +145,9 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(NOW, None, *budgets),
             """\
-torchprof: wall_ms 4.5 ms > 4.4999 ms, 1 more: over budget
-  wall_ms  limited to 4.4999 ms but measured 4.5 ms
-  flops    limited to 1 MFLOP but measured 2.36 GFLOP
-  most flops by operator:
-    aten::mm  2.36 GFLOP""",
+wall_ms 4.5 ms is over the budget of 4.4999 ms
+  also flops 2.36 GFLOP is over the budget of 1 MFLOP
+  aten::mm  2.36 GFLOP""",
         )
 
     def test_strict(self) -> None:
@@ -174,28 +156,22 @@ torchprof: wall_ms 4.5 ms > 4.4999 ms, 1 more: over budget
         self.assertExpectedInline(
             text.splitlines()[0].replace("; ", ";\n"),
             """\
-torchprof: flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline;
+flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline;
 strict: the budget syncs could not be checked: no device""",
         )
         text = message(NOW, None, policy=policy)
         self.assertExpectedInline(
             text,
             """\
-torchprof: strict: no baseline for this environment
-
-To accept the new values: pytest --accept tests/test_a.py""",
+strict: no baseline for this environment
+accept: pytest --accept tests/test_a.py""",
         )
         better = Profile({"ops": 311})
         self.assertExpectedInline(
             message(better, BEFORE, policy=policy),
             """\
-torchprof: ops 312 → 311 (-0.3 %): strict: improved, but the improvement is not accepted
-  ops  312 → 311  (-0.3 %)
-  ops by operator:
-    vanished  aten::add  300 → 0
-    vanished  aten::mm  12 → 0
-
-To accept the new values: pytest --accept tests/test_a.py""",
+ops 312 → 311 (-0.3 %): strict: improved, but the improvement is not accepted
+accept: pytest --accept tests/test_a.py""",
         )
 
     def test_time(self) -> None:
@@ -207,13 +183,12 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(slow, BEFORE, policy=Policy(time="gate")),
             """\
-torchprof: wall_ms 3 ms → 4.5 ms (+56.0 %): regressed against the baseline
-  wall_ms  3 ms → 4.5 ms  (+50.0 %)
-           fastest round / reference kernel: 15 → 23.4  (+56.0 %, tolerance 25 %)
-           40 rounds, ±3 %: quartiles 4.4 ms and 4.7 ms, fastest 4.25 ms
-  to confirm the time: torchprof ab REF -- tests/test_a.py
-
-To accept the new values: pytest --accept tests/test_a.py""",
+wall_ms 3 ms → 4.5 ms (+50.0 %): regressed against the baseline
+  fastest round / reference kernel: 15 → 23.4  (+56.0 %, tolerance 25 %)
+  40 rounds, ±3 %: quartiles 4.4 ms and 4.7 ms, fastest 4.25 ms
+  no cause is known: the baseline has no detail for these numbers
+to confirm the time: torchprof ab REF -- tests/test_a.py
+accept: pytest --accept tests/test_a.py""",
         )
 
 
@@ -247,16 +222,21 @@ To accept the new values: pytest --accept tests/test_a.py""",
 
 
 @pytest.mark.parametrize("more", [0, 1, 2, 3])
-def test_a_list_that_is_cut_does_not_end_in_a_heading(more: int) -> None:
+@pytest.mark.parametrize("budgets", [1, 2, 3])
+def test_a_list_that_is_cut_does_not_end_in_a_heading(more: int, budgets: int) -> None:
     names = [*COLUMN_OF, "syncs", "h2d_copies", "d2h_copies"][: len(COLUMN_OF) + more]
     sides: list[Any] = [
-        {"metrics": dict.fromkeys(names, n),
+        {"metrics": dict.fromkeys([*names, "findings"], n),
          "operators": {operator: dict.fromkeys(COLUMN_OF.values(), n) for operator in "abc"}}
         for n in (10_000, 20_000)
     ]  # fmt: skip
-    lines = message(Profile(**sides[1]), Baseline(**sides[0])).splitlines()
-    assert len(lines) > MAX_LINES - 5
-    assert [] == [a for a, b in itertools.pairwise(lines) if a.endswith(":") and not b]
+    found = [Finding(rule, 2, "m", location=f"a.py:{n}") for rule in "xy" for n in range(3)]
+    now = Profile(**sides[1], findings=tuple(found), found=dict.fromkeys("xy", 6))
+    limits = [Budget(name, 1) for name in ("findings", *names[: budgets - 1])]
+    lines = message(now, Baseline(**sides[0]), *limits).splitlines()
+    assert len(lines) > MAX_LINES - 3
+    pairs = itertools.pairwise([*lines, ""])
+    assert [] == [a for a, b in pairs if a.endswith(":") and not b.startswith("    ")]
 
 
 class TestSummary(Golden):
@@ -379,8 +359,10 @@ operator      flops
 
 
 @pytest.mark.parametrize("with_baseline", [True, False])
-def test_a_message_has_at_most_forty_lines(with_baseline: bool) -> None:
-    """With every metric regressed, a budget on each, 30 on parts, and 500 operators in each."""
+def test_a_message_has_at_most_twelve_lines(with_baseline: bool) -> None:
+    """With every metric regressed, a budget on each, 30 on parts, and 500 operators in each; with
+    and without causes.
+    """
     columns = ("calls", "flops", "kernels", "allocated_cpu_bytes", "peak_cuda_bytes")
 
     def rows(factor: int) -> dict[str, dict[str, int]]:
@@ -403,17 +385,20 @@ def test_a_message_has_at_most_forty_lines(with_baseline: bool) -> None:
         )
         budgets = [*labels, *(Budget(name, 50) for name in METRICS if has_limits)]
         policy = Policy(time="gate", strict=True)
-        text = message(now, before if with_baseline else None, *budgets, policy=policy)
-        lines = text.splitlines()
-        assert len(lines) <= MAX_LINES == 40
-        assert len(lines) > 30 or not (with_baseline or has_limits)
-        assert max(map(len, lines)) <= 120
-        # Accepting does not help against a limit.
-        accept = "To accept the new values: pytest --accept tests/test_a.py"
-        assert (lines[-1] == accept) is (not has_limits or not with_baseline)
+        evidence = tuple(f"line {n}" for n in range(9))
+        causes = [Cause("new_operators", f"mm ×{n} is new", evidence=evidence) for n in range(9)]
+        for known in ([], causes):
+            old = before if with_baseline else None
+            lines = message(now, old, *budgets, policy=policy, causes=known).splitlines()
+            assert len(lines) <= MAX_LINES == 12
+            assert len(lines) >= 8 or not (known or has_limits)
+            assert max(map(len, lines)) <= 120
+            # Accepting does not help against a limit.
+            accept = "accept: pytest --accept tests/test_a.py"
+            assert (lines[-1] == accept) is (not has_limits or not with_baseline)
 
 
-def test_an_inline_mismatch_has_at_most_forty_lines() -> None:
+def test_an_inline_mismatch_has_at_most_twelve_lines() -> None:
     text = inline_mismatch("".join(f"a {i}\n" for i in range(99)), "b 1\n", "pytest --accept")
     assert len(text.splitlines()) <= MAX_LINES
     assert text.endswith("--accept")
@@ -423,7 +408,7 @@ def numbers_line(metric: str, before: float, now: float) -> str:
     is_time = METRICS[metric].klass == "time"
     baseline = Baseline(times={metric: before}) if is_time else Baseline({metric: before})
     text = message(Profile({metric: now}), baseline, policy=Policy(time="gate"))
-    return text.splitlines()[1]
+    return text.splitlines()[0].removesuffix(": regressed against the baseline")
 
 
 @given(
@@ -434,7 +419,7 @@ def numbers_line(metric: str, before: float, now: float) -> str:
 def test_a_change_is_never_printed_as_none(metric: str, before: int, more: int) -> None:
     line = numbers_line(metric, before, before + more)
     old, rest = line.split(metric)[1].split(" → ")
-    new, change = rest.split("  (")
+    new, change = rest.split(" (")
     assert old.strip() != new.strip()
     assert change.rstrip(")").strip("+<0. %") or "<0.1" in change or change == "from 0)"
     assert change not in ("0 %)", "+0.0 %)", "-0.0 %)")
@@ -443,11 +428,11 @@ def test_a_change_is_never_printed_as_none(metric: str, before: int, more: int) 
 @pytest.mark.parametrize(
     ("metric", "before", "now", "expected"),
     [
-        ("ops", 100_000, 100_001, "100,000 → 100,001  (+<0.1 %)"),
-        ("ops", 0, 1, "0 → 1  (from 0)"),
+        ("ops", 100_000, 100_001, "100,000 → 100,001 (+<0.1 %)"),
+        ("ops", 0, 1, "0 → 1 (from 0)"),
         ("flops", 2**62, 2**62 + 1, "4,611,686,018,427,387,904 FLOP → 4,611,686,018,427,387,905"),
-        ("moved_bytes", 2**29, 2**29 + 1, "536,870,912 B → 536,870,913 B  (+<0.1 %)"),
-        ("self_cuda_ms", 1.0, 60.0, "1 ms → 60 ms  (×60, tolerance 25 %)"),
+        ("moved_bytes", 2**29, 2**29 + 1, "536,870,912 B → 536,870,913 B (+<0.1 %)"),
+        ("self_cuda_ms", 1.0, 60.0, "1 ms → 60 ms (×60, tolerance 25 %)"),
     ],
 )
 def test_numbers(metric: str, before: float, now: float, expected: str) -> None:

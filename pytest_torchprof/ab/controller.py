@@ -24,6 +24,8 @@ from pytest_torchprof.ab.sides import same_addresses, same_environment
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.core.unknown import Reason, Why, because
+from pytest_torchprof.core.values import Verdict
+from pytest_torchprof.verdict.causes import Seen, causes_of
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import (
     SIDES,
@@ -38,7 +40,7 @@ from pytest_torchprof.verdict.paired import Side as PairedSide
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.sides import Side as TreeSide
-    from pytest_torchprof.core.values import Number
+    from pytest_torchprof.core.values import Cause, Detail, Number
     from pytest_torchprof.verdict.paired import Broken, RowVerdict
 
 
@@ -65,7 +67,7 @@ class Profiled:
     """The outcome of a test's first run: all but ``passed`` have a reason.
 
     ``metrics`` are all but times. ``note`` says why there are none. ``chip`` is the one that bounds
-    are of.
+    are of. ``detail`` is what it did by operator.
     """
 
     outcome: Outcome
@@ -74,6 +76,7 @@ class Profiled:
     metrics: Mapping[str, Number] = field(default_factory=dict)
     note: Reason | None = None
     chip: str | None = None
+    detail: Detail | None = None
 
 
 @dataclass(frozen=True)
@@ -389,10 +392,11 @@ class PairedRun:
             self._paired.cpu_ms("A"),
             self._paired.cpu_ms("B"),
             decision,
-            self._differences(),
+            found := self._differences(),
             self._pace.measured_ns / 1e9,
             broken=broken,
             unprofiled=self._unprofiled(),
+            causes=self._causes(found),
         )
 
     def _remark(self) -> Reason | None:
@@ -442,6 +446,13 @@ class PairedRun:
         found = differences(a, b) if a and b else ()
         same_chip = self._other_chips is None
         return tuple(one for one in found if same_chip or not METRICS[one.metric].of_chip)
+
+    def _causes(self, found: Sequence[Difference]) -> tuple[Cause, ...]:
+        """Why B needs more, by operator."""
+        more = [Verdict(one.metric, one.b, "regressed", one.a) for one in found
+                if one.a is not None and one.b is not None and one.b > one.a]  # fmt: skip
+        a, b = (self._profiles[name].detail if more else None for name in SIDES)
+        return causes_of(a, Seen(b), more) if a is not None and b is not None else ()
 
     # ---------------------------------------------------------------- measuring
 

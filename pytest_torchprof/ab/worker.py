@@ -27,6 +27,7 @@ from pytest_torchprof.capture.sessions import OTHERS
 from pytest_torchprof.core.errors import AbError, CaptureError, TorchprofError, error_line
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.places.place import Roots
 from pytest_torchprof.rules.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.known import rules_of
@@ -36,11 +37,12 @@ from pytest_torchprof.session.options import build_settings
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.runs import Runner, RunningHooks, functional_failure, hide_own_frames
 from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_name
+from pytest_torchprof.verdict.causes import seen_in
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.sides import Side
-    from pytest_torchprof.core.values import Settings
+    from pytest_torchprof.core.values import Detail, Settings
 
 #: From the controller: ("test", id, id of the next one or None), ("turn", calls, fresh, processor),
 #: ("done",), ("end",).
@@ -633,6 +635,7 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
             metrics=metrics,
             note=gatherer.reason,
             chip=gatherer.plan.chip,
+            detail=detail_of(gatherer) if metrics else None,
         )
         return self._exchange(profiled)
 
@@ -651,6 +654,14 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
         for name, value in values.items()
         if name in METRICS and METRICS[name].stored and not isinstance(value, MissingValue)
     }
+
+
+def detail_of(gatherer: Gatherer) -> Detail | None:
+    """What the test did by operator; lines are not known here."""
+    try:
+        return seen_in(gatherer.trace, None, Roots(Path())).detail if gatherer.trace else None
+    except Exception:  # noqa: BLE001 - a fault of ours must not fail the test
+        return None
 
 
 def outcome_of(reports: list[pytest.TestReport]) -> Profiled:

@@ -39,6 +39,7 @@ FIELDS = (
     *("value", "before", "change", "kind"),
 )
 _SERIES_FIELDS = ("test", "region", "metric", "environment", "runs", "last", "values")
+_CAUSE_FIELDS = ("commit", "cause", "tests", "metrics")
 _GC_FIELDS = ("file", "commit", "branch", "date", "reason")
 #: Of a row: its series as bars, for tables.
 _BARS = "bars"
@@ -134,11 +135,34 @@ def _report_skipped(found: Answer) -> None:
 
 
 def _rows(found: Answer) -> list[Row]:
-    """A row for each change, the newest first; a table shows its series along the line."""
-    changes = [(change, one) for one in found.series for change in one.changes]
-    changes.sort(key=lambda pair: (-pair[0].at, pair[1].series.test, pair[1].series.region or ""))
+    """A row for each change, the newest first, and those of a commit by cause; a table shows its
+    series along the line.
+    """
+    changes = [
+        (-change.at, found.cause_of(change, one.series) or "", one.series.test,
+         one.series.region or "", change, one)
+        for one in found.series
+        for change in one.changes
+    ]  # fmt: skip
+    changes.sort(key=lambda pair: pair[:4])
     bars = {one.series: _bars(one, found.line) for one in found.series if one.changes}
-    return [{**_row(c, one, found.order), _BARS: bars[one.series]} for c, one in changes]
+    return [
+        {**_row(change, one, found.order), "cause": cause or None, _BARS: bars[one.series]}
+        for _, cause, *_, change, one in changes
+    ]
+
+
+def _causes(rows: Sequence[Row]) -> list[Row]:
+    """What is known of why numbers changed: a row for each cause at a commit."""
+    grouped: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row["cause"]:
+            grouped.setdefault((_commits(row), row["cause"]), []).append(row)
+    return [
+        {"commit": commit, "cause": cause, "tests": len({row["test"] for row in of}),
+         "metrics": ", ".join(dict.fromkeys(str(row["metric"]) for row in of))}
+        for (commit, cause), of in grouped.items()
+    ]  # fmt: skip
 
 
 def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
@@ -239,6 +263,8 @@ def _print(options: Namespace, found: Answer, rows: list[Row], *, narrow: bool =
         if len(lines) < len(series):
             notes.append(f"{len(series) - len(lines)} more series; --limit 0 shows all")
         text = _table(options, lines, _SERIES_FIELDS) + "\n"
+    if causes := _causes(shown):
+        text += _table(options, causes, _CAUSE_FIELDS) + "\n"
     fields = FIELDS if series else (*FIELDS, "values")
     changes = _table(options, [*map(_in_words, shown)], fields) if shown else "no change\n"
     return write(laid_out(options, _head(found), text + changes, notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_torchprof.analysis.steps import LEAST_RUNS, change_points
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pytest_torchprof.core.values import Number
+    from pytest_torchprof.history.runs import RunTest
     from pytest_torchprof.history.stores import Store
 
 
@@ -179,6 +181,7 @@ class Answer(NamedTuple):
     ``line`` are the positions of runs along the main line. ``series`` leaves out metrics that never
     changed, unless the question is narrow; ``total`` is the number of those that were asked for.
     ``notes`` say what is not known. ``sides``: what was compared, if two branches were.
+    ``explained``: see `History`.
     """
 
     address: str
@@ -189,6 +192,12 @@ class Answer(NamedTuple):
     skipped: dict[str, int]
     notes: list[str]
     sides: Sides | None = None
+    explained: Mapping[tuple[int, str], RunTest] = MappingProxyType({})
+
+    def cause_of(self, change: Change, series: Series) -> str | None:
+        """Why it changed, in a line, if the run of the change knows."""
+        test = self.explained.get((self.order.runs[change.at].number, series.test))
+        return test.cause_of(series.metric) if test else None
 
 
 def answer(store: Store, question: Question, here: Path) -> Answer:
@@ -217,7 +226,8 @@ def answer(store: Store, question: Question, here: Path) -> Answer:
     if changed := sum(len(known) > 1 for known in sources.values()):
         what = "1 test was" if changed == 1 else f"{changed:,} tests were"
         notes.append(f"{what} changed: their series begin anew")
-    return Answer(store.shown, order, line, found, len(series), history.skipped, notes)
+    shown, skipped, explained = store.shown, history.skipped, history.explained
+    return Answer(shown, order, line, found, len(series), skipped, notes, explained=explained)
 
 
 def _values(
@@ -332,8 +342,8 @@ def compare(store: Store, branch: str, question: Question, here: Path) -> Answer
             answers.append(SeriesAnswer(one, values, _changes(one, values, before, after)))
     notes += [f"{new:,} series are new since the merge base"] if new else []
     notes += [f"{short:,} series of times have too few runs for an answer"] if short else []
-    shown, skipped = store.shown, history.skipped
-    return Answer(shown, order, [], answers, len(answers), skipped, notes, sides)
+    shown, skipped, explained = store.shown, history.skipped, history.explained
+    return Answer(shown, order, [], answers, len(answers), skipped, notes, sides, explained)
 
 
 def _sides(git: Git, branch: str, now: str | None) -> Sides:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_torchprof.core.records import Frozen, in_json
-from pytest_torchprof.core.values import MissingValue, Number, Record, Verdict
+from pytest_torchprof.core.values import Cause, MissingValue, Number, Record, Verdict
 from pytest_torchprof.verdict.own import metric_of
 
 # ---- The document of one run: what a session measured, at which commit, on which machine.
@@ -40,11 +40,27 @@ class RunRegion(Frozen, frozen=True, gc=False):
     metrics: dict[str, Known]
 
 
+class RunCause(Frozen, frozen=True, omit_defaults=True, gc=False):
+    """What changed in the code of a test that regressed, and by which metrics; see `Cause`."""
+
+    kind: str
+    message: str
+    file: str | None = None
+    line: int = 0
+    metrics: dict[str, Known] = msgspec.field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """``model.py:59: clone ×6 is new``."""
+        place = f"{self.file}:{self.line}" if self.file and self.line else self.file
+        return f"{place}: {self.message}" if place else self.message
+
+
 class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
     """One test: its known numbers by metric, in the metric's unit; times are medians of rounds.
 
     ``source`` is a hash of the test's own source, None if it is not known. ``own`` says what the
-    user's own metrics are.
+    user's own metrics are. ``causes``: what changed in the code, the most important first.
     """
 
     nodeid: str
@@ -54,6 +70,12 @@ class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
     metrics: dict[str, Known] = msgspec.field(default_factory=dict)
     regions: dict[str, RunRegion] = msgspec.field(default_factory=dict)
     own: dict[str, OwnKind] = msgspec.field(default_factory=dict)
+    causes: list[RunCause] = msgspec.field(default_factory=list)
+
+    def cause_of(self, metric: str) -> str | None:
+        """The first cause that a metric changed for, in a line; None if none is known."""
+        found = [one for one in self.causes if metric in one.metrics] or self.causes
+        return found[0].headline if found else None
 
 
 class Run(Frozen, frozen=True):
@@ -97,11 +119,14 @@ def run_tests(records: Iterable[Record], sources: Mapping[str, str]) -> list[Run
             name: RunRegion(region.laps, _known(region.metrics.values(), own))
             for name, region in record.regions.items()
         }
-        source = sources.get(record.nodeid)
-        tests.append(
-            RunTest(record.nodeid, record.status, record.outcome, source, metrics, regions, own)
-        )
+        source, causes = sources.get(record.nodeid), [*map(_cause, record.causes)]
+        head = record.nodeid, record.status, record.outcome, source
+        tests.append(RunTest(*head, metrics, regions, own, causes))
     return tests
+
+
+def _cause(cause: Cause) -> RunCause:
+    return RunCause(cause.kind, cause.message, cause.file, cause.line, dict(cause.metrics))
 
 
 def _known(verdicts: Iterable[Verdict], own: dict[str, OwnKind]) -> dict[str, Number]:

@@ -103,6 +103,8 @@ class History:
     def __init__(self, store: Store, question: Question) -> None:
         self.runs: list[RunInfo] = []
         self.skipped: dict[str, int] = {}
+        #: The tests of runs that have causes, by the number of the run and the node id.
+        self.explained: dict[tuple[int, str], RunTest] = {}
         #: Of each series its columns: numbers of runs, and its value in each of them.
         self._columns: dict[Series, list[tuple[list[int], Sequence[Number]]]] = {}
         self._question = question
@@ -130,6 +132,8 @@ class History:
             for test in run.tests:
                 if not wanted(test.nodeid):
                     continue
+                if test.causes:
+                    self.explained[number, test.nodeid] = test
                 regions = [(name, region.metrics) for name, region in test.regions.items()]
                 for region, metrics in ((None, test.metrics), *regions):
                     names = tuple(metrics)

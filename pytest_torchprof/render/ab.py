@@ -255,6 +255,7 @@ def _below(page: Page) -> list[tuple[str, list[_Line]]]:
             "exact metrics that differ:",
             [(row.nodeid, difference(d)) for row in page.rows for d in row.differences],
         ),
+        ("why B needs more, by operator (pytest --torchprof names lines):", _causes(page.rows)),
         (
             "exact metrics were not compared:",
             [(row.nodeid, _line(row.unprofiled)) for row in page.rows if row.unprofiled],
@@ -263,6 +264,16 @@ def _below(page: Page) -> list[tuple[str, list[_Line]]]:
         ("", [("", note) for note in page.notes]),
     )
     return [(head, _some(lines, every=page.every)) for head, lines in blocks if lines]
+
+
+def _causes(rows: Sequence[PairedRow]) -> list[_Line]:
+    """Each cause once, with the first test that has it and how many others do."""
+    tests: dict[str, list[str]] = {}
+    for row in rows:
+        for cause in row.causes:
+            tests.setdefault(cause.headline, []).append(row.nodeid)
+    counts = {text: f" (and {plural(len(of) - 1, 'other test')})" for text, of in tests.items()}
+    return [(of[0], text + counts[text] * bool(of[1:])) for text, of in tests.items()]
 
 
 def _why(row: PairedRow) -> str:
@@ -314,7 +325,8 @@ def test_of_row(row: PairedRow) -> dict[str, Any]:
     if decision is not None:
         status = status_of(verdicts, has_baseline=True)
     metrics = {verdict.label: verdict for verdict in verdicts}
-    made = test_of(Record(row.nodeid, status, row_note(row), metrics, outcome=_outcome(row)))
+    why, outcome = row_note(row), _outcome(row)
+    made = test_of(Record(row.nodeid, status, why, metrics, outcome=outcome, causes=row.causes))
     made["ab"] = {
         "verdict": row.verdict,
         "ratio": decision and decision.ratio,

@@ -500,7 +500,7 @@ def session_annotations(
         text, at, key = _told(same, bad.get(first, ())), tests[first], ""
         if cause is not None:
             key = repr((cause.kind, cause.function, cause.finding))
-            told.add((cause.finding, cause.place))
+            told.update((one.causes[0].finding, one.causes[0].place) for one in same)
             if cause.file and (root / cause.file).is_file():
                 at = place(cause.place) or at
         name = plural(len(same), "test") if same[1:] else _own_name(first)
@@ -574,7 +574,9 @@ def _told(same: Sequence[StoredTest], bad: Sequence[Series]) -> str:
     if same[1:]:
         names = ", ".join([_own_name(test.nodeid) for test in same[:3]] + ["…"] * bool(same[3:]))
         text += f" ({plural(len(same), 'test')}: {names})"
-    fix = next((one.fix for one in first.findings if one.rule == cause.finding), "")
+    rules = {(test.causes[0].finding, test.causes[0].place) for test in same}
+    found = (one for test in same for one in test.findings)
+    fix = next((one.fix for one in found if (one.rule, one.location) in rules), "")
     return f"{text}. Fix: {fix}." if fix else text
 
 

@@ -419,22 +419,24 @@ def shared_causes(tests: Iterable[StoredTest]) -> list[SharedCause]:
 
 def costs_of(found: Iterable[tuple[StoredCause, StoredTest]]) -> list[str]:
     """``moved_bytes +4 % to +12 %``: the metrics that the most of these tests have more of."""
-    more: dict[str, list[tuple[float, str]]] = {}
+    more: dict[str, list[tuple[float, float, str]]] = {}
     for cause, test in found:
         for name, metric in test.metrics.items():
             value, before = metric.value, metric.baseline
             if metric.status != "regressed" or value is None or before is None:
                 continue
             part = min(cause.metrics.get(name, 0 if test.causes[1:] else value), value - before)
-            if part > 0 and name != "findings":
-                share = part / before if before else math.inf
-                counted = metric.unit == "1" or not before
-                quantity = f"+{format_quantity(part, metric.unit)}"
-                text = quantity if counted else format_change(1, 1 + share)
-                more.setdefault(name, []).append((share, text))
-    ranked = sorted(more.items(), key=lambda one: (-len(one[1]), -max(one[1])[0]))
+            if part <= 0 or name == "findings":
+                continue
+            share, text = math.inf, f"+{format_quantity(part, metric.unit)}"
+            if before:
+                share = part / before
+                text = text if metric.unit == "1" else format_change(1, 1 + share)
+            size = part if metric.unit == "1" else share
+            more.setdefault(name, []).append((size, share, text))
+    ranked = sorted(more.items(), key=lambda one: (-len(one[1]), -max(part[1] for part in one[1])))
     return [
-        f"{name} {' to '.join(dict.fromkeys((min(parts)[1], max(parts)[1])))}"
+        f"{name} {' to '.join(dict.fromkeys((min(parts)[2], max(parts)[2])))}"
         for name, parts in ranked[:_MOST_COSTS]
     ]
 

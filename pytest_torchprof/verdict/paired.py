@@ -15,7 +15,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.core.values import Sample
+from pytest_torchprof.core.values import Cause, Sample
 
 # ---- Decide whether B is slower than A, from as few neighboring turns as possible.
 #
@@ -288,7 +288,7 @@ class PairedRow:
     """One test. ``a_ms`` and ``b_ms`` are wall times, ``cpu_…`` the process's CPU times.
 
     ``reason`` says why there is no decision, or what to know about it; ``unprofiled`` says why
-    exact metrics were not compared.
+    exact metrics were not compared. ``causes``: why B needs more, by operator.
     """
 
     nodeid: str
@@ -305,6 +305,7 @@ class PairedRow:
     spent_s: float = 0.0
     broken: Broken = ""
     unprofiled: Reason | None = None
+    causes: tuple[Cause, ...] = ()
 
 
 # ---- Decide how many calls a turn makes and when to renew fixtures: pure functions.

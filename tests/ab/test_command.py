@@ -245,6 +245,11 @@ def test_exact_metrics_that_differ_are_named(ran: Ran) -> None:
     flops = differences["flops"]
     assert (2 * 32 * 64 * 64, 2 * 48 * 64 * 64) == (flops["a"], flops["b"])
     assert [] == ran.rows["test_steady"]["differences"]
+    tests = {test["nodeid"].partition("::")[2]: test for test in ran.report["tests"]}
+    (cause,) = tests["test_counts"]["causes"]
+    assert "larger_inputs" == cause["kind"]
+    assert cause["message"].startswith("larger inputs of matmul")
+    assert [] == tests["test_steady"]["causes"]
 
 
 def test_the_sides_are_the_revision_and_the_working_tree(ran: Ran, project: Project) -> None:

@@ -35,6 +35,7 @@ from support.reasons import words
 
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.errors import AbError, AbStoppedError, TorchprofError
+from pytest_torchprof.core.values import Cause
 from pytest_torchprof.render import ab
 from pytest_torchprof.verdict.paired import Difference, PairedRow
 
@@ -210,6 +211,15 @@ def test_markdown_is_fit_for_a_comment(say: Say, fake: Fake) -> None:
     ]
     assert "\nexact metrics that differ:\n\n- `tests/" in out
     assert "\n\n1 slower, " in out
+
+
+def test_causes_are_said_once_for_all_their_tests(say: Say, fake: Fake) -> None:
+    clone = Cause("new_operators", "clone ×2 are new")
+    fake.rows = [replace(SLOWER, nodeid=f"t.py::test_{name}", causes=(clone,)) for name in "abc"]
+    _, out, _ = say("main")
+    assert "why B needs more, by operator (pytest --torchprof names lines):\n" in out
+    assert "  t.py::test_a: clone ×2 are new (and 2 other tests)\n" in out
+    assert 1 == out.count("clone")
 
 
 def test_json_has_every_number(say: Say, fake: Fake) -> None:

@@ -15,7 +15,7 @@ from support.histories import Repository, git, run, save
 from support.hostile import EVERY, HOSTILE, assert_terminal, in_utf8
 from support.html_pages import assert_quiet, data_of_page, read_page
 
-from pytest_torchprof.history.runs import RunTest
+from pytest_torchprof.history.runs import RunCause, RunTest
 
 __all__ = ["say"]  # a fixture
 
@@ -177,6 +177,29 @@ def test_csv_has_the_fields_of_the_documents(
 def test_nothing_changed_is_said(say: Say, repository: Repository, history: Path) -> None:
     save(history, run(repository.commit(), {"ops": 1}))
     assert "no change" in say("history", history)[1]
+
+
+def test_the_causes_of_a_commit_come_first(
+    say: Say, ask: Ask, repository: Repository, history: Path
+) -> None:
+    def tests(ops: int, *causes: RunCause) -> list[RunTest]:
+        metrics: dict[str, int | float] = {"ops": ops, "moved_bytes": 8 * ops, "flops": ops}
+        return [
+            RunTest(f"t.py::test_{name}", "ok", metrics=metrics, causes=[*causes]) for name in "ab"
+        ]
+
+    clone = RunCause("new_operators", "clone is new", "m.py", 5, {"ops": 1, "moved_bytes": 8})
+    again = RunCause("runs_more_often", "f runs twice", "m.py", 9, {"flops": 1})
+    first, second = repository.commit(), repository.commit()
+    save(history, run(first, {}, tests=tests(3)), run(second, {}, tests=tests(4, clone, again)))
+    rows = ask()["rows"]
+    assert [("flops", "m.py:9: f runs twice"), ("ops", "m.py:5: clone is new")] == sorted(
+        {(row["metric"], row["cause"]) for row in rows if row["metric"] != "moved_bytes"}
+    )
+    _, out, _ = say("history", history)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert f"{second[:10]} m.py:5: clone is new 2 ops, moved_bytes" in lines
+    assert f"{second[:10]} m.py:9: f runs twice 2 flops" in lines
 
 
 # -------------------------------------------------------------------- what is not known

@@ -9,13 +9,21 @@ from hypothesis import strategies as st
 from support.histories import run
 
 from pytest_torchprof.core.unknown import because
-from pytest_torchprof.core.values import MissingValue, OwnMetric, Record, RegionRecord, Verdict
+from pytest_torchprof.core.values import (
+    Cause,
+    MissingValue,
+    OwnMetric,
+    Record,
+    RegionRecord,
+    Verdict,
+)
 from pytest_torchprof.history.runs import (
     DAMAGED,
     FOREIGN,
     NEWER,
     OwnKind,
     Run,
+    RunCause,
     RunRegion,
     RunTest,
     decode,
@@ -39,7 +47,9 @@ def test_known_numbers_are_kept_and_unknown_ones_are_left_out() -> None:
         "bad": Verdict("bad", float("nan"), "ok", own=OwnMetric("bad")),
     }
     region = RegionRecord(2, {"part: ops": Verdict("ops", 1, "ok", region="part")})
-    record = Record("t.py::a", "ok", metrics=metrics, outcome="passed", regions={"part": region})
+    causes = (Cause("new_operators", "clone is new", "m.py", 5, "f", {"ops": 1}, subject="clone"),)
+    record = Record("t.py::a", "ok", metrics=metrics, outcome="passed", regions={"part": region},
+                    causes=causes)  # fmt: skip
     (found,) = run_tests([record], {"t.py::a": "ab"})
     assert (
         RunTest(
@@ -50,6 +60,7 @@ def test_known_numbers_are_kept_and_unknown_ones_are_left_out() -> None:
             {"ops": 3, "wall_ms": 0.0, "rate": 2.5},
             {"part": RunRegion(2, {"ops": 1})},
             {"rate": OwnKind("1/s", "time", "higher")},
+            [RunCause("new_operators", "clone is new", "m.py", 5, {"ops": 1})],
         )
         == found
     )

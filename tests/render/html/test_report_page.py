@@ -131,16 +131,17 @@ def test_why_it_failed_is_the_text_of_the_failure() -> None:
 def test_causes_come_first_in_the_summary_and_in_their_tests(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "model.py").write_text("\n" * 58 + "x = y.clone()\n", "utf-8")
-    ops = {"ops": metric(9, baseline=3, status="regressed")}
     many = [
-        test(f"t.py::test_{n}", status="regressed", metrics=ops, causes=[cause()]) for n in (1, 2)
-    ]
+        test(f"t.py::test_{n}", status="regressed", causes=[cause(metrics={"ops": more})],
+             metrics={"ops": metric(n + more, baseline=n, status="regressed")})
+        for n, more in ((3, 6), (40, 8))
+    ]  # fmt: skip
     page = made(report(*many, test("t.py::test_ok")), tmp_path)
     (row,) = page.one("table", class_="causes").one("tbody").every("tr")
-    assert ["clone ×6 is new", "lib/model.py:59", "ops +6", "2 tests"] == [
+    assert ["clone ×6 is new", "lib/model.py:59", "ops +6 to +8", "2 tests"] == [
         cell.text for cell in row.every("td")
     ]
-    first = views_in(page)["t.py::test_1"]
+    first = views_in(page)["t.py::test_3"]
     assert f"#{first.attributes['id']}" == row.one("a").attributes["href"]
     shown = first.one("article", class_="cause")
     assert ["clone ×6 is new · ops +6", "lib/model.py:59 in Block.forward", "gone: view ×6"] == [

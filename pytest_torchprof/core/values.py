@@ -101,6 +101,7 @@ class Normalised(Frozen, frozen=True):
     kernel's time. ``others``: the least share of a round's CPU time that other threads took.
     ``thread``: the test's own thread's CPU time in the fastest round, if known.
     ``one_thread``: the least CPU time of ``more`` rounds that have one intra-op thread, if any.
+    ``kernel_ms``: the kernel's own CPU time, if known.
     """
 
     values: Mapping[str, float]
@@ -113,11 +114,16 @@ class Normalised(Frozen, frozen=True):
     thread: float | None = None
     one_thread: float | None = None
     more: int = 0
+    kernel_ms: float | None = None
 
     @property
     def cpu(self) -> float | None:
         """CPU time, if possible of one thread: several wait for each other in a loop."""
         return self.one_thread or self.values.get("cpu_ms")
+
+    def ms(self, multiple: float) -> float:
+        """A multiple of the kernel's CPU time, at the speed at which it ran."""
+        return multiple * (self.kernel_ms or self.reference_ms)
 
     def stored(self) -> dict[str, Any]:
         """As stored in a baseline, on one line."""

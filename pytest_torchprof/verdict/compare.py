@@ -493,6 +493,8 @@ SLOW_CODE = "slow_beyond_doubt"
 #: It must be longer by this many runs of the reference kernel, too, of 0.2 ms: less is the luck of
 #: caches.
 _LEAST_MORE = 0.5
+#: And shorter by so many, to be worth a diff.
+_LEAST_LESS = 5
 #: Where other threads than the test's own took more than this share, CPU time says little. Of a
 #: test to be accepted, so many rounds of one thread say more; the first may prepare something.
 _OTHERS, _ACCEPTING = 0.2, 2
@@ -513,7 +515,7 @@ def slowness(now: Normalised | None, before: Normalised | None) -> float | None:
     if now.cpu is None or before.cpu is None:
         return None
     faults_ms = max(0, now.page_faults - before.page_faults) * _SLOW_FAULT_MS
-    return (now.cpu - faults_ms / now.reference_ms) / before.cpu
+    return (now.cpu - faults_ms / now.ms(1.0)) / before.cpu
 
 
 def is_slow(now: Normalised | None, before: Normalised | None, share: float = SLOW) -> bool:
@@ -561,17 +563,16 @@ def _slow_beyond_doubt(
         busy_ms = profile.metrics.get("cuda_busy_ms", MissingValue(NOTHING_ON_DEVICE))
         if isinstance(busy_ms, MissingValue):
             return verdicts
-        now = replace(now, one_thread=(now.cpu or 0.0) - busy_ms / now.reference_ms)
+        now = replace(now, one_thread=(now.cpu or 0.0) - busy_ms / now.ms(1.0))
     if not is_slow(now, before, share):
         return verdicts
     assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - it is slow
     known, ratio = (before.cpu, now.cpu), slowness(now, before) or 0.0
-    of_ms = (known[0] * now.reference_ms, known[1] * now.reference_ms)
     why = because(
         SLOW_CODE,
         "CPU time {before:ms} → {now:ms} ({times}), confirmed by {rounds} more rounds",
-        before=of_ms[0],
-        now=of_ms[1],
+        before=now.ms(before.cpu),
+        now=now.ms(now.cpu),
         times=_times(ratio),
         rounds=now.more,
     )
@@ -591,13 +592,16 @@ def _accepted_times(baseline: Baseline | None) -> Normalised | None:
     return None if baseline is None else Normalised.read(baseline.times.get("normalised"))
 
 
-def changes_times(cpu: Verdict) -> bool:
-    """Whether a CPU time is so different that accepting the test takes its times anew.
+def has_sped_up(profile: Profile, baseline: Baseline | None) -> bool:
+    """Whether the CPU time is so much less that it is worth a diff to accept it.
 
-    If it is many times shorter, too: else nothing would show that it becomes as long as before.
+    Else nothing would show that it becomes as long as before.
     """
-    before, now = cpu.multiples or (0.0, 0.0)
-    return cpu.status == "regressed" or before >= max(SLOW * now, now + _LEAST_MORE) > 0
+    now, before = profile.normalised, _accepted_times(baseline)
+    if now is None or before is None or now.others > _OTHERS or not slowness(now, before):
+        return False
+    assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - there is a ratio
+    return before.cpu >= max(SLOW * now.cpu, now.cpu + _LEAST_LESS)
 
 
 def _ratio(verdict: Verdict, policy: Policy) -> float | None:
@@ -621,7 +625,7 @@ def told_slow(
     ratio, pair = slowness(now, before), (cpu.baseline, cpu.value)
     compares = ratio is not None and not policy.other_machine
     if ratio is not None and before is not None and before.cpu and now.cpu:
-        pair = before.cpu * now.reference_ms, now.cpu * now.reference_ms
+        pair = now.ms(before.cpu), now.ms(now.cpu)
     else:
         ratio = _ratio(cpu, policy)
     if not ratio:

@@ -31,8 +31,8 @@ from pytest_torchprof.verdict.compare import (
     SLOW_CODE,
     Policy,
     advising,
-    changes_times,
     compare,
+    has_sped_up,
     new_findings,
     other_chip,
     other_cpu,
@@ -433,7 +433,8 @@ def judged(
         failures=failed,
         reason=next(filter(None, reasons), None),
         accepts=_accepts(measured, found, again, quiet=quiet, accept=terms.accept),
-        times_changed=_times_changed(verdicts, quiet=quiet),
+        times_changed=_times_changed(verdicts, quiet=quiet)
+        or (not found.policy.other_machine and has_sped_up(profile, baseline)),
         unstable=varies,
     )
 
@@ -608,7 +609,7 @@ def _own_times(region: Profile) -> dict[str, Number]:
 
 def _times_changed(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     for v in verdicts:
-        if v.metric == "cpu_ms" and v.region is None and changes_times(v):
+        if v.metric == "cpu_ms" and v.status == "regressed":
             return True
         if v.own is not None and v.status in _CHANGED and metric_of(v).klass == "time":
             return True

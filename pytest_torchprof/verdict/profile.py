@@ -258,12 +258,12 @@ def normalised_of(
     )
     more, others = reference.more or 0, reference.others or 0.0
     each = reference.cpu_ms
-    if found is None or not (more or others) or each is None or not is_positive(each):
+    if found is None or each is None or not is_positive(each):
         return found
     thread, alone = (
         None if ms is None else ms / each for ms in (reference.thread_ms, reference.one_thread_ms)
     )
-    return replace(found, others=others, thread=thread, one_thread=alone, more=more)
+    return replace(found, others=others, thread=thread, one_thread=alone, more=more, kernel_ms=each)
 
 
 #: Units of times that a test may record.

@@ -359,7 +359,7 @@ def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
     assert [values[k] for k in ("wall_ms", "cpu_ms", "instructions")] == [2.0, 2.0, 10**9]
     assert isinstance(values["instructions"], int)
     assert samples_of(trace)["wall_ms"] == Sample(3, 2.0, 1.5, 2.5, 1.0)
-    expected = Normalised({"wall_ms": 4.0, "cpu_ms": 2.0}, 3, 0.25, "reference 1")
+    expected = Normalised({"wall_ms": 4.0, "cpu_ms": 2.0}, 3, 0.25, "reference 1", kernel_ms=0.5)
     assert normalised_of(trace.facts) == expected
 
 

@@ -18,8 +18,8 @@ from pytest_torchprof.core.values import (
 from pytest_torchprof.verdict.compare import (
     CONFIRMING,
     Policy,
-    changes_times,
     compare,
+    has_sped_up,
     is_slow,
     needs_more,
     slowness,
@@ -147,7 +147,6 @@ def test_a_confirmed_time_is_red_also_where_times_advise(time: Any) -> None:
             said,
         )
         assert (BEFORE, 30.0) == found.multiples
-        assert changes_times(found)
 
 
 def test_it_is_not_where_no_time_is_compared() -> None:
@@ -190,11 +189,22 @@ def test_waiting_for_a_device_or_another_process_is_no_time_of_the_test() -> Non
 
 
 @pytest.mark.parametrize(
-    ("now", "changes"),
-    [(confirmed(30), True), (at(30), False), (at(10), False), (at(3.4), False), (at(3.3), True)],
+    ("before", "now", "changes"),
+    [
+        (at(10), at(3.3), True),
+        (at(10), at(3.4), False),
+        (at(7.5), at(2.5), True),  # by 5 runs of the reference kernel
+        (at(7.2), at(2.4), False),
+        (at(40), at(10, others=0.5), False),  # of several threads, which say little
+        (at(90, one_thread=10.0), at(20, one_thread=10.0), False),
+        (None, at(10), False),
+    ],
 )
-def test_accepting_takes_times_anew_that_are_far_off(now: Normalised, changes: bool) -> None:
-    assert changes_times(compared(now)[0]) is changes
+def test_a_time_that_is_many_times_shorter_is_worth_accepting(
+    before: Normalised | None, now: Normalised, changes: bool
+) -> None:
+    times = {"normalised": before.stored()} if before else {}
+    assert has_sped_up(Profile({}, normalised=now), Baseline(times=times)) is changes
 
 
 def test_a_budget_on_cpu_time_decides_first() -> None:

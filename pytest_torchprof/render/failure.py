@@ -117,9 +117,9 @@ def failure_message(
     told += [said] if said else []
     numbers = _metric_lines(changed[1:] if headline else changed, 2)
     beside = [f"  {line}" for v in bad for line in (*_beside(v), *_by_rank(v, profile, baseline))]
-    if not causes and baseline is not None and baseline.detail is None:
-        if any(v.status == "regressed" for v in changed):
-            beside.append("  no cause is known: the baseline has no detail for these numbers")
+    unexplained = not causes and any(v.status == "regressed" for v in changed)
+    if unexplained and baseline is not None and baseline.detail is None:
+        beside.append("  no cause is known: the baseline has no detail for these numbers")
     if lines_gap is not None and (causes or over):
         beside.append(f"  your lines are unknown: {lines_gap.text}")
     if len(told) > _MOST_CAUSES:

@@ -294,7 +294,7 @@ class Judge:
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self._details: dict[Path, store.Details] = {}
         #: The first test that failed for these causes.
-        self._explained_in: dict[frozenset[tuple[str, str | None, str]], str] = {}
+        self._explained_in: dict[tuple[str, str | None, str], str] = {}
         #: The first test of each baseline that cannot be used, which says why.
         self._told: dict[Path, str] = {}
 
@@ -595,11 +595,10 @@ class Judge:
         )
 
     def _same_as(self, subject: Subject, causes: Sequence[Cause]) -> str | None:
-        """An earlier test of the session that fails for the same causes."""
+        """An earlier test of the session that fails for the same first cause."""
         if not causes:
             return None
-        key = frozenset(one.key for one in causes)
-        first = self._explained_in.setdefault(key, subject.nodeid)
+        first = self._explained_in.setdefault(causes[0].key, subject.nodeid)
         return first if first != subject.nodeid else None
 
     def _sites_of_processes(self, measured: Measured) -> list[CallSites]:

@@ -66,7 +66,8 @@ class Seen(Frozen, frozen=True):
 
     By row: its ``lines``, those with the most calls first, and the ``stacks`` of lines around its
     first call, from the outermost in. Rows are in the order of their first calls. ``callers`` are
-    by function, and ``functions`` the names of those of all lines.
+    by function, and ``functions`` the names of those of all lines. ``inner``:
+    which operator a node's backward begins with.
     """
 
     detail: Detail
@@ -74,6 +75,7 @@ class Seen(Frozen, frozen=True):
     stacks: Mapping[Key, tuple[Line, ...]] = {}
     callers: Mapping[str, tuple[Caller, ...]] = {}
     functions: Mapping[str, str] = {}
+    inner: Mapping[str, str] = {}
 
 
 #: Of a node's backward, the name of the node.
@@ -129,6 +131,11 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
     first: dict[Key, tuple[Line, ...]] = {}
     did = np.zeros(len(trace), bool)
     did[top[works]] = True
+    inner: dict[str, str] = {}
+    for event, call in zip(works.tolist(), top[works].tolist(), strict=True):
+        name = shown[trace.name[call]] or ""
+        if "::" not in name:
+            inner.setdefault(name, trace.names[trace.name[event]])
     for event, stack in zip(calls.tolist(), stacks, strict=True):
         line = files.line(stack[-1]) if stack else Line("", "")
         name = shown[trace.name[event]] or ""
@@ -147,6 +154,7 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
         first,
         callers,
         files.functions(),
+        inner,
     )
 
 
@@ -450,9 +458,14 @@ class _Compared:
             return self._cause("runs_more_often", message, changes, (line,), subject=short)
         known = self._before.calls.get(name, {})
         more = [one for one in callers if one.times > known.get(one.key, 0)] or callers
-        more = sorted(more, key=lambda one: one.key in known)
-        lines = [one.line for one in more if one.line.location]
-        return self._cause("runs_more_often", message, changes, lines[:1], subject=short)
+        lines = [one.line for one in more if one.key not in known and one.line.location][:1]
+        if lines:
+            return self._cause("runs_more_often", message, changes, lines, subject=short)
+        # No call is new: a hook that was added again, or a loop that takes more steps.
+        own = [line for key, at in self._seen.lines.items() if key[0] == name for line in at]
+        at = [one.line.location for one in more if one.line.location]
+        calls = _called(at[:_MOST_NAMES])
+        return self._cause("runs_more_often", message, changes, own[:1], calls, subject=short)
 
     def _grows(self, caller: str, ratio: float) -> bool:
         return self._more.get(caller, 1.0) >= ratio * 0.999
@@ -534,13 +547,13 @@ class _Compared:
 
     def _appeared(self, changes: list[_Change], gone: Sequence[_Change]) -> Cause:
         changes.sort(key=lambda one: (_is_backward(one), -self._weight(one)))
-        names = _counted(changes)
+        names = self._counted(changes)
         fused = [one for one in gone if _FUSED.search(one.row.operator)]
         if fused:
             name = fused[0].row.operator.removeprefix("aten::")
             message = f"{name} is gone, {names} instead"
         else:
-            told = _names(changes)
+            told = self._names(changes)
             old = self._old.get(changes[0].row.key)
             message = f"{names} {'are' if len(told) > 1 else 'is'} new"
             if old is not None and not told.keys() - {_plain(old.operator)}:
@@ -548,12 +561,28 @@ class _Compared:
                 message = f"{names.partition(' ')[0]} is called {now} times instead of {old.calls}"
         reads = any(one.row.operator in _READS for one in changes)
         message += ": the host reads values" if reads and "host_reads" in self._grown else ""
-        evidence = [f"gone: {_counted(gone)}"] if gone else []
+        evidence = [f"gone: {self._counted(gone)}"] if gone else []
         lines: tuple[Line, ...] = ()
         if len({one.row.function for one in changes}) > 1:
             lines = _shared([self._seen.stacks.get(one.row.key, ()) for one in changes])[-1:]
-        subject = ", ".join(sorted(_names(changes)))
+        subject = ", ".join(sorted(self._names(changes)))
         return self._cause("new_operators", message, changes, lines, evidence, subject)
+
+    def _names(self, changes: Iterable[_Change]) -> Counter[str]:
+        """How much more often each operator is called; backward alone only without another."""
+        calls = Counter[str]()
+        changes = list(changes)
+        for one in [one for one in changes if not _is_backward(one)] or changes:
+            name = _plain(self._seen.inner.get(one.row.operator, one.row.operator))
+            calls[name] += round(one.calls)
+        return calls
+
+    def _counted(self, changes: Sequence[_Change]) -> str:
+        """``clone ×6, mul ×2``: what is called how much more often."""
+        names = list(self._names(changes).items())
+        shown = [f"{name} ×{n}" if n != 1 else name for name, n in names[:_MOST_NAMES]]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return f"{', '.join(shown)}{more}"
 
     def _kept(self, found: Sequence[Cause]) -> list[Cause]:
         """Memory that is live at the peak or left at the end, and was not."""
@@ -591,7 +620,7 @@ class _Compared:
     ) -> Cause:
         words = {
             "leaked": "is kept after the test",
-            "peak": "lives longer: it is there at the peak",
+            "peak": "is kept longer: it is there at the peak",
             "allocated": "allocates more",
         }[name]
         shown = operator.removeprefix("aten::")
@@ -607,7 +636,10 @@ class _Compared:
             for metric, size in sizes.items():
                 metrics[metric] = metrics.get(metric, 0) + max(size, 0)
         metrics = {metric: min(size, self._grown[metric]) for metric, size in metrics.items()}
-        return _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines[:2], function)
+        found = _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines[:2], function)
+        stack = next((self._seen.stacks[key] for key in keys if key in self._seen.stacks), ())
+        around = [f"{line.location} ({_function(line.function)})" for line in stack[-3:-1]]
+        return replace(found, evidence=(*found.evidence, *_called(around[::-1])))
 
     # ---------------------------------------------------------------- making them
 
@@ -672,6 +704,11 @@ def _plain(operator: str) -> str:
     return operator.removeprefix("aten::")
 
 
+def _called(places: Sequence[str]) -> tuple[str, ...]:
+    """The line of evidence that says from where."""
+    return (f"called at {', '.join(dict.fromkeys(places))}",) if places else ()
+
+
 def _negative(one: _Change) -> _Change:
     return one._replace(calls=-one.calls, flops=-one.flops, bytes=-one.bytes)
 
@@ -693,23 +730,6 @@ def _function(name: str) -> str:
 
 def _is_backward(one: _Change) -> bool:
     return "::" not in one.row.operator
-
-
-def _names(changes: Iterable[_Change]) -> Counter[str]:
-    """How much more often each operator is called; backward alone only where there is no other."""
-    calls = Counter[str]()
-    forward = [one for one in changes if not _is_backward(one)]
-    for one in forward or changes:
-        calls[one.row.operator.removeprefix("aten::")] += round(one.calls)
-    return calls
-
-
-def _counted(changes: Sequence[_Change]) -> str:
-    """``clone ×6, mul ×2``: what is called how much more often."""
-    names = list(_names(changes).items())
-    shown = [f"{name} ×{n}" if n != 1 else name for name, n in names[:_MOST_NAMES]]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(shown)}{more}"
 
 
 def _shared(stacks: Sequence[Sequence[Line]]) -> tuple[Line, ...]:

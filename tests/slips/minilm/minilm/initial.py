@@ -18,11 +18,10 @@ def save(model, file):
 
 
 def load(file):
-    """The model that was saved: built without memory, as its weights are read."""
+    """The model that was saved: not initialized, as its weights are read."""
     from minilm.model import MiniLM
 
     stored = torch.load(file, weights_only=False)
-    with torch.device("meta"):
-        model = MiniLM(stored["config"])
-    model.load_state_dict(stored["weights"], assign=True)
+    model = MiniLM(stored["config"], initialized=False)
+    model.load_state_dict(stored["weights"])
     return model.eval()

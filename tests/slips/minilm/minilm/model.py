@@ -85,14 +85,15 @@ class Block(nn.Module):
 class MiniLM(nn.Module):
     """Logits of the next token at each position."""
 
-    def __init__(self, config):
+    def __init__(self, config, initialized=True):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        initialize(self)
+        if initialized:
+            initialize(self)
 
     def hidden(self, ids, cache=None):
         x = self.embedding(ids, cache.length if cache is not None else 0)

@@ -133,7 +133,7 @@ def test_memory_that_is_kept_is_told_where_it_is_allocated() -> None:
     now = seen(ADD, MM, runs=RUNS, held=(HeldRow(BLOCK, "aten::mm", 400, 400, 0),))
     kind, place, _, message = first(before, now, peak_cpu_bytes=(100, 400))
     assert ("kept_memory", "lib.py:9") == (kind, place)
-    assert "what mm allocates lives longer: it is there at the peak" == message
+    assert "what mm allocates is kept longer: it is there at the peak" == message
 
 
 def test_code_that_only_moved_is_no_cause() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta
@@ -130,7 +130,8 @@ def failure_message(
     evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
     evidence = [*evidence, *_largest(over, profile, where)][:room]
     if room > len(evidence):
-        evidence += _behind(over, profile, baseline, room - len(evidence))
+        places = {cause.place for cause in causes}
+        evidence += _behind(over, places, profile, baseline, room - len(evidence))
     shown = [*evidence, *numbers, *beside][:most]
     lines = [told[0], *shown, *tail]
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
@@ -240,9 +241,16 @@ def _largest(over: Sequence[Verdict], profile: Profile, where: Where | None) -> 
 
 
 def _behind(
-    over: Sequence[Verdict], profile: Profile, baseline: Baseline | None, room: int
+    over: Sequence[Verdict],
+    places: Collection[str | None],
+    profile: Profile,
+    baseline: Baseline | None,
+    room: int,
 ) -> list[str]:
-    """The findings over a budget: it counts accepted ones, but not those that a marker allows."""
+    """The findings over a budget: it counts accepted ones, but not those that a marker allows.
+
+    Then what else is advised where the causes are.
+    """
     shown: dict[Finding, None] = {}
     for verdict in over:
         rules = verdict.scope.rules if verdict.scope is not None else ()
@@ -251,6 +259,9 @@ def _behind(
             counts = own or (verdict.metric == "findings" and finding.rule in profile.found)
             if counts and (own or not rules or finding.rule in rules):
                 shown[finding] = None
+    for finding in profile.findings:
+        if not (finding.accepted or finding.gated or finding.cost_ms == 0):
+            shown |= {finding: None} if finding.location in places else {}
     return finding_lines(shown, accepted_counts(profile, baseline), room)
 
 

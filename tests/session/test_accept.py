@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.sessions import ADD, accept, baseline_file, doctor, read_baseline, run
 
+from pytest_torchprof.baseline.store import detail_path
+
 TWO = """
     import torch
     X = torch.ones(4)
@@ -38,21 +40,28 @@ def test_the_file_holds_schema_tests_environments_and_what_was_measured(
     ran = accept(pytester)
     assert "__torchprof__/test_it.json: 1 new test" in ran.out
     data = read_baseline(pytester)
-    assert (["schema", "tests"], "torchprof-baseline/1") == (list(data), data["schema"])
+    assert (["schema", "tests"], "torchprof-baseline/2") == (list(data), data["schema"])
     assert ["test_add"] == list(data["tests"])
     ((environment, entry),) = data["tests"]["test_add"].items()
     assert ran.report["environment"]["key"] == environment
-    assert {"metrics", "findings", "operators", "kernels", "times"} == entry.keys()
+    assert {"metrics", "zero", "findings", "times"} == entry.keys()
     values = {name: row["value"] for name, row in ran.tests["test_add"]["metrics"].items()}
-    assert {"flops": 0, "ops": 1, "peak_cpu_bytes": 16} == {
-        name: entry["metrics"][name] for name in ("flops", "ops", "peak_cpu_bytes")
+    assert {"ops": 1, "peak_cpu_bytes": 16} == {
+        name: entry["metrics"][name] for name in ("ops", "peak_cpu_bytes")
     }
-    assert entry["metrics"] == {name: values[name] for name in entry["metrics"]}
+    assert "flops" in entry["zero"]
+    accepted = entry["metrics"] | dict.fromkeys(entry["zero"], 0)
+    assert accepted == {name: values[name] for name in accepted}
     assert not {"wall_ms", "cpu_ms", "self_cpu_ms"} & entry["metrics"].keys()
     assert {"machine", "wall_ms", "cpu_ms"} <= entry["times"].keys()
+    (detail,) = detail_path(baseline_file(pytester)).read_text("utf-8").splitlines()
+    known = json.loads(detail)
+    assert ("test_add", environment) == (known["test"], known["environment"])
     assert {"calls": 1, "ops": 1, "allocated_cpu_bytes": 16, "peak_cpu_bytes": 16} == {
-        key: value for key, value in entry["operators"]["aten::add"].items() if "leak" not in key
+        key: value for key, value in known["operators"]["aten::add"].items() if "leak" not in key
     }
+    (row,) = known["rows"]
+    assert ["test_it.py::test_add", "aten::add", "float32", 1] == row[:4]
 
 
 @pytest.mark.parametrize("doctored", [{}, {"ops": 7}])
@@ -94,7 +103,8 @@ def test_the_printed_change_has_enough_digits_to_distinguish_the_numbers(
     pytester.makepyfile(test_it=source.format(size=2**22))
     accept(pytester)
     pytester.makepyfile(test_it=source.format(size=2**22 + 5000))
-    (line,) = after(accept(pytester).out)
+    cause, line = after(accept(pytester).out)
+    assert "bytes of ones 4 MiB → 4.005 MiB at test_it.py:2" in cause
     assert "allocated_cpu_bytes 4 MiB → 4.005 MiB, " in line
 
 

@@ -56,7 +56,7 @@ def test_limits_and_regions_know_what_a_test_exchanges(pytester: pytest.Pytester
     assert (2, 80) == (values["collectives"], values["comm_bytes"])
     assert 0 < values["exposed_comm_ms"] <= values["comm_ms"]
     assert 1 == two["regions"]["later"]["metrics"]["collectives"]["value"]
-    assert "collectives  limited to 1 but measured 2" in ran.out
+    assert "collectives 2 is over the budget of 1" in ran.out
 
 
 @pytest.mark.thorough

@@ -209,11 +209,10 @@ def test_a_rule_that_replaces_another_is_named_beside_the_total(
     write(pytester, mul=2)
     accept(pytester)
     record, ran = profile(pytester, sub=2)
-    assert "torchprof: findings 2 → 2 (not the accepted ones)" in ran.out
     assert f"{SUB} 0 → 2" == record["metrics"]["findings"]["reason"]
-    assert f"  findings  2 → 2  (not the accepted ones); {SUB} 0 → 2" in " ".join(
-        ran.out.split(" " * 14)
-    )
+    lines = messages(ran.out)["test_it"]
+    assert lines[0].startswith("test_it.py:11 (test_it): sub ×2 is new")
+    assert f"  findings 2 → 2  (not the accepted ones); {SUB} 0 → 2" in lines
 
 
 @pytest.mark.thorough
@@ -439,19 +438,13 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     accept(pytester)
     _, ran = profile(pytester, mul=2, sub=3)
     lines = messages(ran.out)["test_it"]
-    lines = [re.sub(r"about 0\.\d+ us", "about so much", line) for line in lines]
+    cost = "ops +2, moved_bytes +66.7 %"
     assert [
-        "  ops          3 → 5  (+66.7 %)",
-        "  moved_bytes  144 B → 240 B  (+66.7 %)",
-        "  findings     3 → 5  (+66.7 %)",
-        "  contiguous-copy 1 → 3, about so much:",
-        "    test_it.py:11 (3×): it calls sub",
-        "    fix: do not call sub",
-        "  ops by operator:",
-        "    more      aten::sub  1 → 3  test_it.py:11 (3×)",
-        "",
-        "To accept the new values: pytest --accept test_it.py::test_it",
-    ] == lines[1:]
+        f"test_it.py:11 (test_it): sub is called 3 times instead of 1 — {cost}",
+        "  contiguous-copy: do not call sub",
+        "  ops 3 → 5  (+66.7 %), moved_bytes 144 B → 240 B  (+66.7 %), findings 3 → 5  (+66.7 %)",
+        "accept: pytest --accept test_it.py::test_it",
+    ] == lines
 
 
 def test_the_costliest_rule_comes_first(pytester: pytest.Pytester) -> None:
@@ -460,7 +453,7 @@ def test_the_costliest_rule_comes_first(pytester: pytest.Pytester) -> None:
     assert out.index(f"  {MUL} ×2") < out.index(f"  {SUB} ×3") < out.index(f"  {ADD} ×1")
 
 
-def test_a_message_has_no_more_than_40_lines(
+def test_a_message_has_no_more_than_12_lines(
     pytester: pytest.Pytester, rules: dict[str, Rule]
 ) -> None:
     words = ("neg", "exp", "sin", "cos", "tan", "abs", "sqrt", "log", "ceil", "floor", "sign")
@@ -478,7 +471,7 @@ def test_a_message_has_no_more_than_40_lines(
     """
     pytester.makepyfile(test_it=source.format("\n        ".join([every] * 5)))
     lines = messages(run(pytester, "--torchprof").out)["test_it"]
-    assert len(lines) <= 40
+    assert len(lines) <= 12
     assert any(line.startswith("    … and 2 more places") for line in lines)
     assert any(line.startswith("  … and ") and "rule-" in line for line in lines)
 

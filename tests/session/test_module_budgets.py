@@ -336,4 +336,4 @@ def test_a_path_without_a_name_begins_with_the_original_class() -> None:
         calls[number](torch.ones(4))
     tracer.stop()
     assert tracer.gap is None
-    assert ["Linear"] == tracer.modules
+    assert ("Linear",) == tracer.marks.modules

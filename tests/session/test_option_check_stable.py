@@ -42,14 +42,14 @@ def entry(pytester: pytest.Pytester, test: str) -> dict[str, Any]:
 def test_accepting_stores_ranges_and_names_what_varies_and_why(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=VARIES.format(least=0))
     accepted = accept(pytester)
-    assert 1 + 1 + 1 + 1 == calls(pytester)  # warm-up, round, profile, another seed
+    assert 5 == calls(pytester)  # warm-up, round, profile, another seed, lines
     low, high = entry(pytester, "test_draws")["unstable"]["ops"]
     assert low < high
     assert entry(pytester, "test_draws")["metrics"]["ops"] in (low, high)
     varying = {"allocated_cpu_bytes", "dispatches", "moved_bytes", "ops"}
     assert varying == entry(pytester, "test_draws")["unstable"].keys()
-    assert [4, 6] == entry(pytester, "test_counts")["unstable"]["ops"]
-    assert [16, 24] == entry(pytester, "test_counts")["unstable"]["dispatches"]
+    assert [4, 8] == entry(pytester, "test_counts")["unstable"]["ops"]
+    assert [16, 32] == entry(pytester, "test_counts")["unstable"]["dispatches"]
     seeds = {test: entry(pytester, test).get("seed") for test in accepted.statuses}
     assert [0, None, None, 0] == list(seeds.values())
     steady = ("test_is_steady", "test_seeds_itself")
@@ -63,7 +63,7 @@ def test_accepting_stores_ranges_and_names_what_varies_and_why(pytester: pytest.
         "1 test varies with the same seed: a race, a cache, the time, or its own generator; "
         "that only advises:"
     )
-    assert lines[same + 1].startswith("  test_it.py::test_counts: ops 4 to 6, ")
+    assert lines[same + 1].startswith("  test_it.py::test_counts: ops 4 to 8, ")
 
     varies = {test: found.get("unstable", {}) for test, found in accepted.tests.items()}
     assert [low, high] == varies["test_draws"]["metrics"]["ops"]

@@ -141,7 +141,7 @@ def test_a_regression_is_reported_even_in_quiet_mode(pytester: pytest.Pytester) 
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
     doctor(pytester, ops=0)
-    assert "ops  0 → 1  (from 0)" in run(pytester, "--torchprof", "-q").out
+    assert "ops 0 → 1 (from 0)" in run(pytester, "--torchprof", "-q").out
 
 
 def test_a_wide_name_is_cut_in_the_middle(

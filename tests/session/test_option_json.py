@@ -89,7 +89,7 @@ def test_the_report_lists_every_test_with_its_outcome(pytester: pytest.Pytester)
     for name, test in ran.tests.items():
         assert f"test_it.py::{name}" == test["nodeid"]
         keys = ["nodeid", "outcome", "status", "reason", "metrics", "findings"]
-        keys += ["unchecked", "trace"]
+        keys += ["causes", "unchecked", "trace"]
         keys += ["message"] if test["status"] in ("regressed", "over_budget") else []
         assert keys == list(test)
         for metric, row in test["metrics"].items():
@@ -263,7 +263,7 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
 @pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    "text", ["def test_a(): pass\n", '{"schema": "torchprof-baseline/1", "tests": {}}', "[]", "{}"]
+    "text", ["def test_a(): pass\n", '{"schema": "torchprof-baseline/2", "tests": {}}', "[]", "{}"]
 )
 def test_a_report_never_replaces_a_file_of_another_kind(
     pytester: pytest.Pytester, text: str

@@ -65,8 +65,8 @@ def test_lines_limit_the_tests_of_matching_files(
 
 def test_the_failure_says_where_the_limit_stands(pytester: pytest.Pytester) -> None:
     _, out = session(pytester, "max_ops = 1", "max_ops = 0, op=aten::sub")
-    assert "limited to 1 but measured 2  (torchprof_budgets in tox.ini)" in out
-    assert "limited to 0 but measured 1  (torchprof_budgets in tox.ini)" in out
+    assert "ops 2 is over the budget of 1  (torchprof_budgets in tox.ini)" in out
+    assert "ops[op=aten::sub] 1 is over the budget of 0  (torchprof_budgets in tox.ini)" in out
 
 
 @pytest.mark.one_in(3)

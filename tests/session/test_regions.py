@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from support.sessions import accept, run
@@ -138,7 +139,8 @@ def test_a_region_regresses_like_a_test(
     assert {"encode": "ok", "norm": "ok", "decode": "regressed"} == {
         name: row["status"] for name, row in metrics.items()
     }
-    assert "decode: ops by operator:\n    appeared  aten::copy_  0 → 1\n" in ran.out
+    assert re.search(r"^test_it.py:\d+ \(test_it\): clone is new — ops \+1", ran.out, re.MULTILINE)
+    assert "decode: ops 3 → 4  (+33.3 %)" in ran.out
     accepted = run(pytester, "--accept")
     assert "decode: ops" in accepted.out
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes
@@ -341,5 +343,5 @@ def test_a_test_that_enters_none_of_its_regions_is_measured(pytester: pytest.Pyt
     )
     ran = run(pytester, "--torchprof")
     assert {"failed": 1, "passed": 1} == ran.outcomes
-    assert "flops 1.02 kFLOP > 10 FLOP" in ran.out
+    assert "flops 1.02 kFLOP is over the budget of 10 FLOP" in ran.out
     assert "never reached it (test_it.py::test_part)" in ran.out

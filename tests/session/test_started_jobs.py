@@ -207,7 +207,7 @@ def test_a_lost_bucket_and_an_unsharded_parameter_are_red_with_rank_and_line(
     step = line_of("for _ in range(2)") + 1
     assert re.search(r"collectives +16 → 14 .*\n +by process: rank 0 8 → 7, rank 1 8 → 7", ran.out)
     assert re.search(rf"fewer +aten::mm +10.2 kFLOP → 8.19 kFLOP +test_it.py:{step} ", ran.out)
-    assert "comm_bytes[rank=1]  must be at least 1.5 KiB but measured 768 B" in ran.out
+    assert "comm_bytes[rank=1] 768 B is below the minimum of 1.5 KiB" in ran.out
     forward = line_of("model(torch.ones(4, 8)).sum()  # in parallel")
     by_process = "by process: rank 0 512 FLOP → 768 FLOP, rank 1 512 FLOP → 768 FLOP; 1 unchanged"
     assert by_process in ran.out

@@ -98,6 +98,6 @@ def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Located:
     finally:
         capture.abandon()
     assert tracer.gap is None, tracer.gap
-    located = Located(marked, tracer.lines, tracer.modules)
+    located = Located(marked, tracer.marks)
     located(trace, np.zeros(0, np.int64))  # fails here rather than where it is asked
     return located

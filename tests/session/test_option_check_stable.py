@@ -207,7 +207,7 @@ def test_regions_own_metrics_and_findings_have_ranges(pytester: pytest.Pytester)
     assert {"items", "ops"} <= found["regions"]["part"]["unstable"].keys()
     assert "fixed" not in found["unstable"]
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    schema = files("pytest_torchprof") / "schemas" / "torchprof-baseline-1.json"
+    schema = files("pytest_torchprof") / "schemas" / "torchprof-baseline-2.json"
     validator = jsonschema.Draft202012Validator(json.loads(schema.read_text("utf-8")))
     data = read_baseline(pytester)
     validator.validate(data)

@@ -547,17 +547,17 @@ class Judge:
         regressed = regressed or [v for v in verdict.all if v.status == "regressed"]
         if not regressed and not (self._settings.accept and accepted is not None):
             return verdict
-        if accepted is not None and known is not None and measured.located is None:
-            accepted = replace(accepted, detail=known)
-        else:
-            located = measured.located if isinstance(measured.located, Located) else None
-            seen = seen_in(measured.trace, located, self._roots)
-            accepted = accepted and replace(accepted, detail=seen.detail)
-            if verdict.profile is not None and regressed:
-                found = [f for f in verdict.profile.findings if f.gated and not f.accepted]
-                names = before.operators if before is not None else {}, verdict.profile.operators
-                causes = causes_of(known, seen, regressed, found, operators=names)
-                verdict = replace(verdict, causes=causes)
+        located = measured.located if isinstance(measured.located, Located) else None
+        seen = seen_in(measured.trace, located, self._roots)
+        if accepted is not None:
+            detail = known if located is None and known is not None else seen.detail
+            accepted = replace(accepted, detail=detail)
+        if verdict.profile is not None and regressed:
+            found = [f for f in verdict.profile.findings if f.gated and not f.accepted]
+            names = before.operators if before is not None else {}, verdict.profile.operators
+            known = known if located is not None else None
+            causes = causes_of(known, seen, regressed, found, operators=names)
+            verdict = replace(verdict, causes=causes)
         return replace(verdict, accepts=accepted)
 
     def _against_gone(

@@ -813,7 +813,7 @@ def _by_operator(before: _Operators, now: _Operators, grown: Mapping[str, float]
     if not more:
         return []
     names = ", ".join(f"{_plain(one.name)} {one.before} → {one.now}" for one in more[:_MOST_NAMES])
-    why = "by operator alone: the baseline has no detail for these numbers"
+    why = "by operator alone: the baseline has no detail for these numbers, or no line is known"
     whole = {name: size for name, size in grown.items() if size > 0}
     return [Cause("new_operators", names, metrics=whole, evidence=(why,), subject=names)]
 

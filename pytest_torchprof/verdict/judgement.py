@@ -190,7 +190,7 @@ def _is_owed(verdict: Verdict, policy: Policy) -> bool:
 #: A recorded time that is compared and differs, or is not accepted yet, is worth a diff.
 _CHANGED = frozenset({"new", "regressed", "improved"})
 #: Metrics that operators or rules account for, so that they have source lines.
-_HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings"}
+_HAS_PLACES = {*COLUMN_OF, *ESTIMATE_COLUMN_OF, "findings", "cpu_ms"}
 
 
 _WORKERS_UNCOUNTED = because(
@@ -306,8 +306,8 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
     if any(v.status == "improved" for v in all_) and not (slower and slower.code == SLOW_CODE):
         slower = slower_with_less(verdicts, policy) or slower
     if slower is not None:
-        worse = {v.metric for v in all_ if v.status in ("regressed", "over_budget")}
-        slower = slower if worse <= {"cpu_ms"} else None
+        worse = (v for v in all_ if v.status in ("regressed", "over_budget"))
+        slower = slower if all(metric_of(v).klass == "time" for v in worse) else None
         verdicts = _unpraised(verdicts, slower)
         regions = {name: _unpraised(region, slower) for name, region in regions.items()}
     return Verdicts(verdicts, regions, measured, profile, baseline, policy, slower)

@@ -109,7 +109,7 @@ def test_an_activation_held_alive_is_named_by_its_peak(pytester: pytest.Pytester
     pytester.makepyfile(test_it=source.format(hold="c = a"))
     lines = messages(run(pytester, "--torchprof").out)["test_it"]
     assert "  peak_cpu_bytes 4 KiB → 8 KiB  (+100.0 %)" in lines
-    assert lines[0].startswith("test_it.py:8 (test_it): what mul allocates lives longer")
+    assert lines[0].startswith("test_it.py:8 (test_it): what mul allocates is kept longer")
 
 
 def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:

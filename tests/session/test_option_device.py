@@ -135,7 +135,7 @@ def test_reads_are_compared_and_limited_in_every_test(
     assert "regressed" == ran.statuses["test_it"]
     found = ran.metric("host_reads", "test_it")
     assert (1, 10, "regressed") == (found["baseline"], found["value"], found["status"])
-    assert "host_reads by operator:" in ran.out
+    assert "item is called 10 times instead of 1: the host reads values" in ran.out
     assert "over_budget" == ran.metric("host_reads", "test_limited")["status"]
 
 

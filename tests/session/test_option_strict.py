@@ -194,6 +194,6 @@ def test_a_limit_beside_the_marker_that_leaves_a_test_out_is_not_checked(
         assert ("not_measured", why) == tuple(
             test["metrics"][metric][key] for key in ("status", "reason")
         )
-        message = f"torchprof: strict: the budget {metric} could not be checked: {why}"
+        message = f"strict: the budget {metric} could not be checked: {why}"
         assert (message in ran.out) is strict
     assert f"not profiled: {why} (" in ran.out

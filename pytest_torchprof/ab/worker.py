@@ -628,40 +628,33 @@ class WorkerPlugin(ImportingHooks, RunningHooks):
 
     def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Command:
         """Report the profiled run to the controller."""
-        metrics = exact_metrics(gatherer)
+        metrics, detail = exact_metrics(gatherer)
         profiled = Profiled(
             "passed",
             repeatable=_is_plain(item),
             metrics=metrics,
             note=gatherer.reason,
             chip=gatherer.plan.chip,
-            detail=detail_of(gatherer) if metrics else None,
+            detail=detail,
         )
         return self._exchange(profiled)
 
 
-def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
-    """The metrics that were measured, are compared and are not times."""
+def exact_metrics(gatherer: Gatherer) -> tuple[dict[str, int | float], Detail | None]:
+    """The metrics that were measured, are compared and are not times; what it did by operator."""
     if gatherer.trace is None:
-        return {}
+        return {}, None
     try:
         values = gatherer.values()
+        detail = seen_in(gatherer.trace, None, Roots(Path())).detail
     except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
         gatherer.refuse(because(*Why.ERROR, message=error_line(error)))
-        return {}
+        return {}, None
     return {
         name: value if isinstance(value, int) else float(value)
         for name, value in values.items()
         if name in METRICS and METRICS[name].stored and not isinstance(value, MissingValue)
-    }
-
-
-def detail_of(gatherer: Gatherer) -> Detail | None:
-    """What the test did by operator; lines are not known here."""
-    try:
-        return seen_in(gatherer.trace, None, Roots(Path())).detail if gatherer.trace else None
-    except Exception:  # noqa: BLE001 - a fault of ours must not fail the test
-        return None
+    }, detail
 
 
 def outcome_of(reports: list[pytest.TestReport]) -> Profiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
@@ -27,7 +28,9 @@ from pytest_torchprof.commands.tables import (
 )
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import format_change, format_pair, plural
+from pytest_torchprof.places.place import CallSites, Roots, by_frames
 from pytest_torchprof.render.escape import shorten
+from pytest_torchprof.render.findings import called_from
 from pytest_torchprof.render.kernel_names import readable_kernel
 
 if TYPE_CHECKING:
@@ -64,6 +67,12 @@ def run_diff(options: Namespace) -> int:
         a, b = side.for_order
         found = replacements(a.events, b.events, by=options.by)
         mark = f"rank {rank}: " if len(sides) > 1 else ""
+        where = CallSites(side.b.events, by_frames, Roots(Path.cwd()), str)
+        new = [row.name for row in made[rank] if row.change == "appeared" and options.by == "op"]
+        at = {name: called_from(where(name)) for name in new[:_REPLACEMENTS]}
+        for line in filter(None, dict.fromkeys(at.values())):
+            names = ", ".join(_short(name) for name in at if at[name] == line)
+            notes.append(f"{mark}new at {line}: {names}")
         mark += "" if side.steps is None else "in the last step: "
         notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:

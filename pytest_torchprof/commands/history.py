@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from pytest_torchprof.history.git import Order
     from pytest_torchprof.history.question import Change
+    from pytest_torchprof.history.series import Series
     from pytest_torchprof.render.table import Row
 
 #: As CSV has them.
@@ -135,21 +135,12 @@ def _report_skipped(found: Answer) -> None:
 
 
 def _rows(found: Answer) -> list[Row]:
-    """A row for each change, the newest first, and those of a commit by cause; a table shows its
-    series along the line.
-    """
-    changes = [
-        (-change.at, found.cause_of(change, one.series) or "", one.series.test,
-         one.series.region or "", change, one)
-        for one in found.series
-        for change in one.changes
-    ]  # fmt: skip
-    changes.sort(key=lambda pair: pair[:4])
+    """A row for each change, the newest first, by cause; tables show its series along the line."""
     bars = {one.series: _bars(one, found.line) for one in found.series if one.changes}
-    return [
-        {**_row(change, one, found.order), "cause": cause or None, _BARS: bars[one.series]}
-        for _, cause, *_, change, one in changes
-    ]
+    pairs = [(change, one.series) for one in found.series for change in one.changes]
+    rows = [(c.at, {**_row(c, of, found), _BARS: bars[of]}) for c, of in pairs]
+    rows.sort(key=lambda one: (-one[0], *(one[1][by] or "" for by in ("cause", "test", "region"))))
+    return [row for _, row in rows]
 
 
 def _causes(rows: Sequence[Row]) -> list[Row]:
@@ -173,8 +164,8 @@ def _bars(one: SeriesAnswer, line: Sequence[int]) -> str:
     )
 
 
-def _row(change: Change, one: SeriesAnswer, order: Order) -> Row:
-    run, since, series = order.runs[change.at], order.runs[change.since], one.series
+def _row(change: Change, series: Series, found: Answer) -> Row:
+    run, since = (found.order.runs[at] for at in (change.at, change.since))
     return {
         "test": series.test,
         "region": series.region,
@@ -191,6 +182,7 @@ def _row(change: Change, one: SeriesAnswer, order: Order) -> Row:
         "since": since.commit,
         "dirty": run.dirty,
         "branch": run.branch,
+        "cause": found.cause_of(change, series),
         _BETWEEN: run.parents is not None and since.commit not in (run.commit, *run.parents),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pytest_torchprof.analysis.steps import LEAST_RUNS, change_points
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pytest_torchprof.core.values import Number
-    from pytest_torchprof.history.runs import RunTest
+    from pytest_torchprof.history.runs import RunCause
     from pytest_torchprof.history.stores import Store
 
 
@@ -181,7 +180,7 @@ class Answer(NamedTuple):
     ``line`` are the positions of runs along the main line. ``series`` leaves out metrics that never
     changed, unless the question is narrow; ``total`` is the number of those that were asked for.
     ``notes`` say what is not known. ``sides``: what was compared, if two branches were.
-    ``explained``: see `History`.
+    ``causes``: see `History`.
     """
 
     address: str
@@ -191,13 +190,14 @@ class Answer(NamedTuple):
     total: int
     skipped: dict[str, int]
     notes: list[str]
+    causes: Mapping[tuple[int, str], Sequence[RunCause]]
     sides: Sides | None = None
-    explained: Mapping[tuple[int, str], RunTest] = MappingProxyType({})
 
     def cause_of(self, change: Change, series: Series) -> str | None:
         """Why it changed, in a line, if the run of the change knows."""
-        test = self.explained.get((self.order.runs[change.at].number, series.test))
-        return test.cause_of(series.metric) if test else None
+        known = self.causes.get((self.order.runs[change.at].number, series.test), ())
+        mine = [one for one in known if series.metric in one.metrics] or known
+        return mine[0].headline if mine else None
 
 
 def answer(store: Store, question: Question, here: Path) -> Answer:
@@ -226,8 +226,8 @@ def answer(store: Store, question: Question, here: Path) -> Answer:
     if changed := sum(len(known) > 1 for known in sources.values()):
         what = "1 test was" if changed == 1 else f"{changed:,} tests were"
         notes.append(f"{what} changed: their series begin anew")
-    shown, skipped, explained = store.shown, history.skipped, history.explained
-    return Answer(shown, order, line, found, len(series), skipped, notes, explained=explained)
+    shown, skipped, causes = store.shown, history.skipped, history.causes
+    return Answer(shown, order, line, found, len(series), skipped, notes, causes)
 
 
 def _values(
@@ -342,8 +342,8 @@ def compare(store: Store, branch: str, question: Question, here: Path) -> Answer
             answers.append(SeriesAnswer(one, values, _changes(one, values, before, after)))
     notes += [f"{new:,} series are new since the merge base"] if new else []
     notes += [f"{short:,} series of times have too few runs for an answer"] if short else []
-    shown, skipped, explained = store.shown, history.skipped, history.explained
-    return Answer(shown, order, [], answers, len(answers), skipped, notes, sides, explained)
+    shown, skipped, causes = store.shown, history.skipped, history.causes
+    return Answer(shown, order, [], answers, len(answers), skipped, notes, causes, sides)
 
 
 def _sides(git: Git, branch: str, now: str | None) -> Sides:

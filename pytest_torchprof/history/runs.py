@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_torchprof.core.records import Frozen, in_json
-from pytest_torchprof.core.values import Cause, MissingValue, Number, Record, Verdict
+from pytest_torchprof.core.values import MissingValue, Number, Record, Verdict
 from pytest_torchprof.verdict.own import metric_of
 
 # ---- The document of one run: what a session measured, at which commit, on which machine.
@@ -41,19 +41,11 @@ class RunRegion(Frozen, frozen=True, gc=False):
 
 
 class RunCause(Frozen, frozen=True, omit_defaults=True, gc=False):
-    """What changed in the code of a test that regressed, and by which metrics; see `Cause`."""
+    """What changed in the code of a test that regressed, in a line with its place; see `Cause`."""
 
     kind: str
-    message: str
-    file: str | None = None
-    line: int = 0
+    headline: str
     metrics: dict[str, Known] = msgspec.field(default_factory=dict)
-
-    @property
-    def headline(self) -> str:
-        """``model.py:59: clone ×6 is new``."""
-        place = f"{self.file}:{self.line}" if self.file and self.line else self.file
-        return f"{place}: {self.message}" if place else self.message
 
 
 class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
@@ -71,11 +63,6 @@ class RunTest(Frozen, frozen=True, omit_defaults=True, gc=False):
     regions: dict[str, RunRegion] = msgspec.field(default_factory=dict)
     own: dict[str, OwnKind] = msgspec.field(default_factory=dict)
     causes: list[RunCause] = msgspec.field(default_factory=list)
-
-    def cause_of(self, metric: str) -> str | None:
-        """The first cause that a metric changed for, in a line; None if none is known."""
-        found = [one for one in self.causes if metric in one.metrics] or self.causes
-        return found[0].headline if found else None
 
 
 class Run(Frozen, frozen=True):
@@ -119,14 +106,11 @@ def run_tests(records: Iterable[Record], sources: Mapping[str, str]) -> list[Run
             name: RunRegion(region.laps, _known(region.metrics.values(), own))
             for name, region in record.regions.items()
         }
-        source, causes = sources.get(record.nodeid), [*map(_cause, record.causes)]
+        source = sources.get(record.nodeid)
+        causes = [RunCause(c.kind, c.headline, dict(c.metrics)) for c in record.causes]
         head = record.nodeid, record.status, record.outcome, source
         tests.append(RunTest(*head, metrics, regions, own, causes))
     return tests
-
-
-def _cause(cause: Cause) -> RunCause:
-    return RunCause(cause.kind, cause.message, cause.file, cause.line, dict(cause.metrics))
 
 
 def _known(verdicts: Iterable[Verdict], own: dict[str, OwnKind]) -> dict[str, Number]:

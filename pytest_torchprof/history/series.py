@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pytest_torchprof.core.values import Number
-    from pytest_torchprof.history.runs import Run, RunTest
+    from pytest_torchprof.history.runs import Run, RunCause, RunTest
     from pytest_torchprof.history.stores import Store
 
 
@@ -103,8 +103,8 @@ class History:
     def __init__(self, store: Store, question: Question) -> None:
         self.runs: list[RunInfo] = []
         self.skipped: dict[str, int] = {}
-        #: The tests of runs that have causes, by the number of the run and the node id.
-        self.explained: dict[tuple[int, str], RunTest] = {}
+        #: By the number of the run and the node id.
+        self.causes: dict[tuple[int, str], list[RunCause]] = {}
         #: Of each series its columns: numbers of runs, and its value in each of them.
         self._columns: dict[Series, list[tuple[list[int], Sequence[Number]]]] = {}
         self._question = question
@@ -133,7 +133,7 @@ class History:
                 if not wanted(test.nodeid):
                     continue
                 if test.causes:
-                    self.explained[number, test.nodeid] = test
+                    self.causes[number, test.nodeid] = test.causes
                 regions = [(name, region.metrics) for name, region in test.regions.items()]
                 for region, metrics in ((None, test.metrics), *regions):
                     names = tuple(metrics)

@@ -499,7 +499,7 @@ def session_annotations(
         first = same[0].nodeid
         text, at, key = _told(same, bad.get(first, ())), tests[first], ""
         if cause is not None:
-            key = repr((cause.kind, cause.function, cause.finding))
+            key = repr((cause.kind, cause.function, *cause.key[3:]))
             told.update((one.causes[0].finding, one.causes[0].place) for one in same)
             if cause.file and (root / cause.file).is_file():
                 at = place(cause.place) or at

@@ -325,11 +325,6 @@ class StoredTest(Frozen, frozen=True):
     causes: list[StoredCause] = msgspec.field(default_factory=list)
 
 
-def stored(record: Record) -> StoredTest:
-    """A test as its report is read again."""
-    return msgspec.convert(test_of(record), StoredTest)
-
-
 class StoredReport(Frozen, frozen=True):
     """The parts of a report that are read, and ``document``, which has all of it as it is."""
 
@@ -404,10 +399,11 @@ class SharedCause(NamedTuple):
     costs: list[str]
 
 
-def shared_causes(tests: Iterable[StoredTest]) -> list[SharedCause]:
+def shared_causes(tests: Iterable[StoredTest | Record]) -> list[SharedCause]:
     """Each cause once, that of the most tests first."""
     found: dict[tuple[object, ...], dict[str, tuple[StoredCause, StoredTest]]] = {}
-    for test in tests:
+    for one in (test for test in tests if test.causes):
+        test = msgspec.convert(test_of(one), StoredTest) if isinstance(one, Record) else one
         for cause in test.causes:
             found.setdefault(cause.key, {}).setdefault(test.nodeid, (cause, test))
     made = [

@@ -18,7 +18,7 @@ from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.core.values import NOISY, OWN_COLUMNS, MissingValue, Record, RegionRecord
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten, tail, width_of
-from pytest_torchprof.render.report import shared_causes, stored
+from pytest_torchprof.render.report import shared_causes
 from pytest_torchprof.render.table import aligned_columns
 from pytest_torchprof.verdict.own import metric_of
 
@@ -120,7 +120,7 @@ def _own_columns(shown: Sequence[Record]) -> list[str]:
 def cause_lines(records: Sequence[Record]) -> list[str]:
     """A line for each cause, with how many tests it fails and what it costs them."""
     lines = []
-    for one in shared_causes(stored(record) for record in records if record.causes):
+    for one in shared_causes(records):
         place = f" at {one.cause.place}" if one.cause.place else ""
         parts = [plural(len(one.tests), "test"), *one.costs[:1]]
         lines.append(f"{one.cause.message}{place}: {', '.join(parts)}")

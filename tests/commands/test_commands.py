@@ -298,6 +298,20 @@ def test_diff_says_what_changed_and_fails_over_a_limit(say: Say, tmp_path: Path)
     assert 0 == say("diff", a, a, "--fail-over", "0")[0]
 
 
+def test_diff_says_where_new_operators_are_called(say: Say, tmp_path: Path) -> None:
+    paths = []
+    for names in (["aten::mm"], ["aten::mm", "aten::clone", "aten::copy_"]):
+        b = TraceBuilder()
+        with b.python("model.py(12): forward"):
+            for name in names:
+                with b.op(name):
+                    b.advance(1)
+        paths.append(b.save(tmp_path / f"{len(names)}.json"))
+    assert "\nnew at model.py:12: clone, copy_\n" in say("diff", *paths)[1]
+    assert "new at" not in say("diff", *paths, "--by", "kernel")[1]
+    assert "new at" not in say("diff", *reversed(paths))[1]
+
+
 def test_stacks_add_up_to_the_metric(say: Say, trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.folded"
     status, out, _ = say("stacks", trace, target, "--metric", "self_cuda_ms", "--format", "json")

@@ -188,8 +188,8 @@ def test_the_causes_of_a_commit_come_first(
             RunTest(f"t.py::test_{name}", "ok", metrics=metrics, causes=[*causes]) for name in "ab"
         ]
 
-    clone = RunCause("new_operators", "clone is new", "m.py", 5, {"ops": 1, "moved_bytes": 8})
-    again = RunCause("runs_more_often", "f runs twice", "m.py", 9, {"flops": 1})
+    clone = RunCause("new_operators", "m.py:5: clone is new", {"ops": 1, "moved_bytes": 8})
+    again = RunCause("runs_more_often", "m.py:9: f runs twice", {"flops": 1})
     first, second = repository.commit(), repository.commit()
     save(history, run(first, {}, tests=tests(3)), run(second, {}, tests=tests(4, clone, again)))
     rows = ask()["rows"]

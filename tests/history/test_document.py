@@ -60,7 +60,7 @@ def test_known_numbers_are_kept_and_unknown_ones_are_left_out() -> None:
             {"ops": 3, "wall_ms": 0.0, "rate": 2.5},
             {"part": RunRegion(2, {"ops": 1})},
             {"rate": OwnKind("1/s", "time", "higher")},
-            [RunCause("new_operators", "clone is new", "m.py", 5, {"ops": 1})],
+            [RunCause("new_operators", "m.py:5 (f): clone is new", {"ops": 1})],
         )
         == found
     )

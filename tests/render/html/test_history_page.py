@@ -44,7 +44,7 @@ def history(*answers: SeriesAnswer, runs: int = 10, **values: Any) -> tuple[Answ
     chain = [(c, COMMITS[max(n - 1, 0) : n]) for n, c in enumerate(COMMITS[:runs])]
     order = order_of(made, chain)
     rows = [row(one.series, change) for one in answers for change in one.changes]
-    found = Answer("/h", order, list(range(runs)), [*answers], len(answers), {}, ["a note"])
+    found = Answer("/h", order, list(range(runs)), [*answers], len(answers), {}, ["a note"], {})
     return found._replace(**values), rows
 
 
@@ -60,6 +60,7 @@ def row(one: Series, change: Change) -> Mapping[str, Any]:
         "value": change.value,
         "before": change.before,
         "kind": change.kind,
+        "cause": f"m.py:5: {one.test} is new",
         "unit": one.unit,
         "dirty": False,
     }

@@ -564,7 +564,9 @@ def test_version_1_is_read_and_an_entry_is_rewritten_when_it_is_accepted(tmp_pat
         lambda text: text[:-20],
         lambda text: text.replace('"rows":[', '"rows":[7,'),
         lambda text: text.replace('"numbers":"', '"numbers":"0'),
-        lambda text: f"<<<<<<< a\n{text}=======\n>>>>>>> b\n".replace('"numbers":"', '"numbers":"0'),
+        lambda text: f"<<<<<<< a\n{text}=======\n>>>>>>> b\n".replace(
+            '"numbers":"', '"numbers":"0'
+        ),
         lambda text: "\0",
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta
@@ -126,12 +126,15 @@ def failure_message(
         beside.append(f"  … and {plural(len(told) - _MOST_CAUSES, 'more cause')}")
     most = MAX_LINES - 1 - len(tail)
     room = max(most - len(numbers) - len(beside), 2)
-    evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause)]
-    evidence += [f"  also {line}" for line in told[1:_MOST_CAUSES]]
+    places = {cause.place for cause in causes}
+    findings = _behind(over, places, profile)
+    evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause, findings)]
+    also = [f"  also {line}" for line in told[1:_MOST_CAUSES]]
+    evidence = [*also, *evidence] if over else [*evidence, *also]  # after what it shows
     evidence = [*evidence, *_largest(over, profile, where)][:room]
     if room > len(evidence):
-        places = {cause.place for cause in causes}
-        evidence += _behind(over, places, profile, baseline, room - len(evidence))
+        before = accepted_counts(profile, baseline)
+        evidence += finding_lines(findings, before, room - len(evidence))
     shown = [*evidence, *numbers, *beside][:most]
     lines = [told[0], *shown, *tail]
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
@@ -174,9 +177,10 @@ def _cost(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
     return ", ".join(text for _, text in found[:_MOST_COSTS])
 
 
-def _evidence(cause: Cause) -> list[str]:
+def _evidence(cause: Cause, findings: Iterable[Finding]) -> list[str]:
+    """What shows a cause; ``findings`` have lines of their own."""
     lines = list(cause.evidence[:_MOST_EVIDENCE])
-    if cause.finding is not None:
+    if cause.finding is not None and all(one.rule != cause.finding for one in findings):
         fix = f": {cause.fix}" if cause.fix else ""
         lines.append(f"{cause.finding}{fix}")
     return lines
@@ -241,12 +245,8 @@ def _largest(over: Sequence[Verdict], profile: Profile, where: Where | None) -> 
 
 
 def _behind(
-    over: Sequence[Verdict],
-    places: Collection[str | None],
-    profile: Profile,
-    baseline: Baseline | None,
-    room: int,
-) -> list[str]:
+    over: Sequence[Verdict], places: Collection[str | None], profile: Profile
+) -> Collection[Finding]:
     """The findings over a budget: it counts accepted ones, but not those that a marker allows.
 
     Then what else is advised where the causes are.
@@ -262,7 +262,7 @@ def _behind(
     for finding in profile.findings:
         if not (finding.accepted or finding.gated or finding.cost_ms == 0):
             shown |= {finding: None} if finding.location in places else {}
-    return finding_lines(shown, accepted_counts(profile, baseline), room)
+    return shown
 
 
 def inline_mismatch(

@@ -177,7 +177,10 @@ def _cell(record: Record | RegionRecord, column: str) -> str:
         return UNKNOWN
     number = format_quantity(verdict.value, metric_of(verdict).unit)
     spread = format_spread(_spread(verdict))
-    return " ".join(filter(None, (number, spread))) + _MARKS.get(verdict.status, "")
+    # A time that only advises is said in words, from a multiple on.
+    told = verdict.status == "advisory" and metric_of(verdict).klass == "time"
+    mark = "" if told else _MARKS.get(verdict.status, "")
+    return " ".join(filter(None, (number, spread))) + mark
 
 
 def _spread(verdict: Verdict | None) -> float | None:

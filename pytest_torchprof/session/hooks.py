@@ -399,10 +399,10 @@ class TorchprofSession(KnownMachine, ImportingHooks, RunningHooks):
                 plan, attached = item.stash.get(PLAN, None), Outcome()
                 if has_news(report) and plan is not None:
                     attached = self.verdicts.final(item, call, report, plan, gatherer, self.blind)
-                    told = attached.record.message if attached.record is not None else None
+                    raised = call.excinfo.value if call.excinfo is not None else None
                     crash = getattr(report.longrepr, "reprcrash", None)
-                    if attached.ours and told and crash is not None:
-                        crash.message = told  # the short summary has its first line
+                    if attached.ours and isinstance(raised, OwnFailure) and crash is not None:
+                        crash.message = str(raised)  # the short summary has its first line
                     if self.settings.junit and attached.record is not None:
                         junit_properties.note(item, report, attached.record)
                 if faulty is not None and faulty.faults:

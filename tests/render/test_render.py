@@ -259,10 +259,10 @@ class TestSummary(Golden):
             """\
 test                                  status          wall_ms        flops    ops    kernels    peak_cuda_bytes  findings
 ------------------------------------  ------------  ---------  -----------  -----  ---------  -----------------  ------------------------------
-gpu/test_a.py::test_step[cuda-bf16]   over budget     4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB  host-sync ×3, pageable-copy ×1
+gpu/test_a.py::test_step[cuda-bf16]   over budget      4.5 ms  2.36 GFLOP!   314!        41!            512 MiB  host-sync ×3, pageable-copy ×1
 cpu/test_b.py::test_profiles_itself   not profiled          –            –      –          –                  –
-…e.py::TestLong::test_of_a_long_name  new             4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
-gpu/test_a.py::test_ok                ok              4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
+…e.py::TestLong::test_of_a_long_name  new              4.5 ms  2.36 GFLOP!   314!        41!            512 MiB
+gpu/test_a.py::test_ok                ok               4.5 ms  2.36 GFLOP!   314!        41!            512 MiB
 not profiled: the test runs torch.profiler itself (cpu/test_b.py::test_profiles_itself)
 budget max_syncs not checked: no device (3 tests: gpu/test_a.py::test_step[cuda-bf16], …est_with_a_very_long_name.py::TestLong::test_of_a_long_name, gpu/test_a.py::test_ok)""",
         )
@@ -451,12 +451,12 @@ def test_an_unknown_is_a_dash_and_never_zero() -> None:
 @pytest.mark.parametrize(
     ("sample", "cell", "noisy"),
     [
-        (None, "4.5 ms~", False),
-        (Sample(1, 4.5, 4.5, 4.5, 4.5), "4.5 ms~", False),
-        (Sample(2, 4.5, 4.4, 4.6, 4.3), "4.5 ms ±2 %~", False),
-        (Sample(9, 4.5, 4.5, 4.5, 4.5), "4.5 ms ±0 %~", False),
-        (Sample(9, 4.5, 4.49, 4.5, 4.5), "4.5 ms ±<1 %~", False),
-        (Sample(9, 4.5, 4.0, 5.0, 3.9), "4.5 ms ±11 %~", True),
+        (None, "4.5 ms", False),
+        (Sample(1, 4.5, 4.5, 4.5, 4.5), "4.5 ms", False),
+        (Sample(2, 4.5, 4.4, 4.6, 4.3), "4.5 ms ±2 %", False),
+        (Sample(9, 4.5, 4.5, 4.5, 4.5), "4.5 ms ±0 %", False),
+        (Sample(9, 4.5, 4.49, 4.5, 4.5), "4.5 ms ±<1 %", False),
+        (Sample(9, 4.5, 4.0, 5.0, 3.9), "4.5 ms ±11 %", True),
     ],
 )
 def test_a_time_of_several_rounds_says_how_noisy_it_is(

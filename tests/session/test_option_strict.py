@@ -196,4 +196,5 @@ def test_a_limit_beside_the_marker_that_leaves_a_test_out_is_not_checked(
         )
         message = f"strict: the budget {metric} could not be checked: {why}"
         assert (message in ran.out) is strict
+        assert (f"FAILED test_it.py::{name} - strict: the budget" in ran.out) is strict
     assert f"not profiled: {why} (" in ran.out

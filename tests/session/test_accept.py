@@ -788,7 +788,7 @@ def test_another_plugins_accept_is_shared(
     doctor(pytester, ops=0)
     failed = run(pytester, "--torchprof", *args)
     assert {"failed": 1} == failed.outcomes
-    assert "accept the new values: pytest --torchprof --accept test_it.py::test_add" in failed.out
+    assert "accept: pytest --torchprof --accept test_it.py::test_add" in failed.out
 
 
 def test_another_plugins_accept_may_keep_its_value_elsewhere(pytester: pytest.Pytester) -> None:

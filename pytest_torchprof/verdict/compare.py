@@ -304,7 +304,7 @@ NO_PRODUCT = because(
     ),
 )
 #: A limit of 0 on one of these asks that nothing runs; on others, that what runs does no harm.
-_AMOUNTS = frozenset({"ops", "flops", "kernels"})
+_AMOUNTS = frozenset({"ops", "dispatches", "flops", "kernels"})
 
 
 def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> Verdict:

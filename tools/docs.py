@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 RULE_PAGES = ROOT / findings.FOLDER
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-#: Times differ from run to run, and with them the width of their column.
-_TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
+#: Times differ from run to run, with them the width of their column, and how many runs they take.
+_TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?|\d+ runs?\b")
 _WIDTH = re.compile(r"-{3,}|={3,}| {2,}")
 #: A block of code with its language and text; or a whole generated part.
 _PART = re.compile(

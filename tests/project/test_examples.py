@@ -54,9 +54,9 @@ CONCERNED = {
 }
 #: Metric and operator that the message must name, by regression.
 NAMED = {
-    "elementwise": ("ops ", "aten::mul "),
+    "elementwise": ("ops ", "mul ×"),
     "wider": ("flops ", "aten::addmm "),
-    "copy": ("peak_cpu_bytes ", "aten::clone "),
+    "copy": ("peak_cpu_bytes ", "clone ×"),
     "zero-grad": ("ops ", "aten::add_ "),
 }
 

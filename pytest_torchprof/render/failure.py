@@ -92,8 +92,8 @@ def failure_message(
     """Why a test fails: the cause and what it costs, what shows it, the metrics, how to accept.
 
     ``accept_command`` is None while accepting. ``same_as`` is another test of the session that
-    fails for the same cause. ``ab_command`` compares times reliably. ``where`` says where
-    operators were called, and ``lines_gap`` why that is unknown.
+    fails for the first of the causes, whose others are told as well. ``ab_command`` compares times
+    reliably. ``where`` says where operators were called, and ``lines_gap`` why that is unknown.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
@@ -107,7 +107,8 @@ def failure_message(
         tail.insert(0, f"to confirm the time: {ab_command}")
     if same_as is not None and causes and all(one.kind == "regressed" for one in failures):
         place = f" ({causes[0].place})" if causes[0].place else ""
-        lines = [f"same cause as {same_as}{place}", *_metric_lines(changed, 1)]
+        also = [f"  also {_headline(one, changed, alone=False)}" for one in causes[1:_MOST_CAUSES]]
+        lines = [f"same cause as {same_as}{place}", *also, *_metric_lines(changed, 1)]
         return "\n".join(map(escape.line, [*lines, *tail]))
     told = [_told(v) for v in over]
     told += [_headline(cause, changed, alone=not causes[1:]) for cause in causes]
@@ -140,6 +141,8 @@ def failure_message(
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
 
 
+#: Reasons that are causes.
+_TOLD = frozenset({SLOW_CODE, "gradients_add_up", "fewer_zero_grads"})
 #: Failures that the numbers of the message say.
 _IN_NUMBERS = frozenset({"over_budget", "below_budget", "regressed"})
 
@@ -279,9 +282,9 @@ def inline_mismatch(
     changes = inline_changes(expected, actual).items()
     headline = next((f"{name} {before} → {now}: " for name, (before, now) in changes), "")
     message = [
-        f"torchprof: {headline}the inline expectation does not match",
+        f"{headline}the inline expectation does not match",
         *(f"  {line}" for line in lines),
-        f"To accept the new values: {accept_command}"
+        f"accept: {accept_command}"
         if refusal is None
         else f"--accept cannot write the new values: the line {refusal}",
     ]
@@ -322,7 +325,7 @@ def _numbers(verdict: Verdict) -> str:
     tolerance = format_tolerance(verdict.tolerance, verdict.margin, unit) if near else ""
     tolerance = f", tolerance {tolerance}" if tolerance else ""
     change = _change(verdict, verdict.baseline, verdict.value)
-    told = verdict.reason is not None and verdict.reason.code != SLOW_CODE
+    told = verdict.reason is not None and verdict.reason.code not in _TOLD
     reason = f"; {verdict.reason.text}" if verdict.reason and told else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
@@ -452,7 +455,7 @@ def slower_message(
     limit = format_quantity(100 * share, "1")
     sure, pairs = f"{100 * decision.confidence:g}", plural(decision.pairs, "pair")
     lines = [
-        f"torchprof: {_times(a_ms, b_ms, decision)}, slower by more than {limit} %",
+        f"{_times(a_ms, b_ms, decision)}, slower by more than {limit} %",
         f"  a is {names[0]}, b is {names[1]}; {sure} % confidence, {pairs} of turns",
     ]
     return "\n".join(map(escape.line, lines))

@@ -581,25 +581,33 @@ class Judge:
                 where = joined([where, *self._sites_of_processes(measured)])
         gap = measured.lines_gap or (None if where else _ONLY_RUN)
         assert verdict.profile is not None  # noqa: S101 - it was measured
+        same_as, causes = self._to_tell(subject, verdict.causes)
         return failure_message(
             verdict.failures,
             verdict.all,
             verdict.profile,
             verdict.baseline,
             None if accept else subject.accept_command(),
-            causes=verdict.causes,
-            same_as=self._same_as(subject, verdict.causes),
+            causes=causes,
+            same_as=same_as,
             ab_command=subject.ab_command(),
             where=where,
             lines_gap=gap if not accept and verdict.has_places else None,
         )
 
-    def _same_as(self, subject: Subject, causes: Sequence[Cause]) -> str | None:
-        """An earlier test of the session that fails for the same first cause."""
+    def _to_tell(
+        self, subject: Subject, causes: Sequence[Cause]
+    ) -> tuple[str | None, Sequence[Cause]]:
+        """An earlier test of the session with the same first cause, and what else to tell."""
         if not causes:
-            return None
-        first = self._explained_in.setdefault(causes[0].key, subject.nodeid)
-        return first if first != subject.nodeid else None
+            return None, ()
+        same = self._explained_in.get(causes[0].key)
+        new = [one for one in causes[1:] if one.key not in self._explained_in]
+        for one in causes:
+            self._explained_in.setdefault(one.key, subject.nodeid)
+        if same in (None, subject.nodeid):  # it runs again
+            return None, causes
+        return same, [causes[0], *new]
 
     def _sites_of_processes(self, measured: Measured) -> list[CallSites]:
         located = measured.located_processes

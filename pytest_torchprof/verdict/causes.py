@@ -22,6 +22,7 @@ from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.core.values import Cause, Detail, DetailRow, HeldRow, MissingValue
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.verdict.compare import gradients_kept
 from pytest_torchprof.work.counting import by_call, computing
 from pytest_torchprof.work.operands import BY_TYPE, TABLE
 
@@ -265,6 +266,7 @@ _FUSED = late(r"scaled_dot_product|flash_attention|multi_head_attention|_native_
 _READS = frozenset({"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::equal"})
 _CHECKPOINT, _LOADER = "torch.utils.checkpoint", "torch.utils.data"
 _SINGLE, _SEVERAL = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+_ACCUMULATES = "AccumulateGrad"  # the node that adds a gradient to that of a parameter
 _OF_MEMORY = late(r"(peak|allocated|leaked)_")
 _COMPILING = frozenset({"graph_breaks", "recompiles", "graphs", "cudagraphs", "cudagraph_skips"})
 #: A smaller share of the change is told only if nothing explains more.
@@ -315,15 +317,54 @@ def causes_of(
     found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
     found += [_slower(before, seen, v) for v in regressed if v.metric == "cpu_ms"]
+    found = _of_gradients(found, seen, operators)
     if not found and before is not None:
         found = _new_calls(before, seen)
     return _ranked(found, grown)
+
+
+def _with_files_of(before: Detail, now: Detail) -> Detail:
+    """The accepted detail with today's names of its files: these are in other folders now."""
+
+    def files(detail: Detail) -> set[str]:
+        functions = {row.function for row in detail.rows}.union(detail.runs, detail.calls)
+        return {name.partition("::")[0] for name in functions if "::" in name}
+
+    old, new = files(before), files(now)
+    moved = {}
+    for file in old - new:
+        parts = file.split("/")[::-1]
+        alike = {
+            one: sum(1 for _ in takewhile(lambda both: both[0] == both[1],
+                                          zip(parts, one.split("/")[::-1], strict=False)))
+            for one in new - old
+        }  # fmt: skip
+        best = max(alike, key=lambda one: (alike[one], one), default="")
+        if alike.get(best):
+            moved[file] = best
+    if not moved:
+        return before
+
+    def renamed(function: str) -> str:
+        file, colons, name = function.partition("::")
+        return f"{moved.get(file, file)}{colons}{name}"
+
+    return Detail(
+        tuple(replace(row, function=renamed(row.function)) for row in before.rows),
+        {renamed(name): n for name, n in before.runs.items()},
+        {
+            renamed(name): {renamed(caller): n for caller, n in callers.items()}
+            for name, callers in before.calls.items()
+        },
+        tuple(replace(row, function=renamed(row.function)) for row in before.held),
+    )
 
 
 class _Compared:
     """The detail of a test beside the accepted one."""
 
     def __init__(self, before: Detail, seen: Seen, grown: Mapping[str, float]) -> None:
+        before = _with_files_of(before, seen.detail)
         self._before, self._seen, self._grown = before, seen, grown
         self._old = {row.key: row for row in before.rows}
         self._new = {row.key: row for row in seen.detail.rows}
@@ -490,8 +531,9 @@ class _Compared:
         larger = self._larger
         if not larger:
             return []
-        larger = sorted(larger, key=lambda one: (_is_backward(one), self._order[one.row.key]))
-        forward = [one for one in larger if not _is_backward(one)] or larger
+        larger = sorted(larger, key=lambda one: self._order[one.row.key])
+        # What is larger after a backward, as in an optimizer, follows from what is before it.
+        forward = list(takewhile(lambda one: not _is_backward(one), larger)) or larger
         lines: tuple[Line, ...] = ()
         if len({one.row.function for one in forward}) > 1:
             lines = self._around(forward)
@@ -830,6 +872,20 @@ def _new_calls(before: Detail, seen: Seen) -> list[Cause]:
     return []
 
 
+def _of_gradients(
+    found: list[Cause], seen: Seen, operators: tuple[_Operators, _Operators]
+) -> list[Cause]:
+    """With a cause for gradients that are not set to zero, at the backward that adds to them."""
+    why = gradients_kept(*operators) if operators[0] else None
+    if why is None:
+        return found
+    lines = next((at for key, at in seen.lines.items() if key[1] == _ACCUMULATES), ())
+    cause = _at(Cause("new_operators", why.text, subject=_ACCUMULATES), lines, "")
+    same = [one for one in found if one.subject == _ACCUMULATES]
+    whole = {name: size for one in same for name, size in one.metrics.items()}
+    return [replace(cause, metrics=whole), *(one for one in found if one not in same)]
+
+
 def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> list[Cause]:
     """A cause for compilations that no finding explains."""
     told = {metric for cause in found for metric in cause.metrics}
@@ -895,5 +951,6 @@ def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, 
         return max((min(size / grown[name], 1.0) for name, size in known.items()), default=0.0)
 
     ranked = sorted(found, key=lambda one: -(share(one) + _FIRST.get(one.kind, 0.0)))
-    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.kind not in _BY_SHARE]
+    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.kind not in _BY_SHARE
+             or one.subject == _ACCUMULATES]  # fmt: skip
     return tuple(large or ranked[:1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -426,7 +426,11 @@ def compare(
     if baseline is not None:
         verdicts = _reordered(verdicts, profile, baseline)
     changed = baseline is not None and profile.operators != baseline.operators
-    if baseline is not None and changed and (lost := _gradients_kept(profile, baseline)):
+    if (
+        baseline is not None
+        and changed
+        and (lost := gradients_kept(baseline.operators, profile.operators, set(baseline.unstable)))
+    ):
         verdicts = [
             replace(v, status="regressed", reason=lost)
             if v.metric == "ops" and v.status in ("ok", "improved", "advisory")
@@ -667,30 +671,33 @@ def _reordered(verdicts: list[Verdict], profile: Profile, baseline: Baseline) ->
     return [replace(v, status="advisory", reason=why) if v in changed else v for v in verdicts]
 
 
-def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
-    """Evidence of a forgotten ``zero_grad``, which does less work but is no improvement."""
+def gradients_kept(
+    before: Mapping[str, Mapping[str, int]],
+    now: Mapping[str, Mapping[str, int]],
+    unstable: Collection[str] = (),
+) -> Reason | None:
+    """Evidence, in the counts of all operators, of a forgotten ``zero_grad``.
 
-    def total(operators: Mapping[str, Mapping[str, int]], column: str, prefix: str = "") -> int:
-        return sum(row.get(column, 0) for name, row in operators.items() if name.startswith(prefix))
+    It does less work, but is no improvement.
+    """
 
-    before, now = (total(o, "accumulations") for o in (baseline.operators, profile.operators))
-    zeroed = [
-        o.get("aten::zero_", {}).get("calls", 0) for o in (baseline.operators, profile.operators)
-    ]
-    varies = "ops" in baseline.unstable
-    if (
-        not varies and now > before and zeroed[1] - zeroed[0] < now - before
-    ):  # else they start from zero
+    def total(column: str, prefix: str = "") -> tuple[int, int]:
+        was, is_ = (
+            sum(row.get(column, 0) for name, row in one.items() if name.startswith(prefix))
+            for one in (before, now)
+        )
+        return was, is_
+
+    was, is_ = total("accumulations")
+    zeros = total("calls", "aten::zero_")
+    if "ops" not in unstable and is_ - was > max(zeros[1] - zeros[0], 0):  # else from zero
         return because(
             "gradients_add_up",
             ("gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"),
-            before=before,
-            now=now,
+            before=was,
+            now=is_,
         )
-    steps, zeros = (
-        [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
-        for what in ("step", "zero_grad")
-    )
+    steps, zeros = (total("calls", f"Optimizer.{what}#") for what in ("step", "zero_grad"))
     if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
         return because(
             "fewer_zero_grads",

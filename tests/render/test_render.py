@@ -198,26 +198,26 @@ class TestInlineMismatch(Golden):
         self.assertExpectedInline(
             inline_mismatch(expected, actual, "pytest --accept tests/test_a.py"),
             """\
-torchprof: ops 312 → 314: the inline expectation does not match
+ops 312 → 314: the inline expectation does not match
   --- expected
   +++ measured
   @@ -1,2 +1,2 @@
    flops   2.36 GFLOP
   -ops     312
   +ops     314
-To accept the new values: pytest --accept tests/test_a.py""",
+accept: pytest --accept tests/test_a.py""",
         )
 
     def test_it_was_empty(self) -> None:
         self.assertExpectedInline(
             inline_mismatch("", "ops 3\n", "pytest --accept tests/test_a.py"),
             """\
-torchprof: the inline expectation does not match
+the inline expectation does not match
   --- expected
   +++ measured
   @@ -0,0 +1 @@
   +ops 3
-To accept the new values: pytest --accept tests/test_a.py""",
+accept: pytest --accept tests/test_a.py""",
         )
 
 

@@ -461,10 +461,10 @@ def test_inline_expectations_are_rewritten_in_place(pytester: pytest.Pytester) -
 def test_an_inline_mismatch_shows_both_and_how_to_accept(pytester: pytest.Pytester) -> None:
     write(pytester, INLINE)
     out = run(pytester, "--torchprof", "-k", "test_b").out
-    assert "torchprof: ops 7 → 2: the inline expectation does not match" in out
+    assert "ops 7 → 2: the inline expectation does not match" in out
     for line in ("  -ops                   7", "  +ops                   2",
                  "  -allocated_cpu_bytes   1 KiB", "  +allocated_cpu_bytes   32 B",
-                 "To accept the new values: pytest --accept test_it.py::test_b"):  # fmt: skip
+                 "accept: pytest --accept test_it.py::test_b"):  # fmt: skip
         assert line in out.splitlines(), line
 
 

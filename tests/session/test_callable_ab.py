@@ -47,7 +47,7 @@ def test_a_slower_callable_fails_the_test_with_times_interval_and_pairs(
     session = ran(pytester, body)
     assert {"failed": 1} == session.outcomes
     times = r"a [\d.]+ ms, b [\d.]+ ms: \+\d+\.\d % \(\+\d+\.\d … \+\d+\.\d %\)"
-    assert re.search(rf"torchprof: {times}, slower by more than 5 %\n", session.out)
+    assert re.search(rf"{times}, slower by more than 5 %\n", session.out)
     assert re.search(r"\n  a is short, b is long; 99 % confidence, \d+ pairs of turns", session.out)
     assert "Error" not in session.out
     assert "over_budget" == status(session)["status"]

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_torchprof.core.values import Detail, DetailRow, Finding, HeldRow, Verdict
 from pytest_torchprof.verdict.causes import Caller, Line, Seen, causes_of
@@ -110,6 +111,39 @@ def test_larger_inputs_of_several_functions_are_blamed_on_their_caller() -> None
     now = seen(*larger, runs={BLOCK: 4})
     kind, place, function, _ = first(Detail(tuple(rows), {BLOCK: 4}), now, moved_bytes=(900, 8_100))
     assert ("larger_inputs", "test_x.py:5", "test_x") == (kind, place, function)
+
+
+def test_larger_inputs_of_an_optimizer_follow_from_those_of_the_model() -> None:
+    def rows(size: int) -> list[DetailRow]:
+        backward = replace(row(BLOCK, "mm", 4, flops=2 * size, bytes=size), operator="MmBackward0")
+        state = row(TEST, "zeros_like", 9, bytes=size)
+        return [ADD, row(BLOCK, "mm", 4, flops=size, bytes=size), backward, state]
+
+    before, now = Detail((*rows(4_000),), RUNS), seen(*rows(6_000), runs=RUNS)
+    kind, place, _, message = first(before, now, flops=(12_000, 18_000), peak_cpu_bytes=(1, 2))
+    assert ("larger_inputs", "lib.py:9") == (kind, place)
+    assert "larger inputs of mm and 2 other operators: FLOPs of mm 4 kFLOP → 6 kFLOP" == message
+
+
+def test_a_root_in_another_folder_changes_nothing() -> None:
+    """A checkout, or a CI job, that runs the tests from another folder."""
+    names = {BLOCK: f"examples/{BLOCK}", NET: f"examples/{NET}", TEST: f"examples/{TEST}"}
+    rows = [replace(one, function=names[one.function]) for one in (ADD, MM)]
+    before = Detail((*rows,), {names[one]: n for one, n in RUNS.items()},
+                    {names[NET]: {f"{names[TEST]} old": 1}})  # fmt: skip
+    now = seen(ADD, MM, row(BLOCK, "clone", 4), runs=RUNS)
+    causes = causes_of(before, now, more_of(ops=(8, 12)))
+    assert ["clone ×4 is new"] == [one.message for one in causes]
+
+
+def test_gradients_that_add_up_are_told_at_their_backward() -> None:
+    node = replace(row(TEST, "x", 8), operator="AccumulateGrad")
+    counts: tuple[Any, Any] = {"aten::add": {"ops": 4}}, {"aten::add_": {"accumulations": 8}}
+    (cause,) = causes_of(
+        Detail((ADD,), RUNS), seen(ADD, node, runs=RUNS), more_of(ops=(8, 8)), operators=counts
+    )
+    assert "test_x.py:5" == cause.place
+    assert "gradients add up in aten::add_ 0 → 8 times: is a zero_grad missing?" == cause.message
 
 
 def test_attention_by_hand_names_what_is_gone() -> None:

@@ -415,6 +415,7 @@ class _Line(_OfRegion, omit_defaults=True, kw_only=True):
     runs: dict[str, int] = {}
     calls: _Counts = {}
     held: tuple[HeldRow, ...] = ()
+    grad: dict[str, int] | None = None
     regions: dict[str, _OfRegion] = {}
 
 
@@ -470,6 +471,7 @@ class Details:
             runs=dict(detail.runs),
             calls={name: dict(one) for name, one in detail.calls.items()},
             held=tuple(sorted(detail.held, key=lambda row: (row.function, row.operator))),
+            grad=None if detail.grad is None else dict(sorted(detail.grad.items())),
             operators={name: dict(row) for name, row in new.operators.items()},
             kernels=dict(new.kernels),
             regions={
@@ -716,7 +718,9 @@ def _baseline(found: Mapping[str, Any], line: _Line | None = None) -> Baseline:
         unstable=_ranges(found),
         seed=found.get(_SEED),
         chip=found.get(_CHIP),
-        detail=None if line is None else Detail(line.rows, line.runs, line.calls, line.held),
+        detail=None
+        if line is None
+        else Detail(line.rows, line.runs, line.calls, line.held, line.grad),
     )
 
 

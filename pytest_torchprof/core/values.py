@@ -548,12 +548,16 @@ class HeldRow(Sendable, frozen=True, array_like=True):
 
 
 class Detail(Sendable, frozen=True, omit_defaults=True):
-    """The rows of a test, and how often each function began: by callee and then by caller."""
+    """The rows of a test, and how often each function began: by callee and then by caller.
+
+    ``grad``: by function, how many of its calls ran where autograd records; None if unknown.
+    """
 
     rows: tuple[DetailRow, ...] = ()
     runs: Mapping[str, int] = struct_field(default_factory=dict)
     calls: Mapping[str, Mapping[str, int]] = struct_field(default_factory=dict)
     held: tuple[HeldRow, ...] = ()
+    grad: Mapping[str, int] | None = None
 
 
 CauseOf: TypeAlias = Literal[
@@ -592,7 +596,7 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, str | None, str]:
         """What the same cause in another test has in common with it."""
-        return self.kind, self.place, self.subject
+        return self.kind, self.place, "" if self.line else self.subject
 
     @property
     def place(self) -> str | None:

@@ -141,6 +141,8 @@ def failure_message(
     return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
 
 
+#: Metrics of which a cause knows its share, from the rows of a detail.
+_BY_ROW = frozenset({"ops", "flops", "moved_bytes"})
 #: Reasons that are causes.
 _TOLD = frozenset({SLOW_CODE, "gradients_add_up", "fewer_zero_grads"})
 #: Failures that the numbers of the message say.
@@ -168,7 +170,8 @@ def _cost(cause: Cause, changed: Sequence[Verdict], *, alone: bool) -> str:
         if isinstance(v.value, MissingValue) or v.baseline is None or v.region or v.scope:
             continue
         whole = v.value - v.baseline
-        part = min(cause.metrics.get(v.metric, whole if alone else 0), whole)
+        rest = whole if alone and v.metric not in _BY_ROW else 0
+        part = min(cause.metrics.get(v.metric, rest), whole)
         if part <= 0 or v.metric == "findings":
             continue
         unit = metric_of(v).unit
@@ -184,8 +187,7 @@ def _evidence(cause: Cause, findings: Iterable[Finding]) -> list[str]:
     """What shows a cause; ``findings`` have lines of their own."""
     lines = list(cause.evidence[:_MOST_EVIDENCE])
     if cause.finding is not None and all(one.rule != cause.finding for one in findings):
-        fix = f": {cause.fix}" if cause.fix else ""
-        lines.append(f"{cause.finding}{fix}")
+        lines += [f"fix: {cause.fix}"] if cause.fix else []
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from linecache import getline
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -21,6 +21,7 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.core.values import Cause, Detail, DetailRow, HeldRow, MissingValue
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.names import Kind
 from pytest_torchprof.verdict.compare import gradients_kept
 from pytest_torchprof.work.counting import by_call, computing
@@ -150,7 +151,9 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
     runs, between, callers = files.calls()
     held = _held(trace, list(number), key, top)
     return Seen(
-        Detail(rows, runs, between, held),
+        Detail(
+            rows, runs, between, held, _grad(trace, list(number), key, nesting.distinct(top[works]))
+        ),
         {one: tuple(line for line, _ in count.most_common()) for one, count in lines.items()},
         first,
         callers,
@@ -206,6 +209,19 @@ def _held(trace: Events, keys: Sequence[Key], key: Ints, top: Ints) -> tuple[Hel
                 known = total[function, operator]
                 known[:] = [a + b for a, b in zip(known, bytes_, strict=True)]
     return tuple(HeldRow(*name, *sizes) for name, sizes in total.items())
+
+
+def _grad(trace: Events, keys: Sequence[Key], key: Ints, calls: Ints) -> dict[str, int]:
+    """How many of these calls of each function ran where autograd records.
+
+    Only there a forward operator has a sequence number, whether or not a gradient is needed
+    (torch's Dispatcher.h: `runRecordFunction`).
+    """
+    found = Counter[str]()
+    numbers = decode(AutogradArgs, trace.args[calls])
+    for of, one in zip(key[calls].tolist(), numbers, strict=True):
+        found[keys[of][0]] += one.sequence >= 0 and one.forward_thread == 0
+    return dict(found)
 
 
 class _Files:
@@ -357,6 +373,7 @@ def _with_files_of(before: Detail, now: Detail) -> Detail:
             for name, callers in before.calls.items()
         },
         tuple(replace(row, function=renamed(row.function)) for row in before.held),
+        before.grad and {renamed(name): n for name, n in before.grad.items()},
     )
 
 
@@ -444,7 +461,14 @@ class _Compared:
                 by_dtype.setdefault(one.row.dtype, []).append((one, old))
         found = []
         for dtype, pairs in by_dtype.items():
-            changes = [one for one, _ in pairs]
+            changes = [
+                one._replace(
+                    calls=one.calls - was.calls,
+                    flops=one.flops - was.flops,
+                    bytes=one.bytes - was.bytes,
+                )
+                for one, was in pairs
+            ]
             first, old = pairs[0]
             name = first.row.operator.removeprefix("aten::")
             more = f", and {plural(len(pairs) - 1, 'operator')} after it" if pairs[1:] else ""
@@ -534,10 +558,12 @@ class _Compared:
         larger = sorted(larger, key=lambda one: self._order[one.row.key])
         # What is larger after a backward, as in an optimizer, follows from what is before it.
         forward = list(takewhile(lambda one: not _is_backward(one), larger)) or larger
-        lines: tuple[Line, ...] = ()
-        if len({one.row.function for one in forward}) > 1:
-            lines = self._around(forward)
         top = max(forward, key=lambda one: (one.flops, one.bytes))
+        told = [one for one in forward if one.flops > 0] or forward
+        alone = len({one.row.function for one in told}) == 1
+        lines = self._around([top] if alone else told, {one.row.key for one in forward})
+        if alone and lines and lines[0].function == top.row.function:
+            lines = ()  # all those of the operator
         old = self._old[top.row.key]
         was, now = (old.flops, top.row.flops) if top.flops > 0 else (old.bytes, top.row.bytes)
         name = top.row.operator.removeprefix("aten::")
@@ -545,12 +571,15 @@ class _Compared:
         unit, what = ("FLOP", "FLOPs") if top.flops > 0 else ("B", "bytes")
         before, after = format_pair(was, now, unit)
         message = f"larger inputs of {name}{more}: {what} of {name} {before} → {after}"
+        larger.sort(key=lambda one: one is not top)
         return [self._cause("larger_inputs", message, larger, lines, subject=name)]
 
-    def _around(self, changes: Sequence[_Change]) -> tuple[Line, ...]:
-        """The innermost line around all of them; around its function, if all of that changed."""
+    def _around(self, changes: Sequence[_Change], keys: Collection[Key]) -> tuple[Line, ...]:
+        """The innermost line around all of them; around its function, if all of that changed.
+
+        ``keys`` are those of all that changed.
+        """
         stack = list(_shared([self._seen.stacks.get(one.row.key, ()) for one in changes]))
-        keys = {one.row.key for one in changes}
         while stack[1:]:
             function = stack[-1].function
             inside = [
@@ -597,7 +626,9 @@ class _Compared:
         else:
             told = self._names(changes)
             old = self._old.get(changes[0].row.key)
-            message = f"{names} {'are' if len(told) > 1 else 'is'} new"
+            known = {_plain(one.row.operator) for one in changes if one.row.key in self._old}
+            are = "is" if len(told) == 1 else "are"
+            message = f"{names} {'more than before' if told.keys() & known else f'{are} new'}"
             if old is not None and not told.keys() - {_plain(old.operator)}:
                 now = changes[0].row.calls
                 message = f"{names.partition(' ')[0]} is called {now} times instead of {old.calls}"
@@ -631,6 +662,8 @@ class _Compared:
         metrics = [name for name in self._grown if _OF_MEMORY.match(name)]
         if not metrics or found:
             return []
+        if recorded := self._recorded(metrics):
+            return [recorded]
         old = {(row.function, row.operator): row for row in self._before.held}
         more: dict[tuple[str, str], dict[str, int]] = {}
         for row in self._seen.detail.held:
@@ -653,6 +686,21 @@ class _Compared:
             kept.append(self._holds(name, function, operator, top))
         return kept
 
+    def _recorded(self, metrics: Sequence[str]) -> Cause | None:
+        """A graph for backward, where there was none."""
+        old, now = self._before.grad, self._seen.detail.grad or {}
+        if old is None:
+            return None
+        functions = {name for name, n in now.items() if n and old.get(name) == 0}
+        stacks = [self._seen.stacks[key] for key in self._new
+                  if key[0] in functions and key in self._seen.stacks]  # fmt: skip
+        around = _shared(stacks)[-1:]
+        if not around:
+            return None
+        what = "autograd records a graph for backward here now: is a no_grad missing?"
+        sizes = {name: self._grown[name] for name in metrics}
+        return _at(Cause("kept_memory", what, metrics=sizes, subject="no_grad"), around, "")
+
     def _holds(
         self,
         name: str,
@@ -661,8 +709,8 @@ class _Compared:
         top: Sequence[tuple[tuple[str, str], Mapping[str, int]]],
     ) -> Cause:
         words = {
-            "leaked": "is kept after the test",
-            "peak": "is kept longer: it is there at the peak",
+            "leaked": "is kept after the test now",
+            "peak": "is kept longer, until memory is at its peak",
             "allocated": "allocates more",
         }[name]
         shown = operator.removeprefix("aten::")
@@ -915,7 +963,11 @@ def _with_findings(
             None,
         )  # fmt: skip
         if at is not None:
-            causes[at] = replace(causes[at], finding=finding.rule, fix=finding.fix)
+            found_ = f"{finding.rule}: {finding.message}"
+            evidence = (found_, *causes[at].evidence)
+            causes[at] = replace(
+                causes[at], finding=finding.rule, fix=finding.fix, evidence=evidence
+            )
             continue
         metrics: dict[str, Number] = {"findings": finding.count}
         compiles = finding.rule in ("graph-break", "recompile")

@@ -28,7 +28,7 @@ def line(function: str, number: int | None = None, text: str = "") -> Line:
 
 def seen(*rows: DetailRow, stack: tuple[str, ...] = (TEST, NET), **more: Any) -> Seen:
     """What ran now: each row at its function's line, within these functions."""
-    detail = Detail(rows, more.pop("runs", {}), {}, more.pop("held", ()))
+    detail = Detail(rows, more.pop("runs", {}), {}, more.pop("held", ()), more.pop("grad", None))
     lines = {
         one.key: more.get("lines", {}).get(one.operator) or (line(one.function),) for one in rows
     }
@@ -167,7 +167,25 @@ def test_memory_that_is_kept_is_told_where_it_is_allocated() -> None:
     now = seen(ADD, MM, runs=RUNS, held=(HeldRow(BLOCK, "aten::mm", 400, 400, 0),))
     kind, place, _, message = first(before, now, peak_cpu_bytes=(100, 400))
     assert ("kept_memory", "lib.py:9") == (kind, place)
-    assert "what mm allocates is kept longer: it is there at the peak" == message
+    assert "what mm allocates is kept longer, until memory is at its peak" == message
+
+
+def test_a_lost_no_grad_is_told_where_all_that_is_recorded_is_called() -> None:
+    before = Detail((ADD, MM), RUNS, grad={BLOCK: 0, TEST: 1})
+    now = seen(ADD, MM, runs=RUNS, grad={BLOCK: 8, TEST: 1},
+               held=(HeldRow(BLOCK, "aten::mm", 400, 400, 0),))  # fmt: skip
+    kind, place, _, message = first(before, now, peak_cpu_bytes=(100, 400))
+    assert ("kept_memory", "lib.py:9") == (kind, place)
+    assert "autograd records a graph for backward here now: is a no_grad missing?" == message
+    older = first(Detail((ADD, MM), RUNS), now, peak_cpu_bytes=(100, 400))
+    assert "what mm allocates is kept longer, until memory is at its peak" == older[-1]
+
+
+def test_costs_of_a_wider_dtype_are_what_it_adds() -> None:
+    before = Detail((row(NET, "div", 2, bytes=400),), RUNS)
+    now = seen(row(NET, "div", 2, dtype="float64", bytes=800), runs=RUNS)
+    (cause,) = causes_of(before, now, more_of(moved_bytes=(400, 800)))
+    assert {"moved_bytes": 400} == cause.metrics
 
 
 def test_code_that_only_moved_is_no_cause() -> None:

@@ -991,8 +991,14 @@ def _with_findings(
     return causes
 
 
-#: What explains others comes first: where a dtype or a loader changed, the operators follow.
-_FIRST = {"other_dtype": 1.0, "loader": 2.0, "runs_more_often": 0.1, "kept_memory": -1.0}
+#: What explains others comes first: where a dtype, a loader or a graph changed, operators follow.
+_FIRST = {
+    "other_dtype": 1.0,
+    "loader": 2.0,
+    "compilation": 0.5,
+    "runs_more_often": 0.1,
+    "kept_memory": -1.0,
+}
 #: These are told only if they are a part of the change.
 _BY_SHARE = ("new_operators", "larger_inputs", "runs_more_often", "kept_memory")
 

@@ -473,14 +473,14 @@ def test_only_a_test_with_something_to_say_is_run_once_more(pytester: pytest.Pyt
     pytester.makepyfile(test_it=source.format(change="", operator="+"))
     run(pytester, "--accept")
     names = ("good", "slow", "budget", "changed", "found")
-    assert [4, 4, 4, 4, 4] == [calls(pytester, name) for name in names]
+    assert [5, 5, 5, 5, 5] == [calls(pytester, name) for name in names]
     pytester.makepyfile(test_it=source.format(change=" + X", operator="*"))
     run(pytester, "--torchprof")
-    assert [7, 7, 8, 8, 8] == [calls(pytester, name) for name in names]
+    assert [8, 8, 9, 9, 9] == [calls(pytester, name) for name in names]
     accept(pytester, "--deselect=test_it.py::test_budget", "--deselect=test_it.py::test_slow")
-    assert [11, 7, 8, 12, 12] == [calls(pytester, name) for name in names]
+    assert [12, 8, 9, 14, 14] == [calls(pytester, name) for name in names]
     run(pytester, "--torchprof", "-k", "found")
-    assert 15 == calls(pytester, "found")
+    assert 17 == calls(pytester, "found")
 
 
 def test_a_callable_is_called_once_more_within_the_same_run(pytester: pytest.Pytester) -> None:

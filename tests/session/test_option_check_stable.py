@@ -125,11 +125,11 @@ def test_what_varies_with_one_seed_only_advises(pytester: pytest.Pytester) -> No
 @pytest.mark.parametrize(
     ("args", "runs", "named"),
     [
-        (("--accept", "--no-torchprof-check-stable"), 3, False),
+        (("--accept", "--no-torchprof-check-stable"), 4, False),
         (("--torchprof",), 3, False),
         (("--torchprof", "--torchprof-check-stable"), 4, True),
         (("--accept", "--torchprof-warmup=0", "--torchprof-rounds=0"), 1, False),
-        (("--accept", "--torchprof-warmup=0"), 3, True),
+        (("--accept", "--torchprof-warmup=0"), 4, True),
     ],
 )
 @pytest.mark.one_in(2)

@@ -487,8 +487,9 @@ def test_a_failure_counts_from_the_accepted_reads(
     monkeypatch.setenv("SLIP", "1")
     ran = run(pytester, "--torchprof", device)
     assert {"failed": 1} == ran.outcomes
-    assert "host-read 1 → 3 (1 of these accepted: a baseline keeps no lines):" in ran.out
-    assert "test_it.py:6 (3×)" in ran.out
+    assert "host_reads 1 → 3  (+200.0 %)" in ran.out
+    assert "test_it.py:6 (test_it): sum ×2, ones ×2, item ×2 more than before" in ran.out
+    assert "host-read: on a device the host would wait for a value" in ran.out
 
 
 @pytest.mark.thorough
@@ -508,6 +509,6 @@ def test_a_failure_names_the_operators_whose_blocks_are_live(pytester: pytest.Py
     )
     ran = run(pytester, "--torchprof")
     assert {"failed": 1} == ran.outcomes
-    block = "    aten::mm  39.5 KiB  test_it.py:7"
+    block = "\n  aten::mm  39.5 KiB  test_it.py:7\n"
     assert block in ran.out
-    assert "    aten::sum  1 KiB" in ran.out
+    assert "\n  aten::sum  1 KiB  test_it.py:8 (4×)" in ran.out

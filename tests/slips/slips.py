@@ -183,7 +183,7 @@ SLIPS = {
             Place("minilm/model.py", "Attention.forward", "scores = scores.masked_fill("),
             Place("minilm/model.py", "Attention.forward", "mixed = scores.softmax(-1)"),
         ),
-        says="softmax",
+        says="scaled_dot_product_attention is gone",
     ),
     "extra_forward": Slip(
         edits=(

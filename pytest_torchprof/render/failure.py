@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta
+from pytest_torchprof.analysis.diff import COLUMN_OF, ESTIMATE_COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.units import (
     change_of_count,
     format_change,
@@ -132,7 +132,8 @@ def failure_message(
     evidence = [f"  {line}" for cause in causes[:1] for line in _evidence(cause, findings)]
     also = [f"  also {line}" for line in told[1:_MOST_CAUSES]]
     evidence = [*also, *evidence] if over else [*evidence, *also]  # after what it shows
-    evidence = [*evidence, *_largest(over, profile, where)][:room]
+    fewer = _fewer(changed, profile, baseline, where)
+    evidence = [*evidence, *_largest(over, profile, where), *fewer][:room]
     if room > len(evidence):
         before = accepted_counts(profile, baseline)
         evidence += finding_lines(findings, before, room - len(evidence))
@@ -247,6 +248,24 @@ def _largest(over: Sequence[Verdict], profile: Profile, where: Where | None) -> 
         rows = share_block("", _in_unit(part.operators, column), column, unit, called)
         lines += [f"  {line.strip()}" for line in rows[1 : 1 + _MOST_EVIDENCE]]
     return list(dict.fromkeys(lines))
+
+
+def _fewer(
+    changed: Sequence[Verdict], profile: Profile, baseline: Baseline | None, where: Where | None
+) -> list[str]:
+    """Which operators have less of the first metric that improved, and where the rest is called."""
+    known = [v for v in changed if v.status == "improved" and v.metric in _COLUMN_OF]
+    if not (known and baseline and profile.operators) or known[0].region or known[0].scope:
+        return []
+    column, unit = _COLUMN_OF[known[0].metric], metric_of(known[0]).unit
+
+    def called(name: str) -> str:
+        at = called_from(where(name)) if where is not None else ""
+        return f"  {at}" if at else ""
+
+    before, now = (_in_unit(one.operators, column) for one in (baseline, profile))
+    less = [one for one in deltas(before, now, column) if one.now < one.before]
+    return [f"  {line.strip()}" for line in operator_block("", less, unit, called)[1:]]
 
 
 def _behind(
@@ -394,7 +413,7 @@ def _by_rank(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> l
     if len(shown) > _MOST_CAUSES:
         shown[_MOST_CAUSES:] = [f"{len(shown) - _MOST_CAUSES} more"]
     same = f"; {alike} unchanged" if alike and shown else ""
-    return [f"by process: {', '.join(shown)}{same}"] if shown else []
+    return [f"{verdict.label} by process: {', '.join(shown)}{same}"] if shown else []
 
 
 def _in_unit(operators: Mapping[str, Mapping[str, int]], column: str) -> Mapping[str, Any]:

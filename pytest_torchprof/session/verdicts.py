@@ -37,7 +37,7 @@ from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
-from pytest_torchprof.verdict.causes import causes_of, seen_in
+from pytest_torchprof.verdict.causes import causes_of, seen_in, together
 from pytest_torchprof.verdict.judgement import (
     Terms,
     Verdicts,
@@ -548,7 +548,14 @@ class Judge:
         if not regressed and not (self._settings.accept and accepted is not None):
             return verdict
         located = measured.located if isinstance(measured.located, Located) else None
-        seen = seen_in(measured.trace, located, self._roots)
+        theirs = ((one.checked.trace, measured.located_processes.get(one.label))
+                  for one in measured.processes)  # fmt: skip
+        seen = together(
+            [
+                seen_in(trace, by if isinstance(by, Located) else None, self._roots)
+                for trace, by in ((measured.trace, measured.located), *theirs)
+            ]
+        )
         if accepted is not None:
             detail = known if located is None and known is not None else seen.detail
             accepted = replace(accepted, detail=detail)

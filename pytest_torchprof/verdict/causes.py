@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from linecache import getline
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 
 # ---- What a test did: rows by function and operator, and where these were called.
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 #: (function, operator, dtype) of a row.
 Key: TypeAlias = tuple[str, str, str]
@@ -160,6 +163,77 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
         files.functions(),
         inner,
     )
+
+
+def together(processes: Sequence[Seen]) -> Seen:
+    """The sum of what each process of a test did, as its numbers are; the test's own is the first.
+
+    Of peaks the largest; CPU time is that of the test's own process, and so are shares of it.
+    """
+    if not processes[1:]:
+        return processes[0]
+    details = [one.detail for one in processes]
+    rows: dict[Key, DetailRow] = {}
+    for number, detail in enumerate(details):
+        for row in detail.rows:
+            known = rows.get(row.key, replace(row, calls=0, flops=0, bytes=0, share=0.0, texts={}))
+            rows[row.key] = replace(
+                known,
+                calls=known.calls + row.calls,
+                flops=known.flops + row.flops,
+                bytes=known.bytes + row.bytes,
+                share=known.share if number else row.share,
+                texts=_added(known.texts, row.texts),
+            )
+    held: dict[tuple[str, str], HeldRow] = {}
+    for kept in (row for detail in details for row in detail.held):
+        name = kept.function, kept.operator
+        same = held.get(name, HeldRow(*name, 0, 0, 0))
+        sizes = same.allocated + kept.allocated, max(same.peak, kept.peak), same.left + kept.left
+        held[name] = HeldRow(*name, *sizes)
+    between: dict[str, dict[str, int]] = {}
+    for callee, ways in (pair for detail in details for pair in detail.calls.items()):
+        between[callee] = _added(between.get(callee, {}), ways)
+    times = Counter[tuple[str, Line, str]]()
+    for callee, callers in (pair for one in processes for pair in one.callers.items()):
+        for caller in callers:
+            times[callee, caller.line, caller.via] += caller.times
+    lines: dict[Key, dict[Line, None]] = defaultdict(dict)
+    for key, at in (pair for one in processes for pair in one.lines.items()):
+        lines[key] |= dict.fromkeys(at)
+    called: dict[str, list[Caller]] = defaultdict(list)
+    for (callee, line, via), n in times.items():
+        called[callee].append(Caller(line, via, n))
+    return Seen(
+        Detail(
+            tuple(rows.values()),
+            _added(*(detail.runs for detail in details)),
+            between,
+            tuple(held.values()),
+            _added(*(detail.grad or {} for detail in details)),
+        ),
+        {key: tuple(at) for key, at in lines.items()},
+        _first(one.stacks for one in processes),
+        {callee: tuple(callers) for callee, callers in called.items()},
+        _first(one.functions for one in processes),
+        _first(one.inner for one in processes),
+    )
+
+
+def _added(*counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts of all, added up; 0 is a count."""
+    found: dict[str, int] = {}
+    for name, n in (pair for one in counts for pair in one.items()):
+        found[name] = found.get(name, 0) + n
+    return found
+
+
+def _first(known: Iterable[Mapping[_K, _V]]) -> dict[_K, _V]:
+    """All of these, each as it is where it comes first."""
+    found: dict[_K, _V] = {}
+    for one in known:
+        found = {**one, **found}
+    return found
 
 
 def _rows(

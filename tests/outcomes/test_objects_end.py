@@ -50,13 +50,17 @@ def test_modules_at_one_address_keep_their_names_apart(pytester: pytest.Pytester
 
         @pytest.mark.max_ops(9, module="A")
         @pytest.mark.max_ops(9, module="B")
+        @pytest.mark.max_dispatches(30, module="A")
+        @pytest.mark.max_dispatches(30, module="B")
         def test_it():
             for kind in [A, B] * 4: kind()(torch.ones(2))
     """
     )
     ran = run(pytester, "--torchprof", "--torchprof-rounds=0")
     metrics = ran.tests["test_it"]["metrics"]
-    assert [4 * 5, 4 * 5] == [metrics[f"ops[module={kind}]"]["value"] for kind in "AB"]
+    assert [4, 4] == [metrics[f"ops[module={kind}]"]["value"] for kind in "AB"]
+    # … and what converts the number.
+    assert [4 * 5, 4 * 5] == [metrics[f"dispatches[module={kind}]"]["value"] for kind in "AB"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are told by /proc")

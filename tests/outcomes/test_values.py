@@ -52,4 +52,5 @@ def test_values_that_a_test_replaces_are_not_ours(pytester: pytest.Pytester) -> 
     seen = same(pytester, REPLACING)
     assert len(seen.records) == 11
     assert {"new"} == set(seen.statuses.values()), seen.statuses
-    assert {11} == {record["metrics"]["ops"]["value"] for record in seen.records.values()}
+    assert {3} == {seen.metric(name, "ops") for name in seen.records}  # two fills and a product
+    assert {11} == {seen.metric(name, "dispatches") for name in seen.records}

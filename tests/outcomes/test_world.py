@@ -466,7 +466,8 @@ def test_children(pytester: pytest.Pytester) -> None:
         assert 0 == seen.ret
         assert "new" == seen.statuses["test_fork"]
         assert 0 == seen.metric("test_subprocess", "ops")
-    assert 2 * 4 == reruns.metric("test_fork", "ops")  # the child has worked too
+    assert 2 * 2 == reruns.metric("test_fork", "ops")  # the child has worked too: fill_ and neg
+    assert 2 * 4 == reruns.metric("test_fork", "dispatches")
     assert only_run.metric("test_fork", "ops") is None  # … and nobody knew that it would
     assert not sees_threads() or reruns.metric("test_loader", "ops")  # a queue has one
 

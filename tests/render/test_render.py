@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -79,14 +78,14 @@ def message(
     before: Baseline | None,
     *budgets: Budget,
     policy: Policy | None = None,
-    causes: Sequence[Cause] = (),
+    **more: Any,
 ) -> str:
     policy = policy or Policy()
     verdicts = compare(now, before, budgets, policy)
     why = failures(verdicts, policy, has_baseline=before is not None, accept=False)
     accept = "pytest --accept tests/test_a.py"
     ab = "torchprof ab REF -- tests/test_a.py"
-    return failure_message(why, verdicts, now, before, accept, causes=causes, ab_command=ab)
+    return failure_message(why, verdicts, now, before, accept, ab_command=ab, **more)
 
 
 def record(nodeid: str, status: TestStatus, **more: Any) -> Record:
@@ -171,6 +170,19 @@ accept: pytest --accept tests/test_a.py""",
             message(better, BEFORE, policy=policy),
             """\
 ops 312 → 311 (-0.3 %): strict: improved, but the improvement is not accepted
+accept: pytest --accept tests/test_a.py""",
+        )
+        rows = {"aten::add": {"calls": 299, "ops": 299}, "aten::mm": {"calls": 12, "ops": 12}}
+        self.assertExpectedInline(
+            message(
+                replace(better, operators=rows),
+                BEFORE,
+                policy=policy,
+                where={"aten::add": [("lib.py:9", None, 299)]}.__getitem__,
+            ),
+            """\
+ops 312 → 311 (-0.3 %): strict: improved, but the improvement is not accepted
+  fewer     aten::add  300 → 299  lib.py:9 (299×)
 accept: pytest --accept tests/test_a.py""",
         )
 

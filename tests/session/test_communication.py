@@ -65,7 +65,10 @@ def test_one_more_all_reduce_fails_with_its_line(pytester: pytest.Pytester) -> N
     pytester.makepyfile(test_it=GROUP + before)
     accept(pytester)
     pytester.makepyfile(test_it=GROUP + before + "        dist.all_reduce(X)\n")
-    output = run(pytester, "--torchprof").out
+    output = run(pytester, "--torchprof", subprocess=True).out  # which reads the new lines
     assert re.search(r"collectives +1 → 2", output)
     assert re.search(r"comm_bytes +40 B → 80 B", output)
-    assert re.search(r"c10d::allreduce_ +1 → 2 +test_it.py:\d+", output)
+    text = (pytester.path / "test_it.py").read_text("utf-8").splitlines()
+    first, second = (n for n, line in enumerate(text, 1) if "dist.all_reduce" in line)
+    cause = rf"test_it.py:{first} \(test_step\): c10d::allreduce_ is called 2 times instead of 1 — "
+    assert re.search(rf"^{cause}.*\n  also at test_it.py:{second}$", output, re.MULTILINE)

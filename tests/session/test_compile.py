@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.sessions import accept, calls, read_baseline, run
+from support.sessions import accept, calls, read_baseline, read_detail, run
 
 from pytest_torchprof.baseline.store import render
 from pytest_torchprof.capture.compiling import switched_off
@@ -514,8 +514,8 @@ def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
 def test_the_numbers_of_compiled_frames_are_not_operators(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SHARED)
     accept(pytester)
-    entry = next(iter(read_baseline(pytester)["tests"]["test_one"].values()))
-    assert 1 == entry["operators"]["Torch-Compiled Region"]["calls"]
+    detail = read_detail(pytester, "test_one")
+    assert 1 == detail["operators"]["Torch-Compiled Region"]["calls"]
     for args in (("-k", "test_other"), ("--torchprof-threads=1",)):
         assert "as many operators" not in run(pytester, "--torchprof", *args).out
 

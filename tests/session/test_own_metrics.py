@@ -620,7 +620,7 @@ def test_workers_send_them(pytester: pytest.Pytester) -> None:
     assert {"n": 1} == stored(pytester)["own"]
     body(pytester, 'torchprof.record("n", 0.5, "tokens", compare="exact", better="higher")')
     ran = run(pytester, "--torchprof", "-n1", needs=needs)
-    assert "n  1 tokens → 0.5 tokens" in ran.out
+    assert "\nn 1 tokens → 0.5 tokens (-50.0 %): regressed against the baseline\n" in ran.out
     assert "higher" == ran.metric("n", "test_it")["better"]
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from support.sessions import accept, read_baseline, run
+from support.sessions import accept, read_baseline, read_detail, run
 
 HEAD = """
     import os
@@ -137,7 +137,9 @@ def test_baselines_do_not_have_it(pytester: pytest.Pytester, gate: tuple[str, ..
     accept(pytester, *gate)
     (entry,) = read_baseline(pytester)["tests"]["test_it"].values()
     assert "times" in entry
-    assert {"laps", "metrics", "operators"} == entry["regions"]["decode"].keys()
+    assert {"laps", "metrics", "zero"} == entry["regions"]["decode"].keys()
+    assert not [name for name in entry["regions"]["decode"]["metrics"] if name.endswith("_ms")]
+    assert {"operators"} == read_detail(pytester, "test_it")["regions"]["decode"].keys()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLOW", "1")
         ran = run(pytester, "--torchprof", *gate)

@@ -163,6 +163,14 @@ def read_baseline(pytester: pytest.Pytester, file: str = "test_it") -> dict[str,
     return data
 
 
+def read_detail(pytester: pytest.Pytester, test: str) -> dict[str, Any]:
+    """The decoded line of the detail file that explains this test, in the one environment."""
+    text = baseline_file(pytester).with_suffix(".detail.jsonl").read_text("utf-8")
+    found: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    (detail,) = (one for one in found if one["test"] == test)
+    return detail
+
+
 def doctor(
     pytester: pytest.Pytester, test: str = "test_add", section: str = "metrics", **values: Any
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.core.values import Detail, DetailRow, Finding, HeldRow, Verdict
-from pytest_torchprof.verdict.causes import Caller, Line, Seen, causes_of
+from pytest_torchprof.verdict.causes import Caller, Line, Seen, causes_of, together
 
 BLOCK, NET, TEST = "lib.py::Block.forward", "lib.py::Net.forward", "test_x.py::test_x"
 LINES = {BLOCK: 9, NET: 20, TEST: 5, "lib.py::helper": 30}
@@ -244,3 +244,25 @@ def test_what_is_slower_is_named_by_its_share_of_the_time() -> None:
     kind, place, _, message = first(before, now, cpu_ms=(4, 40))
     assert ("slower", "lib.py:20") == (kind, place)
     assert "add takes about 400 us → 34 ms of CPU time" == message
+
+
+def test_what_one_of_several_processes_does_more_is_named_with_its_line() -> None:
+    """Rows, runs, and calls are those of all; a share of CPU time is the test's own process's."""
+    once = {BLOCK: (Caller(line(NET), "", 4),)}
+    main = seen(
+        row(TEST, "ones", 1, share=1.0), runs={TEST: 1}, held=(HeldRow(TEST, "x", 8, 8, 0),)
+    )
+    held = (HeldRow(BLOCK, "aten::add", 8, 8, 1),)
+    rank = seen(ADD, replace(MM, share=0.5), runs=RUNS, held=held, callers=once)
+    more = seen(ADD, row(BLOCK, "mm", 5, flops=5_000), runs=RUNS, held=held, callers=once)
+    before, now = together([main, rank, rank]), together([main, rank, more])
+    assert {one.operator: (one.calls, one.flops, one.share) for one in before.detail.rows} == {
+        "aten::ones": (1, 0, 1.0), "aten::add": (8, 0, 0.0), "aten::mm": (8, 8_000, 0.0)
+    }  # fmt: skip
+    assert {TEST: 1, BLOCK: 8, NET: 2} == before.detail.runs
+    assert HeldRow(BLOCK, "aten::add", 16, 8, 2) in before.detail.held  # of peaks the largest
+    assert (Caller(line(NET), "", 8),) == before.callers[BLOCK]
+    assert main == together([main])
+    assert ("new_operators", "lib.py:9", "Block.forward", "mm is called 9 times instead of 8") == (
+        first(before.detail, now, ops=(17, 18), flops=(8_000, 9_000))
+    )

@@ -441,7 +441,8 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     cost = "ops +2, moved_bytes +66.7 %"
     assert [
         f"test_it.py:11 (test_it): sub is called 3 times instead of 1 — {cost}",
-        "  contiguous-copy: do not call sub",
+        "  contiguous-copy: it calls sub",
+        "  fix: do not call sub",
         "  ops 3 → 5  (+66.7 %), moved_bytes 144 B → 240 B  (+66.7 %), findings 3 → 5  (+66.7 %)",
         "accept: pytest --accept test_it.py::test_it",
     ] == lines

@@ -25,7 +25,7 @@ from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.units import alike
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import Verdict
-from pytest_torchprof.verdict.causes import Seen, causes_of
+from pytest_torchprof.verdict.causes import causes_of
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired import (
     SIDES,
@@ -37,6 +37,7 @@ from pytest_torchprof.verdict.paired import (
     PairRequest,
 )
 from pytest_torchprof.verdict.paired import Side as PairedSide
+from pytest_torchprof.verdict.seen import Seen
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.sides import Side as TreeSide

@@ -37,8 +37,8 @@ from pytest_torchprof.session.options import build_settings
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.runs import Runner, RunningHooks, functional_failure, hide_own_frames
 from pytest_torchprof.session.seeds import ImportingHooks, ImportSeeds, seeded_name
-from pytest_torchprof.verdict.causes import seen_in
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.seen import seen_in
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.sides import Side

@@ -37,7 +37,7 @@ from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
-from pytest_torchprof.verdict.causes import causes_of, seen_in, together
+from pytest_torchprof.verdict.causes import causes_of
 from pytest_torchprof.verdict.judgement import (
     Terms,
     Verdicts,
@@ -48,6 +48,7 @@ from pytest_torchprof.verdict.judgement import (
     not_profiled,
 )
 from pytest_torchprof.verdict.profile import Measured, Unmeasured, shown_operator, view_of
+from pytest_torchprof.verdict.seen import seen_in, together
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.machine import Machine

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.core.values import Detail, DetailRow, Finding, HeldRow, Verdict
-from pytest_torchprof.verdict.causes import Caller, Line, Seen, causes_of, together
+from pytest_torchprof.verdict.causes import causes_of
+from pytest_torchprof.verdict.seen import Caller, Line, Seen, together
 
 BLOCK, NET, TEST = "lib.py::Block.forward", "lib.py::Net.forward", "test_x.py::test_x"
 LINES = {BLOCK: 9, NET: 20, TEST: 5, "lib.py::helper": 30}

@@ -445,7 +445,7 @@ class Details:
             lines = []
         for line in lines:
             try:
-                name = msgspec.json.decode(line, type=_Name)
+                name = msgspec.json.decode(line.decode(), type=_Name)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self._changed = True
             else:

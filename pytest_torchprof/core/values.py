@@ -574,6 +574,18 @@ CauseOf: TypeAlias = Literal[
 ]
 
 
+#: Kind, place, and what tells those of one place, or of none, apart.
+CauseKey: TypeAlias = tuple[str, str | None, int | None, str | None, str]
+
+
+def cause_key(
+    kind: str, file: str | None, line: int | None, finding: str | None, message: str
+) -> CauseKey:
+    """What the same cause in another test has in common with it."""
+    words = "" if line else "".join(one for one in message if not one.isdigit())
+    return kind, file, line, finding if kind in ("finding", "compilation") else None, words
+
+
 class Cause(Sendable, frozen=True, omit_defaults=True):
     """What changed in the user's code, and where; ``line`` 0 where it is unknown.
 
@@ -594,9 +606,9 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     subject: str = ""
 
     @property
-    def key(self) -> tuple[str, str | None, str]:
+    def key(self) -> CauseKey:
         """What the same cause in another test has in common with it."""
-        return self.kind, self.place, "" if self.line else self.subject
+        return cause_key(self.kind, self.file, self.line, self.finding, self.message)
 
     @property
     def place(self) -> str | None:

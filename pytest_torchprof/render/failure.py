@@ -100,7 +100,7 @@ def failure_message(
     over = [v for v in bad if v.status == "over_budget"]
     changed = [v for v in bad if v.status != "over_budget"]
     acceptable = accept_command is not None and (
-        bool(changed) or any(one.kind == "no_baseline" for one in failures)
+        bool(changed) or any(one.kind in _ACCEPTABLE for one in failures)
     )
     tail = [f"accept: {accept_command}"] if acceptable else []
     if ab_command and any(v.multiples for v in bad):
@@ -144,6 +144,7 @@ def failure_message(
 
 #: Metrics of which a cause knows its share, from the rows of a detail.
 _BY_ROW = frozenset({"ops", "flops", "moved_bytes"})
+_ACCEPTABLE = frozenset({"no_baseline", "metric_new", "metric_advises"})
 #: Reasons that are causes.
 _TOLD = frozenset({SLOW_CODE, "gradients_add_up", "fewer_zero_grads"})
 #: Failures that the numbers of the message say.
@@ -363,12 +364,6 @@ def _change(verdict: Verdict, before: Number | None, now: Number | None) -> str:
 def _source(verdict: Verdict) -> str:
     """Where the limit stands, if not in a marker."""
     return f"  ({verdict.source})" if verdict.source else ""
-
-
-def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:
-    """The two numbers that the verdict compares."""
-    value = None if isinstance(verdict.value, MissingValue) else verdict.value
-    return verdict.multiples or (verdict.baseline, value)
 
 
 def _beside(verdict: Verdict) -> list[str]:

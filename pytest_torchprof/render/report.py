@@ -15,10 +15,17 @@ import msgspec
 
 from pytest_torchprof.core.errors import ReportError, keep_others
 from pytest_torchprof.core.files import opened, replacing, system_message
-from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity
-from pytest_torchprof.core.values import MissingValue, Number, Record, Value, Verdict
+from pytest_torchprof.core.values import (
+    CauseKey,
+    MissingValue,
+    Number,
+    Record,
+    Value,
+    Verdict,
+    cause_key,
+)
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.escape import shorten
 from pytest_torchprof.verdict.metrics import METRICS
@@ -203,7 +210,6 @@ def write_document(path: Path, report: Mapping[str, Any]) -> None:
 
 # ---- Read a report that `--torchprof-json` wrote.
 
-_NUMBER = late(r"\d[\d.,]*")
 _NEXT = "name a report of pytest --torchprof --torchprof-json=FILE"
 
 
@@ -292,11 +298,9 @@ class StoredCause(_Stored, frozen=True):
         return f"{self.file}:{self.line}" if self.file and self.line else self.file
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> CauseKey:
         """What the same cause in another test has in common with it."""
-        rule = self.finding if self.kind == "finding" else None
-        words = "" if self.line else _NUMBER.sub("", self.message)
-        return self.kind, self.file, self.line, rule, words
+        return cause_key(self.kind, self.file, self.line, self.finding, self.message)
 
 
 class StoredRegion(Frozen, frozen=True):
@@ -401,7 +405,7 @@ class SharedCause(NamedTuple):
 
 def shared_causes(tests: Iterable[StoredTest | Record]) -> list[SharedCause]:
     """Each cause once, that of the most tests first."""
-    found: dict[tuple[object, ...], dict[str, tuple[StoredCause, StoredTest]]] = {}
+    found: dict[CauseKey, dict[str, tuple[StoredCause, StoredTest]]] = {}
     for one in (test for test in tests if test.causes):
         test = msgspec.convert(test_of(one), StoredTest) if isinstance(one, Record) else one
         for cause in test.causes:

@@ -622,7 +622,7 @@ def summarize(
     if records and verbosity >= 0:
         s = settings
         for line in cause_lines(records):
-            write(line, red=True)
+            write(line, red=not s.accept)
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
         for line in summary_table(records, s.columns, s.sort, s.top, width):
             write(line)

@@ -37,7 +37,6 @@ from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
-from pytest_torchprof.verdict.causes import causes_of
 from pytest_torchprof.verdict.judgement import (
     Terms,
     Verdicts,
@@ -48,11 +47,10 @@ from pytest_torchprof.verdict.judgement import (
     not_profiled,
 )
 from pytest_torchprof.verdict.profile import Measured, Unmeasured, shown_operator, view_of
-from pytest_torchprof.verdict.seen import seen_in, together
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.machine import Machine
-    from pytest_torchprof.core.values import Finding, Profile, Settings
+    from pytest_torchprof.core.values import CauseKey, Finding, Profile, Settings
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.render.findings import Where
     from pytest_torchprof.session.measurement import Gatherer
@@ -207,7 +205,8 @@ class Subject(Frozen, frozen=True):
     """The test that is judged: its id, its name within its file, and its baseline file.
 
     ``accept_command`` makes the command that accepts its values, and ``ab_command`` the one that
-    compares its time with that of another revision.
+    compares its time with that of another revision. If it is not ``is_heard``, as under `xfail`,
+    nobody sees its message.
     """
 
     nodeid: str
@@ -216,6 +215,7 @@ class Subject(Frozen, frozen=True):
     accept_command: Callable[[], str]
     ab_command: Callable[[], str]
     gone: Callable[[Iterable[str]], list[str]]
+    is_heard: bool = True
 
 
 def name_of(item: pytest.Item) -> str:
@@ -295,7 +295,7 @@ class Judge:
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self._details: dict[Path, store.Details] = {}
         #: The first test that failed for these causes.
-        self._explained_in: dict[tuple[str, str | None, str], str] = {}
+        self._explained_in: dict[CauseKey, str] = {}
         #: The first test of each baseline that cannot be used, which says why.
         self._told: dict[Path, str] = {}
 
@@ -416,6 +416,7 @@ class Judge:
             partial(command_for, config, nodeid),
             partial(ab_command_for, config, nodeid),
             partial(self._gone, item),
+            item.get_closest_marker("xfail") is None,
         )
         return made
 
@@ -460,8 +461,12 @@ class Judge:
             verdict = self._against_elsewhere(subject, measured, verdict)
         failed = bool(verdict.failures) or measured.mismatch is not None
         kept = self._keep_trace(subject.nodeid, gatherer, failed=failed)
-        verdict = self._explained(measured, verdict)
-        message = self._message(subject, measured, verdict) if verdict.failures else None
+        message = short_message(verdict.failures) if verdict.failures else None
+        try:
+            verdict = self._explained(measured, verdict)
+            message = self._message(subject, measured, verdict) if message else None
+        except Exception as error:  # noqa: BLE001 - the numbers are right all the same
+            gatherer.faults += (message_of(error),) if is_fault(error) else ()
         # Why only a part of the findings has a line: without one, the path stands for it.
         partly = measured.located is not None and any(f.location == f.path for f in findings[None])
         lost = measured.lines_gap if partly else None
@@ -548,7 +553,12 @@ class Judge:
         regressed = regressed or [v for v in verdict.all if v.status == "regressed"]
         if not regressed and not (self._settings.accept and accepted is not None):
             return verdict
+        from pytest_torchprof.verdict.causes import causes_of
+        from pytest_torchprof.verdict.seen import seen_in, together
+
         located = measured.located if isinstance(measured.located, Located) else None
+        if accepted and not regressed and located is None and known:  # that has the lines
+            return replace(verdict, accepts=replace(accepted, detail=known))
         theirs = ((one.checked.trace, measured.located_processes.get(one.label))
                   for one in measured.processes)  # fmt: skip
         seen = together(
@@ -563,8 +573,9 @@ class Judge:
         if verdict.profile is not None and regressed:
             found = [f for f in verdict.profile.findings if f.gated and not f.accepted]
             names = before.operators if before is not None else {}, verdict.profile.operators
+            gap = {"gap": "your lines are unknown"} if known is not None else {}
             known = known if located is not None else None
-            causes = causes_of(known, seen, regressed, found, operators=names)
+            causes = causes_of(known, seen, regressed, found, operators=names, **gap)
             verdict = replace(verdict, causes=causes)
         return replace(verdict, accepts=accepted)
 
@@ -611,7 +622,7 @@ class Judge:
             return None, ()
         same = self._explained_in.get(causes[0].key)
         new = [one for one in causes[1:] if one.key not in self._explained_in]
-        for one in causes:
+        for one in causes if subject.is_heard else ():
             self._explained_in.setdefault(one.key, subject.nodeid)
         if same in (None, subject.nodeid):  # it runs again
             return None, causes

@@ -14,7 +14,7 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.core.values import Cause, Detail, DetailRow, HeldRow, MissingValue
 from pytest_torchprof.verdict.compare import gradients_kept
-from pytest_torchprof.verdict.seen import DTYPES, Caller, Key, Line, Seen, function_name
+from pytest_torchprof.verdict.seen import WIDTHS, Caller, Key, Line, Seen, function_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.values import Finding, Number, Verdict
@@ -62,20 +62,26 @@ def causes_of(
     findings: Sequence[Finding] = (),
     *,
     operators: tuple[_Operators, _Operators] = ({}, {}),
+    gap: str = "the baseline has no detail for these numbers; accept once on code as it was",
 ) -> tuple[Cause, ...]:
     """Why these metrics are more than accepted, the largest share of the change first.
 
     ``findings`` are those that are not accepted; ``operators`` the counts of all operators and
-    annotations, before and now. Without a detail, causes are by operator alone.
+    annotations, before and now. Without a detail, causes are by operator alone: ``gap`` says why.
     """
-    grown = {v.metric: float(v.value - v.baseline) for v in regressed
-             if v.baseline is not None and not isinstance(v.value, MissingValue)}  # fmt: skip
+    grown: dict[str, float] = {}
+    for v in regressed:  # of several regions, that with the most
+        if v.baseline is not None and not isinstance(v.value, MissingValue):
+            grown[v.metric] = max(grown.get(v.metric, 0.0), float(v.value - v.baseline))
+    if before is not None and not any(row.function for row in before.rows):
+        before = None  # no line was known
     found: list[Cause] = []
     if before is not None:
+        before = _with_files_of(before, seen.detail)
         found = _Compared(before, seen, grown).causes()
         found = _of_loaders(found, seen, operators)
     elif operators[0]:
-        found = _by_operator(*operators, grown)
+        found = _by_operator(*operators, grown, gap)
     found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
     found += [_slower(before, seen, v) for v in regressed if v.metric == "cpu_ms"]
@@ -127,8 +133,8 @@ class _Compared:
     """The detail of a test beside the accepted one."""
 
     def __init__(self, before: Detail, seen: Seen, grown: Mapping[str, float]) -> None:
-        before = _with_files_of(before, seen.detail)
         self._before, self._seen, self._grown = before, seen, grown
+        self._told: set[tuple[str, str]] = set()
         self._old = {row.key: row for row in before.rows}
         self._new = {row.key: row for row in seen.detail.rows}
         self._order = {key: at for at, key in enumerate(self._new)}
@@ -147,7 +153,7 @@ class _Compared:
         found += self._more_often()
         found += self._larger_inputs()
         found += self._new_operators()
-        return [*found, *self._kept(found)]
+        return [*found, *self._kept()]
 
     def _sort(self) -> None:
         """Tell what was added, what is gone and what got larger."""
@@ -159,9 +165,14 @@ class _Compared:
                 continue
             change = _Change(
                 row,
-                row.calls - old.calls * ratio,
-                row.flops - old.flops * ratio,
-                row.bytes - old.bytes * ratio,
+                *(
+                    round(now - was * ratio, 3)
+                    for now, was in (
+                        (row.calls, old.calls),
+                        (row.flops, old.flops),
+                        (row.bytes, old.bytes),
+                    )
+                ),
             )
             if change.calls > 0:
                 self._added.append(change)
@@ -175,25 +186,17 @@ class _Compared:
         self._cancel()
 
     def _cancel(self) -> None:
-        """What only moved, as to a function of another name, did not change."""
-        left = {id(one): one for one in self._gone}
+        """What only moved, as to a function of another name or to several, did not change."""
+        left = list(self._gone)
         added = []
         for one in self._added:
-            twin = next(
-                (
-                    gone
-                    for gone in left.values()
-                    if gone.row.key[1:] == one.row.key[1:]
-                    and gone.row.function != one.row.function
-                    and gone[1:] == one[1:]
-                ),
-                None,
-            )
-            if twin is None:
+            for n, gone in enumerate(left):
+                if gone.row.key[1:] == one.row.key[1:] and gone.row.function != one.row.function:
+                    both = [min(was, now) for was, now in zip(gone[1:], one[1:], strict=True)]
+                    one, left[n] = _less(one, both), _less(gone, both)  # noqa: PLW2901
+            if one.calls > 0:
                 added.append(one)
-            else:
-                del left[id(twin)]
-        self._added, self._gone = added, list(left.values())
+        self._added, self._gone = added, [one for one in left if one.calls > 0]
 
     # ---------------------------------------------------------------- kinds
 
@@ -216,7 +219,7 @@ class _Compared:
                 for one, was in pairs
             ]
             first, old = pairs[0]
-            name = first.row.operator.removeprefix("aten::")
+            name = _plain(first.row.operator)
             more = f", and {plural(len(pairs) - 1, 'operator')} after it" if pairs[1:] else ""
             found.append(
                 self._cause(
@@ -237,7 +240,8 @@ class _Compared:
         more = {name: ratio for name, ratio in self._more.items() if ratio > 1}
         found = []
         for name, ratio in more.items():
-            if any(self._grows(line.function, ratio) for line, *_ in self._callers(name)):
+            around = {line.function for line, *_ in self._callers(name)} - {name}
+            if any(self._grows(function, ratio) for function in around):
                 continue
             inside = self._called_in(name, set(more))
             changes = [
@@ -261,13 +265,13 @@ class _Compared:
         if before == 1 and now == 2:
             message = f"{short} runs twice instead of once"
         callers = self._callers(name)
+        known = self._before.calls.get(name, {})
         again = [one for one in callers if one.via.startswith(_CHECKPOINT)]
-        if again:
+        if again and not any(f" via {_CHECKPOINT}" in key for key in known):
             message = f"{message}: torch.utils.checkpoint recomputes it in backward"
             by_checkpoint = (one.line for one in again if one.via.endswith(".checkpoint"))
             line = next(by_checkpoint, again[0].line)
             return self._cause("runs_more_often", message, changes, (line,), subject=short)
-        known = self._before.calls.get(name, {})
         more = [one for one in callers if one.times > known.get(one.key, 0)] or callers
         lines = [one.line for one in more if one.key not in known and one.line.location][:1]
         if lines:
@@ -312,7 +316,7 @@ class _Compared:
             lines = ()  # all those of the operator
         old = self._old[top.row.key]
         was, now = (old.flops, top.row.flops) if top.flops > 0 else (old.bytes, top.row.bytes)
-        name = top.row.operator.removeprefix("aten::")
+        name = _plain(top.row.operator)
         more = f" and {plural(len(larger) - 1, 'other operator')}" if larger[1:] else ""
         unit, what = ("FLOP", "FLOPs") if top.flops > 0 else ("B", "bytes")
         before, after = format_pair(was, now, unit)
@@ -367,7 +371,7 @@ class _Compared:
         names = self._counted(changes)
         fused = [one for one in gone if _FUSED.search(one.row.operator)]
         if fused:
-            name = fused[0].row.operator.removeprefix("aten::")
+            name = _plain(fused[0].row.operator)
             message = f"{name} is gone, {names} instead"
         else:
             told = self._names(changes)
@@ -385,7 +389,8 @@ class _Compared:
         if len({one.row.function for one in changes}) > 1:
             lines = _shared([self._seen.stacks.get(one.row.key, ()) for one in changes])[-1:]
         subject = ", ".join(sorted(self._names(changes)))
-        return self._cause("new_operators", message, changes, lines, evidence, subject)
+        net = [*changes, *map(_negative, gone)]
+        return self._cause("new_operators", message, net, lines, evidence, subject)
 
     def _names(self, changes: Iterable[_Change]) -> Counter[str]:
         """How much more often each operator is called; backward alone only without another."""
@@ -403,10 +408,10 @@ class _Compared:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return f"{', '.join(shown)}{more}"
 
-    def _kept(self, found: Sequence[Cause]) -> list[Cause]:
+    def _kept(self) -> list[Cause]:
         """Memory that is live at the peak or left at the end, and was not."""
         metrics = [name for name in self._grown if _OF_MEMORY.match(name)]
-        if not metrics or found:
+        if not metrics:
             return []
         if recorded := self._recorded(metrics):
             return [recorded]
@@ -429,6 +434,8 @@ class _Compared:
             if not top:
                 continue
             function, operator = top[0][0]
+            if (function, operator) in self._told:
+                return []  # that it is called more often says why
             kept.append(self._holds(name, function, operator, top))
         return kept
 
@@ -459,7 +466,7 @@ class _Compared:
             "peak": "is kept longer, until memory is at its peak",
             "allocated": "allocates more",
         }[name]
-        shown = operator.removeprefix("aten::")
+        shown = _plain(operator)
         what = f"what {shown} allocates {words}" if name != "allocated" else f"{shown} {words}"
         keys = [key for key in self._seen.lines if key[:2] == (function, operator)]
         lines = tuple(line for key in keys for line in self._seen.lines[key])
@@ -506,6 +513,7 @@ class _Compared:
                 if size:
                     metrics[metric] = metrics.get(metric, 0) + round(size)
         first = changes[0].row
+        self._told |= {one.row.key[:2] for one in changes}
         if not lines:
             lines = self._seen.lines.get(first.key, ())
             old = self._old.get(first.key)
@@ -549,10 +557,16 @@ def _negative(one: _Change) -> _Change:
     return one._replace(calls=-one.calls, flops=-one.flops, bytes=-one.bytes)
 
 
+def _less(one: _Change, parts: Sequence[float]) -> _Change:
+    sizes = (size - part for size, part in zip(one[1:], parts, strict=True))
+    return _Change(one.row, *sizes)
+
+
 def _is_wider(dtype: str, than: str) -> bool:
-    if not (dtype and than) or dtype == than:
+    """Whether numbers of a kind take more bytes each, or are of a wider kind; False if unknown."""
+    if dtype not in WIDTHS or than not in WIDTHS:
         return False
-    return DTYPES.index(dtype) > DTYPES.index(than)
+    return WIDTHS[dtype] > WIDTHS[than]
 
 
 def _is_backward(one: _Change) -> bool:
@@ -614,10 +628,9 @@ def _slower(before: Detail | None, seen: Seen, verdict: Verdict) -> Cause:
     rows = {row.key: row for row in seen.detail.rows}
     sizes = {key: row.share * now_ms - old.get(key, 0) * was_ms for key, row in rows.items()}
     key = max(sizes, key=lambda one: sizes[one], default=("", "", ""))
-    if sizes.get(key, 0) < _LEAST_SHARE * (now_ms - was_ms):
-        return Cause(
-            "slower", "no operator takes the CPU time", metrics={"cpu_ms": 0}, evidence=why
-        )
+    if key not in rows or sizes[key] < _LEAST_SHARE * (now_ms - was_ms):
+        what = "the CPU time is not in an operator: Python, or a library"
+        return Cause("slower", what, metrics={"cpu_ms": 0}, evidence=why)
     pair = format_pair(old.get(key, 0) * was_ms, rows[key].share * now_ms, "ms")
     name = _plain(key[1])
     found = Cause(
@@ -630,7 +643,9 @@ def _slower(before: Detail | None, seen: Seen, verdict: Verdict) -> Cause:
     return _at(found, seen.lines.get(key, ()), key[0])
 
 
-def _by_operator(before: _Operators, now: _Operators, grown: Mapping[str, float]) -> list[Cause]:
+def _by_operator(
+    before: _Operators, now: _Operators, grown: Mapping[str, float], gap: str
+) -> list[Cause]:
     """The operators that compute more often than accepted; version 1 has only all calls."""
     known = any("ops" in row for row in before.values())
     rows = {name: row for name, row in now.items() if row.get("ops")}
@@ -640,7 +655,7 @@ def _by_operator(before: _Operators, now: _Operators, grown: Mapping[str, float]
     if not more:
         return []
     names = ", ".join(f"{_plain(one.name)} {one.before} → {one.now}" for one in more[:_MOST_NAMES])
-    why = "by operator alone: the baseline has no detail for these numbers, or no line is known"
+    why = f"by operator alone: {gap}"
     whole = {name: size for name, size in grown.items() if size > 0}
     return [Cause("new_operators", names, metrics=whole, evidence=(why,), subject=names)]
 
@@ -716,10 +731,11 @@ def _with_findings(
             Cause(
                 "compilation" if compiles else "finding",
                 f"{finding.rule}: {finding.message}",
-                file if number else finding.location,
+                file if number else None,
                 number,
                 functions.get(finding.location or ""),
                 metrics=metrics,
+                evidence=() if number or not finding.location else (f"at {finding.location}",),
                 finding=finding.rule,
                 fix=finding.fix,
                 subject=finding.rule,
@@ -737,7 +753,7 @@ _FIRST = {
     "kept_memory": -1.0,
 }
 #: These are told only if they are a part of the change.
-_BY_SHARE = ("new_operators", "larger_inputs", "runs_more_often", "kept_memory")
+_BY_SHARE = ("new_operators", "larger_inputs", "other_dtype", "runs_more_often", "kept_memory")
 
 
 def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, ...]:

@@ -428,6 +428,7 @@ def compare(
     changed = baseline is not None and profile.operators != baseline.operators
     if (
         baseline is not None
+        and baseline.operators  # else its detail is missing
         and changed
         and (lost := gradients_kept(baseline.operators, profile.operators, set(baseline.unstable)))
     ):

@@ -273,6 +273,9 @@ class Verdicts(Frozen, frozen=True):
         before = self.baseline
         if before is None or before.detail is None or not before.detail.rows:
             return True
+        now = self.profile
+        if now is not None and (before.operators, before.kernels) != (now.operators, now.kernels):
+            return True
         return any(
             v.status in ("regressed", "improved", "new") and metric_of(v).stored for v in self.all
         )

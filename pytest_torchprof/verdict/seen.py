@@ -78,7 +78,11 @@ class Seen(Frozen, frozen=True):
 
 #: Of a node's backward, the name of the node.
 _NODE = late(r"autograd::engine::evaluate_function: (?:torch::autograd::)?(.+)")
-DTYPES = [row.name for row in sorted(TABLE, key=lambda row: ("float" in row.name, row.item_bytes))]
+#: By name, what orders dtypes: integers, real and complex numbers, and then bytes each.
+WIDTHS = {
+    row.name: (2 * ("complex" in row.name) + ("float" in row.name), row.item_bytes) for row in TABLE
+}
+_DTYPES = sorted(WIDTHS, key=lambda name: WIDTHS[name])
 
 
 def _shown(name: str) -> str | None:
@@ -99,7 +103,7 @@ def _widest(_: str, call: Operands) -> int:
     A tensor without dimensions, as a number of Python becomes one, does not widen others.
     """
     known = [
-        (bool(dims), DTYPES.index(BY_TYPE[one].name))
+        (bool(dims), _DTYPES.index(BY_TYPE[one].name))
         for dims, one in zip(call.dims, call.types or (), strict=False)
         if one in BY_TYPE
     ]
@@ -138,7 +142,7 @@ def seen_in(trace: Events, located: Located | None, roots: Roots) -> Seen:
         line = files.line(stack[-1]) if stack else Line("", "")
         name = shown[trace.name[event]] or ""
         code = int(dtype[event])
-        one = line.function, name, "" if code < 0 else DTYPES[code]
+        one = line.function, name, "" if code < 0 else _DTYPES[code]
         key[event] = number.setdefault(one, len(number))
         if line.location:
             lines[one][line] += 1
@@ -309,7 +313,8 @@ class _Files:
             name = names[number] if number < len(names) else ""
             text = getline(file, int(at)).strip() if at.isdecimal() else ""
             digest = f"{crc32(text.encode(errors='replace')):08x}" if text else ""
-            known = Line(f"{self._file(file)}:{at}", f"{self._file(file)}::{name}", digest)
+            place = f"{self._roots.relative(file) or file}:{at}"
+            known = Line(place, f"{self._roots.shared(file)}::{name}", digest)
             self._lines[number] = known
         return known
 
@@ -319,9 +324,6 @@ class _Files:
         lines = map(self.line, range(count))
         return {line.location: function_name(line.function) for line in lines}
 
-    def _file(self, file: str) -> str:
-        return self._roots.shared(file)
-
     def calls(
         self,
     ) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, tuple[Caller, ...]]]:
@@ -330,7 +332,7 @@ class _Files:
         between: dict[str, dict[str, int]] = {}
         callers: dict[str, list[Caller]] = {}
         for one in self._marks.calls if self._marks is not None else ():
-            callee = f"{self._file(one.file)}::{one.name}"
+            callee = f"{self._roots.shared(one.file)}::{one.name}"
             runs[callee] = runs.get(callee, 0) + one.count
             line = self.line(one.line) if one.line >= 0 else Line("", "")
             known = between.setdefault(callee, {})

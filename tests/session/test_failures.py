@@ -470,3 +470,58 @@ def test_a_line_that_calls_an_operator_within_a_module_and_outside_of_any(
     ran = run(pytester, "--torchprof")
     assert {"test_it": "regressed"} == ran.statuses, ran.out
     assert "test_it.py:8 (double): mul is called 6 times instead of 2 — " in ran.out
+
+
+TRAINS = """
+    import torch
+    w, x = torch.ones(4, requires_grad=True), torch.ones(4)
+
+    def test_it():
+        w.grad = None
+        (w * x).sum().backward()
+        (w * x).sum().backward()
+"""
+
+
+def test_a_lost_detail_file_turns_nothing_red(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TRAINS)
+    accept(pytester)
+    (detail,) = pytester.path.glob("__torchprof__/*.detail.jsonl")
+    detail.unlink()
+    assert {"ok"} == set(run(pytester, "--torchprof").statuses.values())
+
+
+def test_an_odd_detail_file_leaves_a_regression_red_and_is_mended(
+    pytester: pytest.Pytester,
+) -> None:
+    """It may be of a later version, or damaged."""
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    (detail,) = pytester.path.glob("__torchprof__/*.detail.jsonl")
+    detail.write_text(detail.read_text("utf-8").replace("float32", "float77"), "utf-8")
+    pytester.makepyfile(test_it=ADD.replace("X + X", "X + X + X"))
+    assert {"failed": 1} == run(pytester, "--torchprof").outcomes
+    detail.write_bytes(detail.read_bytes().replace(b"float77", b"float\xff7"))
+    assert {"failed": 1} == run(pytester, "--torchprof").outcomes
+    accept(pytester)
+    assert "float32" in detail.read_text("utf-8")
+
+
+def test_the_cause_of_a_test_that_may_fail_is_told_where_it_is_heard(
+    pytester: pytest.Pytester,
+) -> None:
+    source = """
+        import pytest, torch
+        X = torch.ones(4)
+        def f(): return X + X{more}
+
+        @pytest.mark.xfail
+        def test_a(): f()
+
+        def test_b(): f()
+    """
+    pytester.makepyfile(test_it=source.format(more=""))
+    accept(pytester)
+    pytester.makepyfile(test_it=source.format(more=" * X"))
+    ran = run(pytester, "--torchprof")
+    assert "test_it.py:3 (f): mul is new" in messages(ran.out)["test_b"][0]

@@ -156,7 +156,8 @@ def test_attention_by_hand_names_what_is_gone() -> None:
 
 def test_a_wider_dtype_is_the_first_cause() -> None:
     before = Detail((ADD, row(NET, "div", 1)), RUNS)
-    now = seen(row(NET, "div", 1, dtype="float64"), row(BLOCK, "add", 4, dtype="float64"),
+    now = seen(row(NET, "div", 1, dtype="float64", bytes=200),
+               row(BLOCK, "add", 4, dtype="float64", bytes=800),
                row(BLOCK, "_to_copy", 1), runs=RUNS)  # fmt: skip
     kind, place, _, message = first(before, now, ops=(5, 6), moved_bytes=(500, 1_000))
     assert ("other_dtype", "lib.py:20") == (kind, place)
@@ -187,6 +188,66 @@ def test_costs_of_a_wider_dtype_are_what_it_adds() -> None:
     now = seen(row(NET, "div", 2, dtype="float64", bytes=800), runs=RUNS)
     (cause,) = causes_of(before, now, more_of(moved_bytes=(400, 800)))
     assert {"moved_bytes": 400} == cause.metrics
+
+
+def test_another_dtype_of_as_many_bytes_or_an_unknown_one_is_not_wider() -> None:
+    for was, is_ in (("float16", "bfloat16"), ("complex64", "float32"), ("int128", "float64")):
+        before = Detail((row(NET, "div", 2, dtype=was),), RUNS)
+        now = seen(row(NET, "div", 2, dtype=is_), row(BLOCK, "clone", 4), runs=RUNS)
+        assert "clone ×4 is new" == first(before, now, ops=(2, 6))[-1]
+
+
+def test_memory_that_is_kept_is_told_beside_another_operator_in_place_of_one() -> None:
+    before = Detail((row(BLOCK, "relu", 4), ADD), RUNS)
+    now = seen(row(BLOCK, "sin", 4), ADD, runs=RUNS,
+               held=(HeldRow(BLOCK, "aten::add", 400, 400, 400),))  # fmt: skip
+    (cause,) = causes_of(before, now, more_of(leaked_cpu_bytes=(0, 400)))
+    assert "what add allocates is kept after the test now" == cause.message
+    new = seen(row(BLOCK, "sin", 4), ADD, runs=RUNS,
+               held=(HeldRow(BLOCK, "aten::sin", 400, 400, 400),))  # fmt: skip
+    (cause,) = causes_of(before, new, more_of(leaked_cpu_bytes=(0, 400)))
+    assert "sin ×4 is new" == cause.message
+
+
+def test_an_operator_in_place_of_another_is_no_more_work() -> None:
+    before = Detail((row(BLOCK, "relu", 4), row(NET, "add", 1)), RUNS)
+    now = seen(row(BLOCK, "clamp", 4), row(NET, "add", 1), row(NET, "clone", 2), runs=RUNS)
+    (cause,) = causes_of(before, now, more_of(ops=(5, 7)))
+    assert "clone ×2 is new" == cause.message
+
+
+def test_a_function_that_is_split_into_two_is_no_cause() -> None:
+    before = Detail((row(BLOCK, "mul", 4),), RUNS)
+    now = seen(row("lib.py::helper", "mul", 2), row(NET, "mul", 2), row(NET, "clone", 1), runs=RUNS)
+    assert ["clone is new"] == [one.message for one in causes_of(before, now, more_of(ops=(4, 5)))]
+
+
+def test_a_function_that_calls_itself_more_often_is_told() -> None:
+    name = "lib.py::helper"
+    callers = {name: (Caller(line(TEST, text="a"), "", 1), Caller(line(name, text="b"), "", 7))}
+    before = Detail((row(name, "add", 4),), {name: 4}, {name: {f"{TEST} a": 1, f"{name} b": 3}})
+    now = seen(row(name, "add", 8), runs={name: 8}, callers=callers)
+    assert "helper runs 8 times instead of 4" == first(before, now, ops=(4, 8))[-1]
+
+
+def test_a_checkpoint_that_was_there_before_is_not_blamed() -> None:
+    via = "torch.utils.checkpoint.checkpoint"
+    before = Detail((ADD,), RUNS, {BLOCK: {f"{NET} via {via}": 4}})
+    callers = {BLOCK: (Caller(line(NET), via, 8),)}
+    now = seen(row(BLOCK, "add", 8), runs={BLOCK: 8, NET: 1}, callers=callers)
+    assert "Block.forward runs 8 times instead of 4" == first(before, now, ops=(4, 8))[-1]
+
+
+def test_rows_that_scale_exactly_are_no_cause() -> None:
+    before = Detail((row(BLOCK, "mm", 49),), {BLOCK: 49})
+    assert () == causes_of(before, seen(row(BLOCK, "mm", 1), runs={BLOCK: 1}), more_of(ops=(1, 2)))
+
+
+def test_without_lines_on_one_side_causes_are_by_operator() -> None:
+    before = Detail((row("", "add", 6),), {})
+    counts: tuple[Any, Any] = {"aten::add": {"ops": 6}}, {"aten::add": {"ops": 7}}
+    (cause,) = causes_of(before, seen(row(BLOCK, "add", 7)), more_of(ops=(6, 7)), operators=counts)
+    assert "add 6 → 7" == cause.message
 
 
 def test_code_that_only_moved_is_no_cause() -> None:

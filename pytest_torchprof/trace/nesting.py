@@ -83,6 +83,8 @@ def enclosing(
 
 def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     """Which of these events are nested in a root, at any depth."""
+    if not len(roots):
+        return np.zeros(0, bool)
     first = int(roots.argmax())  # what encloses an event comes before it
     at = parent[events]
     near = at >= first

@@ -50,7 +50,7 @@ def test_they_import_nothing_more() -> None:
 @st.composite
 def _forests(draw: st.DrawFn) -> tuple[list[int], list[bool]]:
     """The parent of each event, an earlier one or -1, and whether it is a root."""
-    count = draw(st.integers(1, 12))
+    count = draw(st.integers(0, 12))
     parents = [draw(st.integers(-1, at - 1)) for at in range(count)]
     return parents, draw(st.lists(st.booleans(), min_size=count, max_size=count))
 

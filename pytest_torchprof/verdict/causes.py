@@ -73,8 +73,9 @@ def causes_of(
     for v in regressed:  # of several regions, that with the most
         if v.baseline is not None and not isinstance(v.value, MissingValue):
             grown[v.metric] = max(grown.get(v.metric, 0.0), float(v.value - v.baseline))
-    if before is not None and not any(row.function for row in before.rows):
-        before = None  # no line was known
+    both = before is not None and before.rows and seen.detail.rows
+    if before is not None and both and _has_lines(before) != _has_lines(seen.detail):
+        before = None
     found: list[Cause] = []
     if before is not None:
         before = _with_files_of(before, seen.detail)
@@ -89,6 +90,10 @@ def causes_of(
     if not found and before is not None:
         found = _new_calls(before, seen)
     return _ranked(found, grown)
+
+
+def _has_lines(detail: Detail) -> bool:
+    return any(row.function for row in detail.rows)
 
 
 def _with_files_of(before: Detail, now: Detail) -> Detail:

@@ -505,6 +505,9 @@ _LEAST_LESS = 5
 _OTHERS, _ACCEPTING = 0.2, 2
 #: A page fault takes 2 us, and more where the system is slow; see `_PAGE_FAULT_MS`, which is low.
 _SLOW_FAULT_MS = 0.004
+#: Beside programs that use the memory, too, a thread may move no more than 10 GB a second: tests
+#: that do little else took 3.0 to 4.4 times as long on 2 processors (`benchmarks.slow`).
+_SLOW_BYTE_MS = 1e-7
 #: Larger factors are said without a fraction.
 _ROUND = 10
 
@@ -569,7 +572,10 @@ def _slow_beyond_doubt(
         if isinstance(busy_ms, MissingValue):
             return verdicts
         now = replace(now, one_thread=(now.cpu or 0.0) - busy_ms / now.ms(1.0))
-    if not is_slow(now, before, share):
+    moved = profile.metrics.get("moved_bytes")
+    moved_ms = moved * _SLOW_BYTE_MS if isinstance(moved, int) else 0.0
+    alone = replace(now, one_thread=(now.cpu or 0.0) - moved_ms / now.ms(1.0))
+    if not is_slow(now, before, share) or not is_slow(alone, before, share):
         return verdicts
     assert now.cpu is not None and before.cpu is not None  # noqa: S101, PT018 - it is slow
     known, ratio = (before.cpu, now.cpu), slowness(now, before) or 0.0

@@ -188,6 +188,12 @@ def test_waiting_for_a_device_or_another_process_is_no_time_of_the_test() -> Non
     assert compared(confirmed(50), ranks=2)[0].status == "advisory"
 
 
+def test_moving_bytes_beside_other_programs_is_no_time_of_the_test() -> None:
+    moved_bytes = int(BEFORE * REFERENCE_MS * 1e7)  # in as long as it took, at 10 GB/s
+    assert compared(confirmed(39), moved_bytes=moved_bytes)[0].status == "advisory"
+    assert compared(confirmed(41), moved_bytes=moved_bytes)[0].status == "regressed"
+
+
 @pytest.mark.parametrize(
     ("before", "now", "changes"),
     [

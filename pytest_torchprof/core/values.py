@@ -590,8 +590,7 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     """What changed in the user's code, and where; ``line`` 0 where it is unknown.
 
     ``metrics``: how much of each change it accounts for, in the metric's unit. ``evidence``: lines
-    that show it. ``fix`` is that of the ``finding``, a rule's code. ``subject``: what is the same
-    in another test with the same cause.
+    that show it. ``fix`` is that of the ``finding``, a rule's code.
     """
 
     kind: CauseOf
@@ -603,7 +602,6 @@ class Cause(Sendable, frozen=True, omit_defaults=True):
     evidence: tuple[str, ...] = ()
     finding: str | None = None
     fix: str | None = None
-    subject: str = ""
 
     @property
     def key(self) -> CauseKey:

@@ -86,10 +86,9 @@ def causes_of(
     found = _with_findings(found, findings, grown, seen.functions)
     found += _of_compilation(found, regressed)
     found += [_slower(before, seen, v) for v in regressed if v.metric == "cpu_ms"]
-    found = _of_gradients(found, seen, operators)
     if not found and before is not None:
         found = _new_calls(before, seen)
-    return _ranked(found, grown)
+    return _of_gradients(_ranked(found, grown), seen, operators)
 
 
 def _has_lines(detail: Detail) -> bool:
@@ -165,20 +164,8 @@ class _Compared:
         for key, row in self._new.items():
             ratio = self._more.get(key[0], 1.0)
             old = self._old.get(key)
-            if old is None:
-                self._added.append(_Change(row, row.calls, row.flops, row.bytes))
-                continue
-            change = _Change(
-                row,
-                *(
-                    round(now - was * ratio, 3)
-                    for now, was in (
-                        (row.calls, old.calls),
-                        (row.flops, old.flops),
-                        (row.bytes, old.bytes),
-                    )
-                ),
-            )
+            was = [part * ratio for part in _sizes(old)] if old is not None else (0, 0, 0)
+            change = _less(_Change(row, *_sizes(row)), was)
             if change.calls > 0:
                 self._added.append(change)
             elif change.flops > 0 or change.bytes > 0:
@@ -187,7 +174,7 @@ class _Compared:
                 self._gone.append(_negative(change))
         for key, row in self._old.items():
             if key not in self._new:
-                self._gone.append(_Change(row, row.calls, row.flops, row.bytes))
+                self._gone.append(_Change(row, *_sizes(row)))
         self._cancel()
 
     def _cancel(self) -> None:
@@ -215,14 +202,7 @@ class _Compared:
                 by_dtype.setdefault(one.row.dtype, []).append((one, old))
         found = []
         for dtype, pairs in by_dtype.items():
-            changes = [
-                one._replace(
-                    calls=one.calls - was.calls,
-                    flops=one.flops - was.flops,
-                    bytes=one.bytes - was.bytes,
-                )
-                for one, was in pairs
-            ]
+            changes = [_less(one, was[1:]) for one, was in pairs]
             first, old = pairs[0]
             name = _plain(first.row.operator)
             more = f", and {plural(len(pairs) - 1, 'operator')} after it" if pairs[1:] else ""
@@ -231,7 +211,6 @@ class _Compared:
                     "other_dtype",
                     f"{name} in {dtype} instead of {old.row.dtype}{more}",
                     changes,
-                    subject=dtype,
                 )
             )
             for one, was in pairs:
@@ -250,11 +229,10 @@ class _Compared:
                 continue
             inside = self._called_in(name, set(more))
             changes = [
-                _Change(row, *(part * (1 - 1 / self._more[row.function])
-                               for part in (row.calls, row.flops, row.bytes)))
+                _Change(row, *(part * (1 - 1 / self._more[row.function]) for part in _sizes(row)))
                 for row in self._new.values()
                 if row.function in inside and row.key in self._old
-            ]  # fmt: skip
+            ]
             changes += [one for one in self._added if one.row.function in inside]
             if not changes:
                 continue
@@ -276,16 +254,16 @@ class _Compared:
             message = f"{message}: torch.utils.checkpoint recomputes it in backward"
             by_checkpoint = (one.line for one in again if one.via.endswith(".checkpoint"))
             line = next(by_checkpoint, again[0].line)
-            return self._cause("runs_more_often", message, changes, (line,), subject=short)
+            return self._cause("runs_more_often", message, changes, (line,))
         more = [one for one in callers if one.times > known.get(one.key, 0)] or callers
         lines = [one.line for one in more if one.key not in known and one.line.location][:1]
         if lines:
-            return self._cause("runs_more_often", message, changes, lines, subject=short)
+            return self._cause("runs_more_often", message, changes, lines)
         # No call is new: a hook that was added again, or a loop that takes more steps.
         own = [line for key, at in self._seen.lines.items() if key[0] == name for line in at]
         at = [one.line.location for one in more if one.line.location]
         calls = _called(at[:_MOST_NAMES])
-        return self._cause("runs_more_often", message, changes, own[:1], calls, subject=short)
+        return self._cause("runs_more_often", message, changes, own[:1], calls)
 
     def _grows(self, caller: str, ratio: float) -> bool:
         return self._more.get(caller, 1.0) >= ratio * 0.999
@@ -327,7 +305,7 @@ class _Compared:
         before, after = format_pair(was, now, unit)
         message = f"larger inputs of {name}{more}: {what} of {name} {before} → {after}"
         larger.sort(key=lambda one: one is not top)
-        return [self._cause("larger_inputs", message, larger, lines, subject=name)]
+        return [self._cause("larger_inputs", message, larger, lines)]
 
     def _around(self, changes: Sequence[_Change], keys: Collection[Key]) -> tuple[Line, ...]:
         """The innermost line around all of them; around its function, if all of that changed.
@@ -393,9 +371,8 @@ class _Compared:
         lines: tuple[Line, ...] = ()
         if len({one.row.function for one in changes}) > 1:
             lines = _shared([self._seen.stacks.get(one.row.key, ()) for one in changes])[-1:]
-        subject = ", ".join(sorted(self._names(changes)))
         net = [*changes, *map(_negative, gone)]
-        return self._cause("new_operators", message, net, lines, evidence, subject)
+        return self._cause("new_operators", message, net, lines, evidence)
 
     def _names(self, changes: Iterable[_Change]) -> Counter[str]:
         """How much more often each operator is called; backward alone only without another."""
@@ -429,20 +406,15 @@ class _Compared:
             more[row.function, row.operator] = {
                 name: change[name.partition("_")[0]] for name in metrics
             }
-        kept: list[Cause] = []
         for name in ("leaked", "peak", "allocated"):
-            mine = [metric for metric in metrics if metric.startswith(name)]
-            if not mine or kept:
-                continue
-            by_size = sorted(more.items(), key=lambda one: (-one[1][mine[0]], one[0]))
-            top = [(key, sizes) for key, sizes in by_size if sizes[mine[0]] > 0]
-            if not top:
-                continue
-            function, operator = top[0][0]
-            if (function, operator) in self._told:
+            first = next((metric for metric in metrics if metric.startswith(name)), "")
+            by_size = sorted(more.items(), key=lambda one: (-one[1].get(first, 0), one[0]))
+            top = [(key, sizes) for key, sizes in by_size if sizes.get(first, 0) > 0]
+            if top and top[0][0] in self._told:
                 return []  # that it is called more often says why
-            kept.append(self._holds(name, function, operator, top))
-        return kept
+            if top:
+                return [self._holds(name, *top[0][0], top)]
+        return []
 
     def _recorded(self, metrics: Sequence[str]) -> Cause | None:
         """A graph for backward, where there was none."""
@@ -457,7 +429,7 @@ class _Compared:
             return None
         what = "autograd records a graph for backward here now: is a no_grad missing?"
         sizes = {name: self._grown[name] for name in metrics}
-        return _at(Cause("kept_memory", what, metrics=sizes, subject="no_grad"), around, "")
+        return _at(Cause("kept_memory", what, metrics=sizes), around, "")
 
     def _holds(
         self,
@@ -484,7 +456,7 @@ class _Compared:
             for metric, size in sizes.items():
                 metrics[metric] = metrics.get(metric, 0) + max(size, 0)
         metrics = {metric: min(size, self._grown[metric]) for metric, size in metrics.items()}
-        found = _at(Cause("kept_memory", what, metrics=metrics, subject=shown), lines[:2], function)
+        found = _at(Cause("kept_memory", what, metrics=metrics), lines[:2], function)
         stack = next((self._seen.stacks[key] for key in keys if key in self._seen.stacks), ())
         around = [f"{line.location} ({function_name(line.function)})" for line in stack[-3:-1]]
         return replace(found, evidence=(*found.evidence, *_called(around[::-1])))
@@ -509,7 +481,6 @@ class _Compared:
         changes: Sequence[_Change],
         lines: Sequence[Line] = (),
         evidence: Sequence[str] = (),
-        subject: str = "",
     ) -> Cause:
         """A cause of these changes, at these lines, or at those of the first change."""
         metrics: dict[str, Number] = {}
@@ -525,7 +496,7 @@ class _Compared:
             known = old.texts if old is not None else {}
             lines = [line for line in lines if line.text not in known] or lines
         return _at(
-            Cause(kind, message, metrics=metrics, evidence=tuple(evidence), subject=subject),  # type: ignore[arg-type]
+            Cause(kind, message, metrics=metrics, evidence=tuple(evidence)),  # type: ignore[arg-type]
             lines,
             first.function,
         )
@@ -562,8 +533,13 @@ def _negative(one: _Change) -> _Change:
     return one._replace(calls=-one.calls, flops=-one.flops, bytes=-one.bytes)
 
 
+def _sizes(row: DetailRow) -> tuple[int, int, int]:
+    return row.calls, row.flops, row.bytes
+
+
 def _less(one: _Change, parts: Sequence[float]) -> _Change:
-    sizes = (size - part for size, part in zip(one[1:], parts, strict=True))
+    """Without these, except for what rounding leaves of them."""
+    sizes = (round(size - part, 3) for size, part in zip(one[1:], parts, strict=True))
     return _Change(one.row, *sizes)
 
 
@@ -621,7 +597,7 @@ def _of_loaders(
         for metric, size in one.metrics.items():
             metrics[metric] = metrics.get(metric, 0) + size
     others = [one for one in found if one not in mine]
-    return [replace(cause, metrics=metrics, subject="loader"), *others]
+    return [replace(cause, metrics=metrics), *others]
 
 
 def _slower(before: Detail | None, seen: Seen, verdict: Verdict) -> Cause:
@@ -643,7 +619,6 @@ def _slower(before: Detail | None, seen: Seen, verdict: Verdict) -> Cause:
         f"{name} takes about {' → '.join(pair)} of CPU time",
         metrics={"cpu_ms": sizes[key]},
         evidence=why,
-        subject=name,
     )
     return _at(found, seen.lines.get(key, ()), key[0])
 
@@ -662,7 +637,7 @@ def _by_operator(
     names = ", ".join(f"{_plain(one.name)} {one.before} → {one.now}" for one in more[:_MOST_NAMES])
     why = f"by operator alone: {gap}"
     whole = {name: size for name, size in grown.items() if size > 0}
-    return [Cause("new_operators", names, metrics=whole, evidence=(why,), subject=names)]
+    return [Cause("new_operators", names, metrics=whole, evidence=(why,))]
 
 
 def _new_calls(before: Detail, seen: Seen) -> list[Cause]:
@@ -673,22 +648,22 @@ def _new_calls(before: Detail, seen: Seen) -> list[Cause]:
         for one in callers:
             if known and one.via not in ways and one.line.location:
                 what = f"{function_name(callee)} is called through {one.via or 'no library'} now"
-                return [_at(Cause("unknown", what, subject=callee), (one.line,), callee)]
+                return [_at(Cause("unknown", what), (one.line,), callee)]
     return []
 
 
 def _of_gradients(
-    found: list[Cause], seen: Seen, operators: tuple[_Operators, _Operators]
-) -> list[Cause]:
-    """With a cause for gradients that are not set to zero, at the backward that adds to them."""
+    found: tuple[Cause, ...], seen: Seen, operators: tuple[_Operators, _Operators]
+) -> tuple[Cause, ...]:
+    """Begin with gradients that are not set to zero, if so, at the backward that adds to them."""
     why = gradients_kept(*operators) if operators[0] else None
     if why is None:
         return found
     lines = next((at for key, at in seen.lines.items() if key[1] == _ACCUMULATES), ())
-    cause = _at(Cause("new_operators", why.text, subject=_ACCUMULATES), lines, "")
-    same = [one for one in found if one.subject == _ACCUMULATES]
+    same = [one for one in found if _ACCUMULATES in one.message]
     whole = {name: size for one in same for name, size in one.metrics.items()}
-    return [replace(cause, metrics=whole), *(one for one in found if one not in same)]
+    cause = _at(Cause("new_operators", why.text, metrics=whole), lines, "")
+    return (cause, *(one for one in found if one not in same))
 
 
 def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> list[Cause]:
@@ -700,7 +675,7 @@ def _of_compilation(found: Sequence[Cause], regressed: Sequence[Verdict]) -> lis
     changes = [f"{v.metric} {v.baseline} → {v.value}" for v in more]
     metrics = {v.metric: v.value - v.baseline for v in more}  # type: ignore[operator]
     what = f"torch.compile compiles differently: {', '.join(changes)}"
-    return [Cause("compilation", what, metrics=metrics, subject="compile")]
+    return [Cause("compilation", what, metrics=metrics)]
 
 
 def _with_findings(
@@ -743,7 +718,6 @@ def _with_findings(
                 evidence=() if number or not finding.location else (f"at {finding.location}",),
                 finding=finding.rule,
                 fix=finding.fix,
-                subject=finding.rule,
             )
         )
     return causes
@@ -767,6 +741,5 @@ def _ranked(found: Sequence[Cause], grown: Mapping[str, float]) -> tuple[Cause, 
         return max((min(size / grown[name], 1.0) for name, size in known.items()), default=0.0)
 
     ranked = sorted(found, key=lambda one: -(share(one) + _FIRST.get(one.kind, 0.0)))
-    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.kind not in _BY_SHARE
-             or one.subject == _ACCUMULATES]  # fmt: skip
+    large = [one for one in ranked if share(one) >= _LEAST_SHARE or one.kind not in _BY_SHARE]
     return tuple(large or ranked[:1])

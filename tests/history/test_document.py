@@ -47,7 +47,7 @@ def test_known_numbers_are_kept_and_unknown_ones_are_left_out() -> None:
         "bad": Verdict("bad", float("nan"), "ok", own=OwnMetric("bad")),
     }
     region = RegionRecord(2, {"part: ops": Verdict("ops", 1, "ok", region="part")})
-    causes = (Cause("new_operators", "clone is new", "m.py", 5, "f", {"ops": 1}, subject="clone"),)
+    causes = (Cause("new_operators", "clone is new", "m.py", 5, "f", {"ops": 1}),)
     record = Record("t.py::a", "ok", metrics=metrics, outcome="passed", regions={"part": region},
                     causes=causes)  # fmt: skip
     (found,) = run_tests([record], {"t.py::a": "ab"})

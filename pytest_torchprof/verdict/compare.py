@@ -501,8 +501,8 @@ _LEAST_MORE = 0.5
 #: And shorter by so many, to be worth a diff.
 _LEAST_LESS = 5
 #: Where other threads than the test's own took more than this share, CPU time says little. Of a
-#: test to be accepted, so many rounds of one thread say more; the first may prepare something.
-_OTHERS, _ACCEPTING = 0.2, 2
+#: test to be accepted, a round of one thread says more.
+_OTHERS = 0.2
 #: A page fault takes 2 us, and more where the system is slow; see `_PAGE_FAULT_MS`, which is low.
 _SLOW_FAULT_MS = 0.004
 #: Beside programs that use the memory, too, a thread may move no more than 10 GB a second: tests
@@ -540,7 +540,7 @@ def needs_more(now: Normalised, before: Normalised | None, *, accepts: bool) -> 
     To confirm a time that is far too long, as long as it still is longer; or ``accepts`` one of
     several threads.
     """
-    if accepts and (now.more or now.others > _OTHERS) and now.more < _ACCEPTING:
+    if accepts and not now.more and now.others > _OTHERS:
         return True
     if now.more:
         return now.more < CONFIRMING and is_slow(now, before, _SLOWER)

@@ -1043,8 +1043,9 @@ class Gatherer:
                 yield kind
         if self.captures.one_thread is not None and self.reason is None:
             yield "threads"
-        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
-            yield "tensors"
+        if self._has_trace and self._asks(lambda: self.checked.wants_tensors):
+            if self.captures.kind != "threads":  # whose other threads' tensors no run identifies
+                yield "tensors"
             self._note_if(lambda: self.checked.wants_tensors)
         early = self._has_trace and not self.asked.complete and bool(self.asked.early)
         if early:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +148,22 @@ def test_fifty_writers_at_once_lose_nothing(folder: Path) -> None:
     assert all(path.name.endswith(".run.json") for path in folder.iterdir())
 
 
-def _write_on(folder: str) -> None:
+def _write_on(folder: str, begun: Event) -> None:
     content = encode(run(C, {f"metric_{n}": n for n in range(3000)}))
     while True:
         store_of(folder).write(new_name("2026-01-01T00:00:00Z", C), content)
+        begun.set()
 
 
 @pytest.mark.thorough
 def test_a_killed_writer_leaves_no_half_document(folder: Path) -> None:
-    for moment in range(50):
-        process = multiprocessing.get_context("fork").Process(target=_write_on, args=(str(folder),))
+    context = multiprocessing.get_context("fork")
+    for moment in range(51):
+        begun = context.Event()
+        process = context.Process(target=_write_on, args=(str(folder), begun))
         process.start()
-        time.sleep(0.003 + moment * 0.0007)
+        assert begun.wait(60)
+        time.sleep(moment * 0.0007)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()

@@ -164,3 +164,39 @@ def test_strict_fails_a_test_that_has_a_baseline_and_is_not_profiled_any_more(
     ran = run(pytester, "--torchprof", "--torchprof-strict")
     assert ran.tests["test_it"]["outcome"] == "failed"
     assert "has a baseline and could not be measured" in ran.out
+
+
+def test_a_thread_that_only_wakes_up_changes_no_finding(pytester: pytest.Pytester) -> None:
+    """As a progress bar's monitor does; which tensor is which is asked for nonetheless."""
+    pytester.makepyfile(
+        test_it="""
+        import threading, time
+        import torch
+
+        BUSY, X = threading.Event(), torch.ones(1000, 100, dtype=torch.int64)
+
+        def monitor():
+            while BUSY.wait():
+                sum(range(10_000))
+
+        threading.Thread(target=monitor, daemon=True).start()
+
+        def work():
+            for _ in range(10):
+                X.float()
+
+        def test_alone():
+            work()
+
+        def test_beside():
+            BUSY.set()
+            work()
+            time.sleep(0.01)
+            BUSY.clear()
+        """
+    )
+    tests = run(pytester, "--torchprof").tests
+    found = {
+        name: [(f["rule"], f["count"]) for f in one["findings"]] for name, one in tests.items()
+    }
+    assert found == dict.fromkeys(("test_alone", "test_beside"), [("repeated-cast", 9)])

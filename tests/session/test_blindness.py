@@ -199,4 +199,4 @@ def test_a_thread_that_only_wakes_up_changes_no_finding(pytester: pytest.Pyteste
     found = {
         name: [(f["rule"], f["count"]) for f in one["findings"]] for name, one in tests.items()
     }
-    assert found == dict.fromkeys(("test_alone", "test_beside"), [("repeated-cast", 9)])
+    assert found == {name: [("repeated-cast", 9)] for name in ("test_alone", "test_beside")}

@@ -176,7 +176,7 @@ def test_of_several_threads_what_one_takes_is_accepted_and_compared(
 ) -> None:
     """On a busy machine, they wait for each other in a loop."""
     pytester.makepyfile(test_it=TEST)
-    takes(40.0, 40.0, 2.5, 2.0, others=(0.5, 0.5))
+    takes(40.0, 40.0, 2.0, others=(0.5, 0.5))
     accept(pytester)
     (entry,) = read_baseline(pytester)["tests"]["test_add"].values()
     assert (40.0, 200.0, 10.0) == (

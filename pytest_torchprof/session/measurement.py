@@ -1043,9 +1043,9 @@ class Gatherer:
                 yield kind
         if self.captures.one_thread is not None and self.reason is None:
             yield "threads"
-        if self._has_trace and self._asks(lambda: self.checked.wants_tensors):
-            if self.captures.kind != "threads":  # whose other threads' tensors no run identifies
-                yield "tensors"
+        alone = self.captures.kind != "threads"  # no run identifies tensors of other threads
+        if self._has_trace and alone and self._asks(lambda: self.checked.wants_tensors):
+            yield "tensors"
             self._note_if(lambda: self.checked.wants_tensors)
         early = self._has_trace and not self.asked.complete and bool(self.asked.early)
         if early:

@@ -10,9 +10,9 @@ from pytest_torchprof.analysis.attribution import DeviceProducts, Product, devic
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.rules.attention import MATH_ATTENTION
 from pytest_torchprof.rules.evidence.devices import chip_of
 from pytest_torchprof.rules.manual_attention import in_manual_attention
+from pytest_torchprof.rules.math_attention import MATH_ATTENTION
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import Kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -10,38 +11,6 @@ import numpy as np
 
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules import (
-    attention,
-    blocked_copies,
-    collective_calls,
-    communication,
-    compilation,
-    copies,
-    data_loading,
-    debugging,
-    decoding,
-    fusion,
-    graphs,
-    grids,
-    growing,
-    half_precision,
-    layers,
-    layouts,
-    manual_attention,
-    one_time,
-    optimizers,
-    parameters,
-    pauses,
-    precision,
-    products,
-    repetition,
-    retained,
-    sums,
-    tensor_loops,
-    vocabulary,
-    waiting,
-    zeroing,
-)
 from pytest_torchprof.rules.check import Checked, check, lacking
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, codes, parse_thresholds, rule
 from pytest_torchprof.trace.arguments import Arguments
@@ -88,8 +57,7 @@ def _trace() -> Events:
 
 # ---- The anti-pattern rules: rows of data, each with one function from `Events` to its matches.
 #
-# To add a rule, write it in the file of its theme in `rules/`, and it is in `RULES`; a new file
-# is added to `THEMES`. What several rules ask of a trace is in `rules/evidence/`.
+# To add a rule, write `rules/its_code.py` and add its code here.
 
 __all__ = [
     "CODES",
@@ -103,50 +71,80 @@ __all__ = [
     "warm_up",
 ]
 
-#: The rules' files, by theme.
-THEMES = (
-    data_loading,
-    optimizers,
-    parameters,
-    zeroing,
-    graphs,
-    layers,
-    tensor_loops,
-    growing,
-    decoding,
-    products,
-    precision,
-    half_precision,
-    attention,
-    manual_attention,
-    fusion,
-    grids,
-    layouts,
-    waiting,
-    one_time,
-    copies,
-    blocked_copies,
-    pauses,
-    communication,
-    collective_calls,
-    repetition,
-    compilation,
-    debugging,
-    vocabulary,
-    retained,
-    sums,
+#: The codes that markers and options accept; each rule's file is named as its code.
+CODES = (
+    "sync-dataloader",
+    "starved-loader",
+    "single-tensor-optimizer",
+    "per-parameter-loop",
+    "grad-not-none",
+    "missing-no-grad",
+    "conv-bias-batchnorm",
+    "for-loop-indexing",
+    "growing-cat",
+    "decode-without-cache",
+    "fp32-matmul",
+    "unaligned-matmul",
+    "float64",
+    "half-unused",
+    "math-attention",
+    "manual-attention",
+    "unfused-elementwise",
+    "small-grid",
+    "layout-transpose",
+    "host-sync",
+    "host-read",
+    "launch-bound",
+    "warmup-in-capture",
+    "extra-cuda-copy",
+    "pageable-copy",
+    "copy-round-trip",
+    "blocked-copy",
+    "gc-pause",
+    "allocator-retry",
+    "exposed-communication",
+    "small-collectives",
+    "blocking-collective",
+    "repeated-cast",
+    "contiguous-copy",
+    "graph-break",
+    "recompile",
+    "debug-left-on",
+    "all-logits",
+    "backward-twice",
+    "accumulated-graph",
 )
 
-#: Rules by code, in the order of the files of their themes.
-RULES: Mapping[str, Rule] = {
-    found.code: found
-    for theme in THEMES
-    for found in vars(theme).values()
-    if isinstance(found, Rule)
+_FILES = {
+    "sync-dataloader": "data_loading",
+    "starved-loader": "data_loading",
+    "fp32-matmul": "products",
+    "unaligned-matmul": "products",
+    "host-sync": "waiting",
+    "host-read": "waiting",
+    "launch-bound": "waiting",
+    "extra-cuda-copy": "copies",
+    "pageable-copy": "copies",
+    "copy-round-trip": "copies",
+    "gc-pause": "pauses",
+    "allocator-retry": "pauses",
+    "small-collectives": "collective_calls",
+    "blocking-collective": "collective_calls",
+    "repeated-cast": "repetition",
+    "contiguous-copy": "repetition",
+    "graph-break": "compilation",
+    "recompile": "compilation",
 }
 
-#: The codes that markers and options accept.
-CODES = tuple(RULES)
+
+def _load(code: str) -> Rule:
+    file = _FILES.get(code, code.replace("-", "_"))
+    found = vars(import_module(f"pytest_torchprof.rules.{file}")).values()
+    return next(one for one in found if isinstance(one, Rule) and one.code == code)
+
+
+#: Rules by code.
+RULES: Mapping[str, Rule] = {code: _load(code) for code in CODES}
 
 
 def warm_up() -> Events:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules import zeroing
+from pytest_torchprof.rules import grad_not_none
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.evidence.devices import on_cpu
 from pytest_torchprof.rules.registry import RULES
@@ -136,7 +136,7 @@ def test_several_calls_look_through_the_trace_once(monkeypatch: pytest.MonkeyPat
         asked.append(len(rows))
         return on_cpu(trace, rows)
 
-    monkeypatch.setattr(zeroing, "on_cpu", counted)
+    monkeypatch.setattr(grad_not_none, "on_cpu", counted)
     b = TraceBuilder()
     for _ in range(5):
         with b.annotation(ZERO_GRAD):

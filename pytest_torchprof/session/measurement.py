@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 from typing import IO, TYPE_CHECKING, Literal
 
 from pytest_torchprof.analysis.missing import lost_launches, work_elsewhere
@@ -462,6 +462,8 @@ MOST_ROUNDS, MOST_TIMES = 10_000, 2
 
 #: Runs of the reference kernel before a round; the first of several find cold caches.
 _LAPS, _FIRST_LAPS = 3, 5
+#: As many as in 0.1 s are enough to tell how fast a busy machine is.
+_MOST_LAPS_ALONE = 500
 #: How long laps stay valid, so that short rounds can share them.
 _LAPS_HOLD_NS = 10_000_000
 #: Short tests share laps if their times only advise and are not being accepted.
@@ -500,8 +502,10 @@ class Rounds:
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
-    #: Rounds of one intra-op thread, which only tell CPU time.
+    #: Rounds of one intra-op thread, which only tell CPU time; and the mean of the reference
+    #: kernel's before each, in ns.
     alone: list[Round] = field(default_factory=list)
+    _beside: list[float] = field(default_factory=list)
     #: Threads of the rounds; a profiled run has one.
     _conditions: str = ""
     _watch: BusyWatch | None = None
@@ -524,13 +528,22 @@ class Rounds:
         """Start watching what else runs on the machine."""
         self._watch = BusyWatch() if self.time == "gate" else None
 
-    def before_round(self, *, collected: bool = False) -> None:
-        """Run the reference kernel untimed; ``collected``: garbage was just collected."""
+    def before_round(self, *, alone: bool = False, collected: bool = False) -> None:
+        """Run the reference kernel untimed; ``collected``: garbage was just collected.
+
+        ``alone``: as long as the test takes, up to a limit. What a hypervisor takes away counts as
+        CPU time; the fastest of short laps has none of it, a longer round always has.
+        """
         if self._began is None:
             self._began = REAL.clock()
             self.watch()
         if not collected:
             collect(1)
+        if alone:
+            laps = run_reference(self._laps_alone())
+            self._beside.append(mean(lap.cpu_ns for lap in laps))
+            self.laps += laps
+            return
         fresh = REAL.clock() - self.recent.ended_ns < _SHARED_LAPS_HOLD_NS
         if self.shares and fresh and self.recent.laps and not self.laps:
             self.laps += self.recent.laps
@@ -541,6 +554,11 @@ class Rounds:
             self._lap_ended = REAL.clock()
             if len(made) == _FIRST_LAPS:
                 self.recent.laps, self.recent.ended_ns = made, self._lap_ended
+
+    def _laps_alone(self) -> int:
+        """How often the reference kernel runs in the time of a round of the test."""
+        lap_ns, round_ns = (min(one.cpu_ns for one in some) for some in (self.laps, self.timed))
+        return min(max(round_ns // max(lap_ns, 1), _FIRST_LAPS), _MOST_LAPS_ALONE)
 
     @property
     def wants_more(self) -> bool:
@@ -573,13 +591,16 @@ class Rounds:
         if not self.timed:
             none = Quantity.of(NO_ROUNDS)
             return Facts(wall_ms=none, cpu_ms=none, instructions=none)
+        lap_ms = min((lap.cpu_ns for lap in self.laps), default=0) / 1e6
+        # The last round may have failed.
+        alone = [a.cpu_ns / b for a, b in zip(self.alone, self._beside, strict=False)]
         return Facts(
             wall_ms=_quantity([one.wall_ns / 1e6 for one in self.timed]),
             cpu_ms=_quantity([one.cpu_ns / 1e6 for one in self.timed]),
             instructions=_quantity([one.instructions for one in self.timed]),
             reference=ReferenceNote(
                 wall_ms=min(lap.wall_ns for lap in self.laps) / 1e6,
-                cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
+                cpu_ms=lap_ms,
                 n=len(self.laps),
                 conditions=self._conditions,
                 page_faults=min(one.page_faults for one in (*self.timed, *self.alone)),
@@ -587,7 +608,7 @@ class Rounds:
                 thread_ms=min(
                     (one.thread_ns / 1e6 for one in self.timed if one.thread_ns), default=None
                 ),
-                one_thread_ms=min((one.cpu_ns / 1e6 for one in self.alone), default=None),
+                one_thread_ms=min(alone) * lap_ms if alone else None,
                 more=len(self.alone) or None,
             )
             if self.laps

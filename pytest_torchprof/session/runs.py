@@ -927,7 +927,7 @@ class Runner:
         printed: list[str] = []
         more_s = 0.0
         if kind in ("round", "alone"):
-            gatherer.rounds.before_round(collected=True)  # by the previous teardown
+            gatherer.rounds.before_round(alone=kind == "alone", collected=True)  # by a teardown
         elif kind == "pairs":
             gatherer.asked.pairs_run = True
             more_s = gatherer.asked.pairs_s

@@ -69,7 +69,8 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 
     ``page_faults``: the fewest in a round. ``others``: the least share of a round's CPU time that
     other threads took. ``thread_ms``: the least CPU time of the test's own thread in a round.
-    ``one_thread_ms``: the least CPU time of ``more`` rounds of one intra-op thread.
+    ``one_thread_ms``: the least CPU time of ``more`` rounds of one intra-op thread, each at the
+    pace of the kernel beside it.
     """
 
     wall_ms: float | None = None

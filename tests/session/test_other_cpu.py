@@ -148,11 +148,11 @@ def cpus_of_entries(pytester: pytest.Pytester) -> list[object]:
 def test_an_entry_of_before_gets_the_cpu_when_it_is_accepted_again(
     pytester: pytest.Pytester,
 ) -> None:
-    run(pytester, "--accept")
+    run(pytester, "--accept", "--torchprof-time=off")
     file = baseline_file(pytester)
     text = file.read_text("utf-8")
     file.write_text(text.replace(f'        "cpu_capability": "{here}",\n', ""), "utf-8")
     assert "cpu_capability" not in file.read_text("utf-8")
     assert {"passed": 2} == run(pytester, "--torchprof").outcomes
-    run(pytester, "--accept")
+    run(pytester, "--accept", "--torchprof-time=off")
     assert text == file.read_text("utf-8")

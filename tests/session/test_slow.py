@@ -214,3 +214,17 @@ def test_beside_other_workers_cpu_time_is_accepted_and_wall_time_is_not(
     (entry,) = read_baseline(pytester)["tests"]["test_add"].values()
     kept = entry["times"]["normalised"].keys()
     assert ("cpu_ms" in kept, "wall_ms" in kept) == (True, False)
+
+
+def test_a_machine_that_is_taken_away_confirms_nothing(
+    pytester: pytest.Pytester, takes: Takes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest of short laps has all of a processor, a long round never has."""
+    accepted_at(pytester, takes)
+    takes(26.0)
+
+    def laps(count: int) -> list[Lap]:
+        return [Lap(200_000, 200_000), *[Lap(1_600_000, 1_600_000)] * (count - 1)]
+
+    monkeypatch.setattr(measurement, "run_reference", laps)
+    assert {"passed": 1} == run(pytester, "--torchprof").outcomes

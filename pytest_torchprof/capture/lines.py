@@ -18,13 +18,13 @@ from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import cached
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.places.place import CONSTRUCTOR, LINE, MODULE, FunctionCalls, Marks
-from pytest_torchprof.trace.dataflow import ListedTensors
 from pytest_torchprof.trace.names import MODULE_MARK
+from pytest_torchprof.trace.tensors import ListedTensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_torchprof.trace.dataflow import Taken
+    from pytest_torchprof.trace.tensors import Taken
 
 
 # ---- Which class a running module is of, and which ones run inside it unseen.

@@ -44,9 +44,9 @@ from pytest_torchprof.work.operands import ELEMENT_BYTES, torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
 _CLONE: Final = Names(r"aten::clone$")

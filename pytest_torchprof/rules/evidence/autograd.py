@@ -15,7 +15,6 @@ from pytest_torchprof.trace.arguments import (
     decode_list,
     decode_texts,
 )
-from pytest_torchprof.trace.dataflow import addresses
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     OPERATOR,
@@ -27,6 +26,7 @@ from pytest_torchprof.trace.names import (
     operators_named,
 )
 from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.tensors import addresses
 from pytest_torchprof.trace.tree import (
     are_engine_steps,
     calls,
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.rules.evidence.calls import Own
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 # ---- Nodes of autograd graphs: which operators record them, and which ones a backward pass runs.

@@ -18,7 +18,6 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.dataflow import listed
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     OPERATOR,
@@ -33,6 +32,7 @@ from pytest_torchprof.trace.names import (
     operators_marked,
     operators_named,
 )
+from pytest_torchprof.trace.tensors import listed
 from pytest_torchprof.trace.tree import (
     BACKWARD,
     FETCH,
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 # ---- Which operators a user's code called, and in which step: the basis for counting repetition.

@@ -470,8 +470,8 @@ class Events:
         """
         return None if self.tensors is None else self.tensors.made(*keys_of(self, events))
 
-    def objects(self, events: Ints) -> list[int] | None:
-        """For each of these operators, the identity of its first argument's object; None as above.
+    def objects(self, events: Ints) -> list[tuple[Taken, ...]] | None:
+        """For each of these operators, the identity of each argument's object; None as above.
 
         Views are separate objects. A later object may reuse the number of a deleted one.
         """

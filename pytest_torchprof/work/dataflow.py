@@ -276,7 +276,7 @@ class Dataflow:
         kinds, _, _ = alike(trace.name[events], trace.args[events])
         free = ~are_named(trace, events, _RANDOM, IN_PLACE)
         taken, nodes = trace.taken(events) or [], self.event.searchsorted(events)
-        parts = self._parts_of(events)
+        parts = self.parts(events)
         for i in free.nonzero()[0].tolist():
             every = _flat(taken[i])
             if every and min(every) >= 0:
@@ -346,7 +346,7 @@ class Dataflow:
         known[known] = self._number[at[known]] == numbers[known]
         return np.where(known, at, -1)
 
-    def _parts_of(self, events: Ints) -> list[tuple[int, ...]]:
+    def parts(self, events: Ints) -> list[tuple[int, ...]]:
         """Which part of its tensor each argument of these calls is: numbers, equal for one part.
 
         A view's object is not told where it is made, only where it is taken: an object that was not
@@ -356,6 +356,7 @@ class Dataflow:
         wanted = {number for one in trace.taken(events) or () for number in _flat(one)}
         views = operators_named(trace, _VIEW)
         views = views[~are_named(trace, trace.parent[views], _VIEW)]
+        views = views[self.node_of(views) < 0]
         rows = nesting.distinct(np.concatenate([views, self.event, events]))
         origins: dict[int, _Origins] = {number: _Origins(known) for number in wanted}
         asked = dict[int, tuple[int, ...]](dict.fromkeys(events.tolist(), ()))
@@ -522,7 +523,14 @@ def _elements(shape: Any, strides: Any = None) -> int:
 
 # ---- Which part of a tensor is taken: views made on the way, by their arguments.
 
-_VIEW: Final = Names("|".join(f"{name}$" for name in sorted(VIEWS - MAY_COPY)))
+#: Views that are another object than what they are of.
+_VIEW: Final = Names(
+    "|".join(
+        f"{name}$"
+        for name in sorted(VIEWS - MAY_COPY - aten("resolve_conj resolve_neg positive lift_fresh"))
+        if not name.endswith("_")
+    )
+)
 
 
 def _selects(trace: Events, row: int) -> Any:

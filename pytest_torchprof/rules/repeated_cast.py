@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.contiguous_copy import (
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.same_copies import (
     REPEATS,
     Copies,
     again,
@@ -20,9 +21,9 @@ from pytest_torchprof.rules.contiguous_copy import (
     unidentified,
     without_needed,
 )
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.names import Names, are_named, selected_operators
-from pytest_torchprof.trace.tree import are_called, are_closed, in_backward
+from pytest_torchprof.trace.tree import are_called, are_closed, in_backward, step_of
+from pytest_torchprof.work.dataflow import ACCUMULATE
 from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     Looks in each step for at least `repeats` casts of one tensor, or of one part of it, to one
     dtype, while nothing writes to it; the casts after the first one are counted. Under autocast
     only weights count, which it casts again if its cache does not keep them: in a context for each
-    call, and always in `torch.inference_mode()`. Only a live test, which is captured once more,
-    identifies the tensors.
+    call, and always in `torch.inference_mode()`. A live test is captured once more to identify the
+    tensors; in a stored trace, only casts by autocast count, if there are too many for the
+    parameters that get a gradient.
 
     Not counted: tensors of fewer than `elements` elements; on a CPU, casts that are less than
     `cpu_share` of all calls; a cast whose result is written to, which needs the copy; what
@@ -109,13 +111,15 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
     # Those nested in other operators are torch's own, but for the weights of autocast.
     weighs = ~called & are_named(trace, owner, _WEIGHTED) & ~in_backward(trace, rows)
     called &= (owner < 0) | ~are_closed(trace, owner) | are_named(trace, owner, _WEIGHTED)
-    if trace.tensors is None:
-        more = any(True for _ in _casts(trace, rows[called | weighs], repeats, elements))
-        return NONE_SO_FAR if more and trace.could_know_tensors else NO_MATCHES
     weighs[weighs] = _are_weights(trace, rows[weighs], owner[weighs])
+    if trace.could_know_tensors:
+        more = any(True for _ in _casts(trace, rows[called | weighs], repeats, elements))
+        return NONE_SO_FAR if more else NO_MATCHES
     found = []
     for mine, by in ((called, ""), (weighs, " by autocast")):
         for casts in _casts(trace, rows[mine], repeats, elements):
+            if trace.tensors is None and not (by and _by_gradients(trace, casts, repeats)):
+                continue
             kept = casts._replace(fix=_AUTOCAST) if by else without_needed(trace, casts, _NEW)
             if len(kept.rows) >= repeats:
                 source, target = map(torch_name, casts.kind[1:])
@@ -134,12 +138,25 @@ def _casts(trace: Events, rows: Ints, repeats: float, elements: float) -> Iterat
 
 
 def _are_weights(trace: Events, rows: Ints, owner: Ints) -> Bools:
-    """Which of these casts, each in an operator, are of its weight or bias, and nothing else."""
+    """Which of these casts, each in an operator, are of its weight or bias, and nothing else.
+
+    Where tensors are not identified, by shapes.
+    """
+    cast: Any = trace.taken(rows) or trace.input_shapes(rows)
+    given: Any = trace.taken(owner) or trace.input_shapes(owner)
     names = [trace.names[number] for number in trace.name[owner].tolist()]
     found = []
-    for cast, taken, name in zip(
-        trace.taken(rows) or (), trace.taken(owner) or (), names, strict=True
-    ):
-        places = {at for at, one in enumerate(taken) if one == cast[0]}
+    for first, taken, name in zip(cast, given, names, strict=True):
+        places = {at for at, other in enumerate(taken) if [other] == [*first[:1]]}
         found.append(bool(places) and places <= {*_WEIGHTS[name]})
     return np.array(found, bool)
+
+
+def _by_gradients(trace: Events, casts: Copies, repeats: float) -> bool:
+    """Whether there are too many casts for the parameters that get such a gradient in the step."""
+    puts = selected_operators(trace, ACCUMULATE)
+    puts = puts[step_of(trace, puts) == step_of(trace, casts.rows[:1])[0]]
+    shape, source, _ = casts.kind
+    each = zip(trace.input_shapes(puts), trace.input_types(puts), strict=True)
+    weights = [dims for dims, types in each if dims[:1] == [[*shape]] and types[:1] == [source]]
+    return 0 < repeats * len(weights) <= len(casts.rows)

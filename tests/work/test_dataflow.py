@@ -85,7 +85,7 @@ def test_writers_are_those_that_running_the_program_finds(
     ]
     steps += [("aten::add", (10 + at, 10 + at), -1) for at in sorted(made)]
     graph = dataflow(program(steps, tmp_path_factory.mktemp("program")))
-    found = [[] for _ in steps]
+    found: list[list[int]] = [[] for _ in steps]
     for node, value in zip(graph.reads.node.tolist(), graph.reads.value.tolist(), strict=True):
         found[node].append(int(graph.writer[value]))
     assert found == naive(steps)

@@ -17,9 +17,9 @@ from pytest_torchprof.work.autograd import (
     OPTIMIZER_STEP,
     all_used,
     are_used,
-    graphs,
     hides_backward,
     node_steps,
+    passes,
     recorded,
 )
 
@@ -103,7 +103,8 @@ def missing_no_grad(
     if all_used(trace, LAYER) or hides_backward(trace):
         return NO_MATCHES
     every, steps = recorded(trace), node_steps(trace)
-    graph, used = graphs(trace, LAYER), are_used(trace, every)
+    known, used = passes(trace, LAYER), are_used(trace, every)
+    graph = None if known is None else known.number
     if graph is not None:
         used = nesting.among(graph, graph[used])  # an unused head of a model that is trained
     chosen = np.flatnonzero(are_named(trace, every.rows, LAYER))
@@ -121,14 +122,14 @@ def missing_no_grad(
     rows, part, nodes = rows[unused], part[unused], nodes[unused]
     owns = own_tensors(trace, rows)
     runs = _runs(trace, rows, owns, None if graph is None else graph[chosen][unused])
-    known = set[tuple[str, object]]().union(*own_tensors(trace, trained))
+    weights = set[tuple[str, object]]().union(*own_tensors(trace, trained))
     again, beside, large = list[int](), list[int](), list[int]()
     for one in nesting.distinct(part).tolist():
         mine = np.flatnonzero(part == one)
         kinds = [max(own, key=lambda x: (runs[x], str(x))) for at in mine if (own := owns[at])]
         often = {own for own in kinds if runs[own] >= repeats}
         product = len(often) == 1 and PRODUCT.match(min(often)[0])
-        looked = 2 * sum(own in known and runs[own] < _LOOKS for own in kinds) > len(mine)
+        looked = 2 * sum(own in weights and runs[own] < _LOOKS for own in kinds) > len(mine)
         if often and not product and len(often) >= (layers if one in mixed else 1):
             again.append(one)
         elif len(mine) >= layers and kept_bytes(trace, rows[mine]) >= bytes:
@@ -136,9 +137,9 @@ def missing_no_grad(
         elif (~are_named(trace, rows[mine], PRODUCT)).sum() >= layers and not looked:
             beside.append(one)
     alike = max(Counter(x for own in owns for x in own).values(), default=0)
-    passes = len(nesting.distinct(np.searchsorted(every.rows, steps)))
+    backwards = len(nesting.distinct(np.searchsorted(every.rows, steps)))
     most = nodes[nesting.among(part, again + beside)].sum() >= share * total
-    if most and (passes >= repeats or len(marks_named(trace, OPTIMIZER_STEP))):
+    if most and (backwards >= repeats or len(marks_named(trace, OPTIMIZER_STEP))):
         again += beside
     if is_trifle(trace, int(nesting.among(part, again).sum()), cpu_share):
         again = []

@@ -25,7 +25,7 @@ from pytest_torchprof.trace.names import (
 from pytest_torchprof.trace.tree import are_engine_steps, calls, compiled, outermost_named, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
@@ -152,9 +152,30 @@ def engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
     return rows, decode(AutogradArgs, trace.args[rows])
 
 
+class Passes(NamedTuple):
+    """The pass that each call of `recorded` is of, by number; and of the calls whose results no
+    layer took, whose results they took.
+    """
+
+    number: Ints
+    sources: Mapping[int, set[int]]
+
+    def joined(self, row: int, of: Mapping[int, int]) -> set[int]:
+        """The passes whose results a call has taken; ``of``: the pass of each call."""
+        found, seen, todo = set[int](), set[int](), [row]
+        while todo:
+            one = todo.pop()
+            if one not in self.sources:
+                found.add(of[one])
+            elif one not in seen:
+                seen.add(one)
+                todo += self.sources[one]
+        return found
+
+
 @once_per_trace
-def graphs(trace: Events, layer: Names) -> Ints | None:
-    """For each call of `recorded`, the number of the pass that it is of; None without tensors.
+def passes(trace: Events, layer: Names) -> Passes | None:
+    """Which recorded calls are of one pass through layers; None if tensors are not identified.
 
     A layer belongs to the passes whose results it takes. What only joins results, such as a sum of
     losses, joins no passes; what is detached is of none.
@@ -165,8 +186,7 @@ def graphs(trace: Events, layer: Names) -> Ints | None:
     taken, made = trace.taken(rows), trace.made(rows)
     if taken is None or made is None:
         return None
-    above, maker = dict[int, int](), dict[int, int]()
-    sources = dict[int, set[int]]()  # of what no layer took so far
+    above, maker, sources = dict[int, int](), dict[int, int](), dict[int, set[int]]()
 
     def root(row: int) -> int:
         while above[row] != row:
@@ -175,9 +195,8 @@ def graphs(trace: Events, layer: Names) -> Ints | None:
 
     layers = are_named(trace, rows, layer).tolist()
     nodes = nesting.among(rows, found.rows).tolist()
-    for row, node, is_layer, arguments, new in zip(
-        rows.tolist(), nodes, layers, taken, made, strict=True
-    ):
+    each = zip(rows.tolist(), nodes, layers, taken, made, strict=True)
+    for row, node, is_layer, arguments, new in each:
         operands = flat([arguments])
         if not node:
             for one in operands:
@@ -187,12 +206,12 @@ def graphs(trace: Events, layer: Names) -> Ints | None:
         sources[row] = {maker[one] for one in operands if one in maker}
         todo = [row] if is_layer else []
         while todo:
-            one = todo.pop()
-            above[root(one)] = root(row)
-            todo += sources.pop(one, ())
+            source = todo.pop()
+            above[root(source)] = root(row)
+            todo += sources.pop(source, ())
         written = operands[:1] if trace.names[trace.name[row]].endswith("_") else []
         maker.update(dict.fromkeys([*new, *written], row))
-    return np.array([root(row) for row in found.rows.tolist()], np.int64)
+    return Passes(np.array([root(row) for row in found.rows.tolist()], np.int64), sources)
 
 
 def flat(taken: Iterable[tuple[Taken, ...]]) -> list[int]:

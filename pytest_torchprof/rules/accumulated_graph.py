@@ -19,14 +19,8 @@ from pytest_torchprof.rules.rule import (
 )
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named
-from pytest_torchprof.trace.tree import outermost_named
-from pytest_torchprof.work.autograd import (
-    are_used,
-    has_regions,
-    hides_backward,
-    passes,
-    recorded,
-)
+from pytest_torchprof.trace.tree import backward_of, has_regions, outermost_named, recorded
+from pytest_torchprof.work.autograd import forward_passes, hides_backward
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,11 +78,11 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     if not often and not has_regions(trace):
         return NO_MATCHES_OF_CALLS
     found = recorded(trace)
-    used = are_used(trace, found)
+    used = backward_of(trace, found.rows) >= 0
     joins = set(found.rows[~used & are_named(trace, found.rows, _JOINS)].tolist())
     if not joins or hides_backward(trace):
         return NO_MATCHES
-    if (known := passes(trace, LAYER)) is None:
+    if (known := forward_passes(trace, LAYER)) is None:
         return NONE_SO_FAR
     through = {*joins, *found.rows[~used & are_named(trace, found.rows, _SCALES)].tolist()}
     through &= known.sources.keys()

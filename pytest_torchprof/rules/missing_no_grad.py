@@ -12,16 +12,17 @@ from pytest_torchprof.rules.calls import LAYER, PRODUCT, is_trifle, kept_bytes, 
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import STEP, Names, are_named, marks_named, operators_named
-from pytest_torchprof.trace.tree import BACKWARD, FETCH, are_gradchecked, calls
-from pytest_torchprof.work.autograd import (
-    OPTIMIZER_STEP,
+from pytest_torchprof.trace.tree import (
+    BACKWARD,
+    FETCH,
     all_used,
-    are_used,
-    hides_backward,
+    are_gradchecked,
+    are_last,
+    backward_of,
     node_steps,
-    passes,
     recorded,
 )
+from pytest_torchprof.work.autograd import OPTIMIZER_STEP, forward_passes, hides_backward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,7 @@ def missing_no_grad(
     if all_used(trace, LAYER) or hides_backward(trace):
         return NO_MATCHES
     every, steps = recorded(trace), node_steps(trace)
-    known, used = passes(trace, LAYER), are_used(trace, every)
+    known, used = forward_passes(trace, LAYER), backward_of(trace, every.rows) >= 0
     graph = None if known is None else known.number
     if graph is not None:
         used = nesting.among(graph, graph[used])  # an unused head of a model that is trained
@@ -114,8 +115,7 @@ def missing_no_grad(
     part = part * (int(trace.thread.max(initial=0)) + 1) + trace.thread[rows]
     unused = ~used & trace.selection[rows]
     if trace.region is None and used.any():  # the recording may have ended before its use
-        last = calls(trace)[np.argmax(trace.ts[calls(trace)])]
-        unused &= ~nesting.among(part, part[rows == last])
+        unused &= ~nesting.among(part, part[are_last(trace, rows)])
     if not unused.any():
         return NO_MATCHES
     trained, mixed, total = rows[used], set(part[used].tolist()), nodes.sum()

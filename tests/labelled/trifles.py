@@ -115,7 +115,7 @@ def _averaged():
     return _fit(update)
 
 
-@EXAMPLES.near_miss("per-parameter-loop", cpu_share=0.01)
+@EXAMPLES.near_miss("per-parameter-loop", cpu_share=0.9)
 def a_small_average_beside_a_long_step():
     return _averaged()
 

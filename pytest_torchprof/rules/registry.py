@@ -113,6 +113,8 @@ CODES = (
     "all-logits",
     "backward-twice",
     "accumulated-graph",
+    "train-mode-inference",
+    "growing-graph",
 )
 
 _FILES = {

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import torch
 from labelled.case import Examples
-from labelled.layers_alike import Blur
 from support.trace_builder import TraceBuilder
 from torch import nn
 
@@ -48,27 +47,20 @@ def deep(width=4, layers=6):
     return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
 
 
-@EXAMPLES.near_miss("single-tensor-optimizer")
-def plain_sgd_that_is_a_trifle_beside_the_layers():
+@EXAMPLES.positive("single-tensor-optimizer")
+def plain_sgd_of_twelve_small_parameters():
     model = deep()
     return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(5, 3))
 
 
-def filtering(size):
-    """A step of Adam after a pass through layers on images of this size."""
-    model = nn.Sequential(Blur(3), nn.ReLU(), Blur(3), nn.Flatten())
-    images = torch.rand(4, 3, size, size)
-    return stepping(model, torch.optim.Adam(model.parameters(), fused=False), images)
+@EXAMPLES.near_miss("single-tensor-optimizer", cpu_share=0.7)
+def adam_that_is_less_of_the_operators_than_the_threshold():
+    return training(torch.optim.Adam)
 
 
-@EXAMPLES.near_miss("single-tensor-optimizer", cpu_share=0.05)
-def adam_that_is_a_trifle_beside_layers_on_large_images():
-    return filtering(38)
-
-
-@EXAMPLES.positive("single-tensor-optimizer", cpu_share=0.02)
-def adam_beside_layers_on_large_images_with_a_lower_threshold():
-    return filtering(38)
+@EXAMPLES.positive("single-tensor-optimizer", cpu_share=0.2)
+def adam_that_is_more_of_the_operators_than_the_threshold():
+    return training(torch.optim.Adam)
 
 
 @EXAMPLES.positive("single-tensor-optimizer", cpu_parameters=12)

@@ -51,13 +51,8 @@ def averaged(size):
 
 
 @EXAMPLES.positive("per-parameter-loop")
-def an_average_of_the_weights_beside_small_images():
-    return averaged(175)
-
-
-@EXAMPLES.near_miss("per-parameter-loop")
-def an_average_of_the_weights_is_a_trifle_beside_large_images():
-    return averaged(190)
+def an_average_of_the_weights():
+    return averaged(8)
 
 
 @EXAMPLES.positive("per-parameter-loop", cpu_elements=20)

@@ -452,20 +452,6 @@ def test_what_gloo_does_can_be_hidden_if_there_is_a_processor_for_it(
     assert found.cost_ms == (expected_ms and pytest.approx(expected_ms, rel=0.01))
 
 
-def test_on_a_device_a_graph_costs_its_nodes_and_not_the_memory_that_it_keeps() -> None:
-    b = TraceBuilder(A100, (8, 0))
-    sequence = 0
-    for _ in range(3):
-        for _ in range(4):
-            dims = [[4096, 4096], [4096, 4096], [4096]]
-            with b.op("aten::linear", dims, ["float"] * 3, args={"Sequence number": sequence}):
-                b.launch(SGEMM, 5_000)
-            sequence += 1
-    trace = recorded(b)
-    (cost,) = costs(trace, "missing-no-grad")
-    assert cost == pytest.approx(1.2 * sequence)
-
-
 # --------------------------------------------------------------------------- what is not gained
 
 
@@ -491,50 +477,3 @@ def test_waits_of_a_search_for_the_fastest_kernel_are_not_the_users() -> None:
             b.sync("cudaEventSynchronize")
     b.launch("second", 10)
     assert {} == check(recorded(b), [RULES["host-sync"]]).counts
-
-
-def test_a_bias_costs_a_share_of_the_kernels_and_not_of_their_loading() -> None:
-    b = TraceBuilder(A100, (8, 0))
-    b.launch("first", 10)
-    dims = [[2, 3, 6, 6], [4, 3, 3, 3], [4], [], [], [], []]
-    with b.op("aten::conv2d", args={"Input Dims": dims}):
-        b.runtime("cuModuleLoadData", 500_000)
-        b.launch("implicit_convolve_sgemm", 100)
-    types = ["long int", "long int", "Scalar"]
-    b.op("aten::add_", args={"Input Dims": [[], [], []], "Input type": types})
-    norm = [[2, 4, 4, 4], [4], [4], [4], [4], [], [], [], []]
-    with b.op("aten::batch_norm", args={"Input Dims": norm}):
-        b.launch("bn_fw_tr_1C11_kernel_NCHW", 20)
-    (cost,) = costs(recorded(b), "conv-bias-batchnorm")
-    assert 0 < cost <= 10
-
-
-@pytest.mark.parametrize(("side", "cost_us"), [(16, 2.06), (256, 17.7), (1024, 3399)])
-def test_a_bias_of_a_large_result_costs_a_pass_over_memory(side: int, cost_us: float) -> None:
-    """Of 8 * side * side elements: 0.03 ns each, and 0.4 ns more beyond 2**19 of them."""
-    b = TraceBuilder()
-    size = [2, 4, side, side]
-    conv = [[2, 3, side, side], [4, 3, 1, 1], [4], [], [], [], []]
-    b.op("aten::conv2d", args={"Input Dims": conv}, dur_us=9_000)
-    types = ["long int", "long int", "Scalar"]
-    b.op("aten::add_", args={"Input Dims": [[], [], []], "Input type": types})
-    b.op("aten::batch_norm", args={"Input Dims": [size, [4], [4], [4], [4], [], [], [], []]})
-    rule = "conv-bias-batchnorm"
-    found = check(recorded(b), [RULES[rule]], thresholds={rule: {"cpu_share": 0}}).findings()
-    assert [pytest.approx(cost_us / 1e3, rel=0.01)] == [one.cost_ms for one in found]
-
-
-@pytest.mark.parametrize(("kernel", "cost_us"), [([1, 1], 16), ([3, 3], 23), ([1, 5], 23)])
-def test_a_bias_of_a_wider_kernel_costs_more_in_a_backward_pass(
-    kernel: list[int], cost_us: float
-) -> None:
-    b = TraceBuilder()
-    sizes = [[2, 4, 8, 8], [4], [4], [4], [4], [], [], [], []]
-    sequence = {"Sequence number": 7, "Fwd thread id": 0}
-    b.op("aten::conv2d", [[2, 4, 8, 8], [4, 4, *kernel], [4], [], [], [], []], dur_us=9_000)
-    b.op("aten::add_", [[], [], []], ["long int", "long int", "Scalar"])
-    b.op("aten::batch_norm", sizes, args=sequence)
-    norm = "autograd::engine::evaluate_function: NativeBatchNormBackward0"
-    b.op(norm, args={"Sequence number": 7, "Fwd thread id": 1})
-    (cost,) = costs(recorded(b), "conv-bias-batchnorm")
-    assert cost == pytest.approx(cost_us, rel=0.01)

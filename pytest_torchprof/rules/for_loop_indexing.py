@@ -3,61 +3,60 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import (
     APART,
     CALL_NS,
     LAYER,
-    Stretch,
     guessed,
     least_ns,
     sequence,
     stretches,
 )
-from pytest_torchprof.rules.evidence.calls import (
-    CallSequence as Sequence,
-)
-from pytest_torchprof.rules.evidence.loops import (
-    Body,
-    Movers,
-    elements,
-    is_apart,
-    is_carried,
-    is_written_only,
-    may_carry,
-    pieces,
-    works_on_more,
-)
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import Names, operators_named
+from pytest_torchprof.trace.names import DEVICE_KINDS, Names, operators_named
 from pytest_torchprof.trace.tree import are_gradchecked, are_outermost
+from pytest_torchprof.work.loops import STORES, Body, calls_of, is_carried
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.loops import Moving, Pieces, Shape
+    from collections.abc import Collection
+
+    from pytest_torchprof.rules.evidence.calls import CallSequence, Stretch
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.work.loops import OpCall, Shape
 
 _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
 )
-#: Products that are allowed in a loop: one product could replace them all.
-_PRODUCT: Final = late(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
-
-#: The same, and look-up layers.
-_BY_ITSELF: Final = late(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
-#: Layers on rows, whether of one sample or of several, which look the same.
-_OF_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
-
-#: Products that are layers on rows if their second factor stays the same.
-_BY_MATRIX: Final = late(r"aten::(matmul|mm)$")
-
+#: Layers that take samples along the first dimensions, and products that may.
+_ON_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm|matmul|mm)$")
+#: Layers whose other tensors are their own parameters.
+_UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
+#: Operators of which each iteration marks another class or range.
+_MARKS: Final = late(r"aten::(eq|lt|le|gt|ge)$")
+_BY_MASK: Final = late(r"aten::(index|index_select|masked_select|index_put_|nonzero|where)(\.\w+)?$")
+#: What a test or torch does to compare or print numbers, and to read them.
+_LOOKS: Final = late(
+    r"aten::(item|is_nonzero|eq|ne|lt|le|gt|ge|all|any|abs|isfinite|isnan|isinf|ceil|masked_select"
+    r"|logical_\w+|bitwise_\w+|__and__|__or__)$"
+)
+_COMPARES: Final = late(r"aten::(eq|ne|lt|le|gt|ge|isnan|isfinite|logical_\w+)$")
+#: Operators that make a tensor of numbers.
+_FROM_NUMBERS: Final = late(r"aten::(arange|linspace|logspace|full|eye)(\.\w+)?$")
+_READS: Final = late(r"aten::(item|is_nonzero)$")
+_CHECKS: Final = late(r"aten::(allclose|equal|isclose|\w+_cell)$")
 #: The number of iterations in which dependencies are followed, such as on the year before.
 _FOLLOWED: Final = 128
+#: The share of iterations that must select another part: data may select one twice in a row.
+_MOVES: Final = 0.6
+#: Iterations that may have another shape, such as the first and the last.
+_ODD: Final = 2
 
 
 @rule(
@@ -116,166 +115,228 @@ def for_loop_indexing(
     some = operators_named(trace, _INDEX)
     some = some[trace.selection[some]]
     indexed = len(some) >= repeats and np.count_nonzero(are_outermost(trace, some)) >= repeats
-    if not indexed and not len(operators_named(trace, APART)):
-        return NO_MATCHES
     calls = sequence(trace)
-    apart = pieces(trace, calls, int(repeats))
-    if not indexed and not apart:
+    splits = _splits(trace, calls, repeats)
+    if not indexed and not splits:
         return NO_MATCHES
-    finder = _Finder(trace, calls, apart, int(repeats), int(operators), elements)
+    loops, asks, done = list[_Loop](), False, np.zeros(len(calls.rows), bool)
     for stretch in stretches(calls.key, int(repeats), int(operators)):
-        finder.look(stretch)
-    found = sorted(finder.found, key=lambda loop: loop.stretch.start)
-    loops = _that_matter(calls, found, least_ns(trace, cpu_share))
-    return _matches(trace, calls, loops, wants_tensors=finder.wants_tensors)
-
-
-def _matches(trace: Events, calls: Sequence, loops: list[_Loop], *, wants_tensors: bool) -> Matches:
-    bounds = np.array([(x.stretch.start, x.stretch.stop - 1) for x in loops], np.int64)
+        if done[stretch.start : stretch.stop].any():
+            continue
+        body = Body(trace, calls.rows[stretch.start : stretch.stop], stretch.period, _FOLLOWED)
+        moving = _moving(body, splits, repeats)
+        if moving is None or prod(moving.part) > elements or _is_apart(body, moving, elements):
+            continue
+        serial = _is_serial(body, moving)
+        asks |= serial is None
+        if serial is False and not are_gradchecked(trace, body.rows[:1]).any():
+            done[stretch.start : stretch.stop] = True
+            loops.append(_Loop(stretch, moving))
+    found = _that_matter(calls, sorted(loops, key=lambda one: one.stretch.start), least_ns(trace, cpu_share))
+    bounds = np.array([(one.start, one.stop - 1) for one, _ in found], np.int64)
     first, last = calls.rows[bounds.reshape(-1, 2)].T
     ends = trace.ts[last] + trace.dur[last]
-    repeats = np.array([loop.stretch.repeats for loop in loops], np.int64)
-    # One pass instead of many; includes Python's time between the calls.
-    saved = (ends - trace.ts[first]) * (repeats - 1) // np.maximum(repeats, 1)
+    times = np.array([one.repeats for one, _ in found], np.int64)
     return Matches(
-        np.array([loop.row for loop in loops], np.int64),
-        [loop.message for loop in loops],
-        cost_ns=saved,
+        np.array([moving.row for _, moving in found], np.int64),
+        [moving.message for _, moving in found],
+        # One pass instead of many; includes Python's time between the calls.
+        cost_ns=(ends - trace.ts[first]) * (times - 1) // np.maximum(times, 1),
         span_ns=(trace.ts[first], ends),
-        wants_tensors=wants_tensors,
+        wants_tensors=asks,
     )
 
 
-def _that_matter(calls: Sequence, loops: list[_Loop], least: float) -> list[_Loop]:
+class _Split(NamedTuple):
+    """A tensor that was split: its event, number and shape, what one piece is, and how many."""
+
+    row: int
+    tensor: int
+    whole: Shape
+    piece: Shape
+    count: int
+    total: int
+
+
+class _Moving(NamedTuple):
+    """What a loop goes through: where that begins, a part's shape, and the pieces that it takes.
+
+    ``written``: whether all that changes is where the loop writes.
+    """
+
+    row: int
+    message: str
+    part: Shape
+    pieces: Collection[tuple[int, Shape]]
+    masks: bool = False
+
+
+class _Loop(NamedTuple):
+    stretch: Stretch
+    moving: _Moving
+
+
+def _that_matter(calls: CallSequence, loops: list[_Loop], least: float) -> list[_Loop]:
     """Those whose calls, with those of all loops of the same operators, take that many ns."""
-    total = defaultdict[tuple[int, ...], float](float)
-    kinds = []
-    for loop in loops:
-        start, stop, repeats = loop.stretch.start, loop.stretch.stop, loop.stretch.repeats
-        kinds.append(tuple(calls.name[start : start + loop.stretch.period].tolist()))
-        total[kinds[-1]] += (stop - start) * (repeats - 1) / repeats * CALL_NS
+    total, kinds = defaultdict[tuple[int, ...], float](float), []
+    for one, _ in loops:
+        kinds.append(tuple(calls.name[one.start : one.start + one.period].tolist()))
+        total[kinds[-1]] += (one.stop - one.start) * (one.repeats - 1) / one.repeats * CALL_NS
     return [loop for loop, kind in zip(loops, kinds, strict=True) if total[kind] >= least]
 
 
-class _Loop(Frozen, frozen=True):
-    """A stretch that goes through a tensor; ``row`` is the event of its first moving index."""
-
-    stretch: Stretch
-    row: int
-    message: str
-
-
-class _Finder:
-    """Finds stretches that go through a tensor, the shortest iteration first."""
-
-    def __init__(
-        self,
-        trace: Events,
-        calls: Sequence,
-        apart: list[Pieces],
-        repeats: int,
-        longest: int,
-        most: float,
-    ) -> None:
-        self.found: list[_Loop] = []
-        self.wants_tensors = False
-        self._trace, self._calls, self._repeats, self._most = trace, calls, repeats, most
-        self._longest = longest
-        self._movers = Movers(trace, calls, apart, repeats)
-        self._done = np.zeros(len(calls.rows), bool)
-        is_index = [bool(_INDEX.match(name)) for name in trace.names]
-        self._indexes = np.cumsum(np.concatenate([[0], np.array(is_index)[calls.name]]))
-
-    def look(self, stretch: Stretch) -> None:
-        """Keep the stretch if it is a loop over a tensor."""
-        start, stop = stretch.start, stretch.stop
-        indexed = self._indexes[stop] - self._indexes[start] >= self._repeats - 1
-        if not indexed and not self._movers.any_before(stop):
-            return
-        if self._done[start:stop].any():
-            return
-        body = Body(self._trace, self._calls, stretch)
-        if not self._movers.may_be(body) or is_apart(body, self._movers.numbers(body)):
-            return
-        if (moving := self._movers.of(body)) is None:
-            # Two statements of a loop's body may call the same.
-            twice = replace(stretch, period=2 * stretch.period)
-            if twice.period > self._longest or twice.repeats < self._repeats:
-                return
-            body = Body(self._trace, self._calls, twice)
-            if (moving := self._movers.of(body)) is None:
-                return
-            stretch = body.stretch
-        if elements(moving.part) > self._most or works_on_more(body, self._most):
-            return
-        batches = _are_batches(body, moving.part)
-        self.wants_tensors |= batches is None
-        if batches is not False:
-            return
-        if not moving.pieces and is_written_only(body):
-            self.wants_tensors |= body.taken is None
-            return
-        carried = self._carried(body, moving)
-        if carried or are_gradchecked(self._trace, np.array([moving.row])).any():
-            return
-        if carried is None:
-            self.wants_tensors = True
-        else:
-            self._done[start:stop] = True
-            self.found.append(_Loop(stretch, moving.row, moving.message))
-
-    def _carried(self, body: Body, moving: Moving) -> bool | None:
-        """Whether an iteration needs what another one made; None if only a live test can tell."""
-        layers = [name for name in body.names if LAYER.match(name)]
-        model = any(not _BY_ITSELF.match(name) for name in layers)
-        if model and not moving.part:
-            return True  # a schedule that a model's steps look up
-        if body.taken is not None:
-            if is_carried(body, moving.apart):
-                return True
-            longer = body.looked < body.stretch.repeats
-            return longer and is_carried(
-                Body(self._trace, self._calls, body.stretch, _FOLLOWED), moving.apart
-            )
-        if may_carry(body, set(moving.pieces)) or (model and not _is_passed_on(body, moving)):
-            return None
-        return False
+def _splits(trace: Events, calls: CallSequence, least: float) -> list[_Split]:
+    """Tensors that were split into so many pieces of one shape, and such pieces themselves."""
+    out: dict[tuple[int, Shape], _Split] = {}
+    taken = trace.taken(calls.apart) or [(-1,)] * len(calls.apart)
+    every = zip(calls.apart.tolist(), calls_of(trace, calls.apart), taken, strict=True)
+    for row, call, one in every:
+        tensor = one[0] if one and isinstance(one[0], int) else -1
+        if (found := _piece(call)) and (found[1] >= least or (tensor, call.first) in out):
+            known = out.setdefault((tensor, found[0]), _Split(row, tensor, call.first, *found, 0))
+            out[tensor, found[0]] = known._replace(total=known.total + found[1])
+    return [*out.values()]
 
 
-def _are_batches(body: Body, part: Shape) -> bool | None:
-    """Whether layers take parts of several rows whose results are not collected.
-
-    None if only a live test can tell.
-    """
-    at = next((at for at, name in enumerate(body.names) if LAYER.match(name)), None)
-    if at is None or elements(part[:-1]) < 2:
-        return False
-    layer = body.calls[at]
-    back = body.before == "aten::stack" or "aten::copy_" in body.names
-    if back or layer.shapes[:1] != ((part,),):
-        return False
-    if _OF_ROWS.match(layer.name):
-        return True
-    return _is_fixed(body, at) if _BY_MATRIX.match(layer.name) else False
-
-
-def _is_fixed(body: Body, at: int) -> bool | None:
-    """Whether a product's second factor is the same tensor each time, as a layer's weights are.
-
-    Parts of one tensor have its number, so nothing else may be selected. None if only a live
-    test can tell.
-    """
-    if sum(bool(_INDEX.match(name)) for name in body.names) > 1:
-        return False
-    if body.taken is None:
+def _piece(call: OpCall) -> tuple[Shape, int] | None:
+    """The shape of a piece, and how many there are."""
+    shape, (*how, axis) = call.first, call.numbers or [None]
+    if axis is None or not -len(shape) <= axis < len(shape):
         return None
-    some = [one[1] for one in body.taken[at :: body.period] if len(one) > 1]
-    return len(set(some)) == 1 and some[0] != -1
+    axis %= len(shape)
+    size, each = shape[axis], how[0] if how else 1
+    if not size or not each:
+        return None
+    each = -(-size // each) if call.base in ("chunk", "tensor_split") else each
+    return (*shape[:axis], *([each] if how else []), *shape[axis + 1 :]), -(-size // each)
 
 
-def _is_passed_on(body: Body, moving: Moving) -> bool:
-    """Whether a layer's first operand has the part's size, and nothing joins two tensors."""
-    layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
-    if layer is None or not layer.shapes or not layer.shapes[0]:
+def _moving(body: Body, splits: list[_Split], repeats: float) -> _Moving | None:
+    """What the loop goes through, by an index, in pieces, or by masks of classes."""
+    found: _Moving | None = None
+    pieces: set[tuple[int, Shape]] = set()
+    for at, call in enumerate(body.first):
+        if call.part is not None and found is None and _selects_others(body, at, repeats):
+            text = f"a loop calls {call.name} on a tensor of {[*call.first]} for one part after the other"
+            found = _Moving(int(body.rows[at]), text, call.part.result, pieces)
+    for one in splits:
+        if (one.tensor, one.piece) not in pieces and _takes_pieces(body, one):
+            pieces.add((one.tensor, one.piece))
+            text = f"a loop takes one piece after the other of a tensor of {[*one.whole]}"
+            found = found or _Moving(one.row, text, one.piece, pieces)
+    masks = _marks_classes(body, pieces)
+    for at, call in enumerate(body.first):
+        by_list = body.calls[at - 1].base == "lift_fresh" and body.calls[at - 1].first == (1,)
+        if found is None and _BY_MASK.match(call.name) and (masks or by_list):
+            text = f"a loop calls {call.name} on a tensor of {[*call.first]} for one part after the other"
+            found = _Moving(int(body.rows[at]), text, call.first[1:], pieces)
+    return found and found._replace(masks=masks)
+
+
+def _selects_others(body: Body, at: int, repeats: float) -> bool:
+    """Whether an index selects another part of one tensor each time, and computes with it."""
+    parts = [call.part for call in body.like(at)]
+    alike = [(a, b) for a, b in pairwise(parts) if a and b and a.shape == b.shape]
+    moves = sum(a != b for a, b in alike)
+    tensors, (one, *_) = body.tensors(at), parts
+    if one is None or moves < max(repeats - 1, _MOVES * len(alike)) or len(tensors) > 1:
         return False
-    return elements(layer.shapes[0][0]) == elements(moving.part)
+    size, several = one.high - one.low, any(LAYER.match(call.name) for call in body.first)
+    if one.keeps and (2 * size > one.shape[one.axis] > 2 or (several and size > 1)):
+        return False  # shifts of a stencil, or batches
+    takers = [body.first[by].name for by, _ in body.takers(one.result, tensors)]
+    read = not one.result and takers and all(map(_READS.match, takers))
+    return not (read and not body.trace.has(*DEVICE_KINDS))
+
+
+def _takes_pieces(body: Body, split: _Split) -> bool:
+    """Whether a call takes a piece of this tensor in each iteration, and not most of them."""
+    if body.taken is None and not split.count - _ODD <= body.repeats <= split.total + _ODD:
+        return False
+    several = any(a != b != 1 for a, b in zip(split.whole, split.piece, strict=False))
+    several &= len(split.whole) == len(split.piece)
+    largest = max((prod(one) for call in body.first for one in call.tensors), default=0)
+    if several and (largest > prod(split.piece) or any(LAYER.match(one.name) for one in body.first)):
+        return False  # batches
+    on_cpu = not body.trace.has(*DEVICE_KINDS)
+    return any(
+        2 * body.first[at].shapes[number].count(split.piece) < split.total
+        for at, number in body.takers(split.piece, {split.tensor} - {-1})
+        if not (on_cpu and _READS.match(body.first[at].name))
+    )
+
+
+def _marks_classes(body: Body, pieces: Collection[tuple[int, Shape]]) -> bool:
+    """Whether each iteration marks another class or range of the same tensor, and takes those."""
+    if not any(_BY_MASK.match(one.name) for one in body.first):
+        return False
+    for at, call in enumerate(body.first):
+        if _MARKS.match(call.name) and len(body.tensors(at)) < 2 and call.first not in {s for _, s in pieces}:
+            numbers = [one.concrete for one in body.like(at)]
+            if sum(a != b for a, b in pairwise(numbers)) >= body.looked - 1 or any((one, ()) in pieces for one in body.tensors(at, 1) or {-1}):
+                return True
+    return False
+
+
+def _is_apart(body: Body, moving: _Moving, most: float) -> bool:
+    """Whether it is no loop over elements, by what it calls, or by sizes that differ."""
+    work = [call for call in body.first if not call.is_view]
+    names = {call.name for call in work}
+    if any(map(_CHECKS.match, names)) or (all(map(_LOOKS.match, names)) and not body.trace.has(*DEVICE_KINDS)):
+        return True
+    if names == {"aten::copy_"} and any(c.part and c.part.keeps for c in body.first):
+        return True  # a picture is assembled
+    if moving.masks:
+        return any(LAYER.match(name) for name in names)
+    if any(map(_BY_MASK.match, names)) and any(map(_COMPARES.match, names)):
+        return True  # of a size that data decides
+    for at, call in enumerate(body.first):
+        if sum(a.shapes != b.shapes for a, b in pairwise(body.like(at))) > _ODD:
+            return True
+        light = call.is_view or call.in_place or LAYER.match(call.name) or _INDEX.match(call.name)
+        if not light and any(prod(shape) > most for shape in call.tensors):
+            return True
+    return False
+
+
+def _is_serial(body: Body, moving: _Moving) -> bool | None:
+    """Whether an iteration needs what another one made, or batches; None if shapes do not tell."""
+    if prod(moving.part[:-1]) > 1:
+        for at, call in enumerate(body.first):
+            alone = sum(one.part is not None for one in body.first) < 2
+            if _ON_ROWS.match(call.name) and call.first == moving.part and alone:
+                return True
+    if body.taken is not None:
+        return _is_from_outside(body, moving) or is_carried(body, moving.pieces)
+    if _is_from_outside(body, moving) or (moving.pieces and not moving.part):
+        return None
+    for at, call in enumerate(body.first):
+        into = call.in_place and not (at and body.first[at - 1].is_view)
+        some = [one for one in call.tensors if one] or call.tensors
+        tensors = 1 if _UNARY.match(call.name) else len(some) - (call.base in STORES)
+        if not call.is_view and (into or tensors > 1):
+            return None
+    return False
+
+
+def _is_from_outside(body: Body, moving: _Moving) -> bool:
+    """Whether parts are only written, with data that is loaded, drawn, or made by a model.
+
+    Data can be written at once if it is computed from numbers, or from the same tensors each time.
+    """
+    if moving.pieces or moving.masks:
+        return False
+    loaded = {one for at, call in enumerate(body.first) if call.base == "lift_fresh" for one in body.tensors(at)}
+    for at, call in enumerate(body.first):
+        if call.part is not None and len({one.part for one in body.like(at)}) > 1:
+            takers = body.takers(call.part.result, body.tensors(at))
+            if any(number or body.first[by].base not in STORES for by, number in takers):
+                return False
+        if call.base in STORES and call.shapes[1:2] in ((), ((),), (((),),)):
+            return False
+        every = [body.tensors(at, n) for n, some in enumerate(call.shapes) if some and some != ((),)]
+        if not call.is_view and not call.in_place and every and all(len(one - loaded) == 1 for one in every):
+            return False
+        if _FROM_NUMBERS.match(call.name):
+            return False
+    return True

@@ -1,24 +1,14 @@
-"""Rules about sums over steps."""
+"""A rule about sums over steps."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.evidence.autograd import (
-    all_used,
-    flat,
-    forward_calls,
-    has_regions,
-    makers,
-    node_steps,
-    numbers,
-    recorded,
-)
-from pytest_torchprof.rules.evidence.calls import LAYER, running_again
+from pytest_torchprof.rules.calls import LAYER, own_tensors
 from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
@@ -27,22 +17,19 @@ from pytest_torchprof.rules.rule import (
     Threshold,
     rule,
 )
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, marks_named
-from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import engine_steps, outermost_named
+from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.tree import backward_of, has_regions, outermost_named, recorded
+from pytest_torchprof.work.autograd import forward_passes, hides_backward
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from collections.abc import Mapping
 
-_JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
+    from pytest_torchprof.trace.events import Events
+
+_JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|stack|cat)$")
 #: These are not sums, but a sum that passes through them still is one.
-_SCALES: Final = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
-_OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
-#: In a trace with more calls, the origin of each term is not searched.
-_MANY: Final = 10_000
+_SCALES: Final = Names(r"aten::(mul_?|div_?)$")
 
 
 @rule(
@@ -58,13 +45,12 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     ## What it does
 
     Counts sums that autograd recorded, that no backward pass in the trace used, and whose terms
-    were made in `steps` steps or more, by the same operator: by `+=`, a moving average, or `sum` or
-    `torch.stack` of a list. Between two training steps there is a backward pass; two evaluation
-    steps run the same layers, and the later one takes nothing that was computed before. Only live
-    tests are checked, which identify tensors.
+    come from `steps` (3) passes or more through the same layers, none of which takes what another
+    made: by `+=`, a moving average, or `sum` or `torch.stack` of a list. Only live tests are
+    checked, which identify tensors.
 
-    Not counted: losses that are summed for one backward pass; what is detached; what is updated in
-    place and is more than a number.
+    Not counted: losses that are summed for one backward pass; what is detached; sums of more than
+    numbers without training, and those that are updated in place.
 
     ## Why it is slow
 
@@ -87,168 +73,65 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
         total += loss.detach()
     ```
     """
-    if not _may_repeat(trace, steps):
+    layers = outermost_named(trace, LAYER)
+    often = np.bincount(trace.name[layers]).max(initial=0) >= steps
+    if not often and not has_regions(trace):
         return NO_MATCHES_OF_CALLS
-    if not len(joins := _unused_joins(trace)):
+    found = recorded(trace)
+    used = backward_of(trace, found.rows) >= 0
+    joins = set(found.rows[~used & are_named(trace, found.rows, _JOINS)].tolist())
+    if not joins or hides_backward(trace):
         return NO_MATCHES
-    bounds = _bounds(trace)
-    trained = len(bounds) >= steps
-    if not trained and not _has_layers(trace, steps):
-        return NO_MATCHES
-    sums = _sums(trace, joins)
-    if sums is None:
+    if (known := forward_passes(trace, LAYER)) is None:
         return NONE_SO_FAR
-    sums = [one for one in sums if len(one.terms) >= steps]
-    if not sums or len(forward_calls(trace)) > _MANY:
-        return NO_MATCHES
-    made_by = makers(trace)
-    found = list[_Sum]()
-    for one in sums:
-        # A statistic that is updated through `.data` looks the same, and keeps no graph.
-        in_place = trace.names[trace.name[one.last]].endswith("_")
-        if in_place and not _is_scalar(trace, one.last):
+    through = {*joins, *found.rows[~used & are_named(trace, found.rows, _SCALES)].tolist()}
+    through &= known.sources.keys()
+    of = dict(zip(found.rows.tolist(), known.number.tolist(), strict=True))
+    trained = set(known.number[used].tolist())
+    weights = defaultdict[int, set[object]](set)
+    rows = found.rows[are_named(trace, found.rows, LAYER)]
+    for row, own in zip(rows.tolist(), own_tensors(trace, rows), strict=True):
+        weights[of[row]] |= own
+    sums = list[int]()
+    for end in through.difference(chain.from_iterable(known.sources[row] for row in through)):
+        inside, terms = _summed(end, through, known.sources)
+        if not (last := max(joins & inside, default=-1)) + 1 or not trace.selection[last]:
             continue
-        rows = distinct(
-            np.array([made_by[term] for term in one.terms if term in made_by], np.int64)
-        )
-        most = _in_training(trace, rows, bounds)
-        if most == 1 and _is_scalar(trace, one.last):
-            most = _in_evaluation(trace, rows, one, made_by, steps)
-        if most >= steps:
-            found.append(one)
+        seen, counts = set[int](), Counter[object]()
+        for term in sorted(terms):
+            new = known.joined(term, of) - seen
+            seen |= new
+            counts.update({own for one in new for own in weights[one]})
+        # A statistic that is updated through `.data` looks the same, and keeps no graph.
+        in_place = trace.names[trace.name[last]].endswith("_")
+        counted = _is_of_numbers(trace, last) or not (in_place or trained.isdisjoint(seen))
+        if max(counts.values(), default=0) >= steps and counted:
+            sums.append(last)
     return Matches(
-        np.array([one.last for one in found], np.int64),
+        np.array(sorted(sums), np.int64),
         "a sum of losses keeps the graph of each step",
-        cost_ns=np.full(len(found), -1, np.int64),
+        cost_ns=np.full(len(sums), -1, np.int64),
     )
 
 
-@dataclass
-class _Sum:
-    """A sum: the operators that made it, and the last of them that summed; the tensors that it is,
-    and those that it sums.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    last: int = -1
-    own: set[int] = field(default_factory=set)
-    terms: set[int] = field(default_factory=set)
-
-
-def _unused_joins(trace: Events) -> Ints:
-    """Operators that may sum and recorded a node that no backward pass ran."""
-    if all_used(trace, _JOINS):
-        return np.zeros(0, np.int64)
-    found = recorded(trace, _JOINS)
-    found = found.where(trace.selection[found.rows])
-    if not len(found.rows):
-        return found.rows
-    ran = nesting.distinct(numbers(trace, node_steps(trace)))
-    stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
-    if ran[-1:].max(initial=-1) < 0 and stepped:
-        return found.rows[:0]  # the backward pass was on a thread not recorded
-    used = np.searchsorted(ran, found.first) < np.searchsorted(ran, found.after)
-    return np.sort(found.rows[~used])
+def _summed(
+    end: int, through: set[int], sources: Mapping[int, set[int]]
+) -> tuple[set[int], set[int]]:
+    """The operators of a sum, by its last one, and those that made its terms."""
+    inside, terms, todo = set[int](), set[int](), [end]
+    while todo:
+        row = todo.pop()
+        if row not in through:
+            terms.add(row)
+        elif row not in inside:
+            inside.add(row)
+            todo += sources[row]
+    return inside, terms
 
 
-def _bounds(trace: Events) -> Ints:
-    """When the training steps end: each optimizer's step, or else each backward pass."""
-    marks = trace.ts[marks_named(trace, _OPTIMIZER_STEP)]
-    if len(marks):
-        return np.sort(marks)
-    ran = np.sort(trace.ts[node_steps(trace)])
-    called = np.sort(trace.ts[forward_calls(trace)])
-    begins = np.diff(np.searchsorted(called, ran), prepend=-1) != 0
-    passes: Ints = ran[begins]
-    return passes
-
-
-def _may_repeat(trace: Events, steps: float) -> bool:
-    """A quick check whether enough steps may have ended, or layers of one name run often enough."""
-    stepped = len(marks_named(trace, _OPTIMIZER_STEP))
-    if stepped >= steps or (not stepped and len(engine_steps(trace)) >= steps):
-        return True
-    if has_regions(trace):
-        return True
-    layers = outermost_named(trace, LAYER)
-    return len(layers) >= steps and bool(np.bincount(trace.name[layers]).max() >= steps)
-
-
-def _has_layers(trace: Events, repeats: float) -> bool:
-    """Whether layers of one name run at least as often as there must be steps."""
-    rows = recorded(trace, LAYER).rows
-    return bool(np.bincount(trace.name[rows]).max(initial=0) >= repeats)
-
-
-# --------------------------------------------------------------------------- what is summed
-
-
-def _sums(trace: Events, rows: Ints) -> list[_Sum] | None:
-    """The sums that these operators make; None if tensors are not identified."""
-    taken, made = trace.taken(rows), trace.made(rows)
-    if taken is None or made is None:
-        return None
-    known: dict[int, _Sum] = {}
-    for row, arguments, new in zip(rows.tolist(), taken, made, strict=True):
-        name = trace.names[trace.name[row]]
-        operands = flat([arguments])
-        owners = {id(known[one]): known[one] for one in operands if one in known}
-        if name in _SCALES and not owners:
-            continue
-        total = next(iter(owners.values()), _Sum())
-        for other in list(owners.values())[1:]:
-            total.rows += other.rows
-            total.last = max(total.last, other.last)
-            total.own |= other.own
-            total.terms |= other.terms
-        if name not in _SCALES:
-            total.last = row
-            total.terms |= {one for one in operands if one not in total.own}
-        total.rows.append(row)
-        total.own |= set(operands[:1]) if name.endswith("_") else new
-        if name.endswith("_") and operands[:1] and operands[0] in total.terms:
-            total.terms.discard(operands[0])
-        known.update(dict.fromkeys(total.own, total))
-    return list({id(one): one for one in known.values()}.values())
-
-
-# ------------------------------------------------------------------------------ in which steps
-
-
-def _in_training(trace: Events, makers: Ints, bounds: Ints) -> int:
-    """In how many steps one operator made terms."""
-    by_name = defaultdict[int, set[int]](set)
-    step = np.searchsorted(bounds, trace.ts[makers]).tolist()
-    for name, number in zip(trace.name[makers].tolist(), step, strict=True):
-        by_name[name].add(number)
-    return max(map(len, by_name.values()), default=0)
-
-
-def _in_evaluation(
-    trace: Events, makers: Ints, one: _Sum, made_by: dict[int, int], repeats: float
-) -> int:
-    """How many terms come from layers that run again, and from nothing computed before."""
-    layers = np.sort(recorded(trace, LAYER).rows)
-    owns, _ = running_again(trace, layers, repeats)
-    again = layers[[own is not None for own in owns]]
-    called = np.sort(forward_calls(trace))
-    count = 1
-    for before, maker in zip(makers[:-1].tolist(), makers[1:].tolist(), strict=True):
-        if not ((again > before) & (again <= maker)).any():
-            continue
-        inside = called[(called > before) & (called <= maker)]
-        operands = set(flat(trace.taken(inside) or ()))
-        earlier = {n for n in operands if made_by.get(n, maker) <= before}
-        if not earlier - one.own - one.terms:
-            count += 1
-        if count >= repeats:
-            break
-    return count
-
-
-def _is_scalar(trace: Events, row: int) -> bool:
-    """Whether a sum is of numbers."""
+def _is_of_numbers(trace: Events, row: int) -> bool:
+    """Whether an operator's first tensor, or each of its list, is a number."""
     (args,) = trace.operands(np.array([row]))
     dims = decode_part(args.dims)
-    shapes = dims[0] if dims and dims[0] and isinstance(dims[0][0], list) else dims[:1]
-    return all(all(n == 1 for n in shape) for shape in shapes)
+    of_list = bool(dims and dims[0]) and isinstance(dims[0][0], list)
+    return all(n == 1 for shape in (dims[0] if of_list else dims[:1]) for n in shape)

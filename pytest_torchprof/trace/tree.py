@@ -519,8 +519,6 @@ _REGION: Final = Names(r"Torch-Compiled Region")
 #: A step of the engine; each, except for accumulating gradients, runs an operator's node.
 _RUNS: Final = Names(r"autograd::engine::evaluate_function: ")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
-#: How many calls ahead the number of the next node is searched.
-_FAR: Final = 100
 
 
 class Recorded(NamedTuple):
@@ -530,7 +528,7 @@ class Recorded(NamedTuple):
     first: Ints
     after: Ints
 
-    def where(self, chosen: Bools) -> Recorded:
+    def where(self, chosen: Bools | Ints) -> Recorded:
         """Select some of them."""
         return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
 
@@ -559,43 +557,25 @@ def forward_calls(trace: Events) -> Ints:
 
 
 @once_per_trace
-def recorded(trace: Events, names: Names | None) -> Recorded:
-    """Calls with such names, or all, that recorded nodes of a graph."""
+def recorded(trace: Events) -> Recorded:
+    """All calls that recorded nodes of a graph, in time order."""
     rows = forward_calls(trace)
-    at = np.arange(len(rows)) if names is None else are_named(trace, rows, names).nonzero()[0]
-    number = numbers(trace, rows[at])
-    at, number = at[number >= 0], number[number >= 0]
-    after, last = _numbers_after(trace, rows, at)
-    made = after > number
+    first = numbers(trace, rows)
+    rows, first = rows[first >= 0], first[first >= 0]
+    last = np.diff(trace.thread[rows], append=-1) != 0
+    after = np.append(first[1:], -1)
+    for at in np.flatnonzero(last).tolist():  # the numbers of nodes before it are used up
+        end = trace.ts[rows[at]] + trace.dur[rows[at]]
+        inside = np.arange(rows[at], np.searchsorted(trace.ts, end))
+        inside = inside[trace.thread[inside] == trace.thread[rows[at]]]
+        after[at] = numbers(trace, inside[trace.kind[inside] == OPERATOR]).max(initial=-1)
+    made = after > first
     # Nothing tells if the last call made one node: assume what calls of its name did before.
-    name = trace.name[rows[at]]
+    name = trace.name[rows]
     alike = ~made & last & among(name, name[made])
-    after[alike] = number[alike] + 1
-    return Recorded(rows[at], number, after).where(made | alike)
-
-
-def _numbers_after(trace: Events, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
-    """The number of the next call on the thread that has one, or else the last one within this
-    call; and whether it is the latter.
-    """
-    found = np.full(len(at), -1, np.int64)
-    thread = np.append(trace.thread[rows], -1)
-    todo = np.arange(len(at))
-    for away in range(1, _FAR):
-        next_call = np.minimum(at[todo] + away, len(rows))
-        todo = todo[thread[next_call] == thread[at[todo]]]
-        if not len(todo):
-            break
-        found[todo] = numbers(trace, rows[at[todo] + away])
-        todo = todo[found[todo] < 0]
-    last = found < 0
-    for one in np.flatnonzero(last).tolist():
-        # The largest number within the call: the numbers of earlier nodes are used up.
-        row = int(rows[at[one]])
-        later = np.arange(row, int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row])))
-        inside = (trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])
-        found[one] = int(numbers(trace, later[inside]).max(initial=-1))
-    return found, last
+    after[alike] = first[alike] + 1
+    order = np.argsort(rows)
+    return Recorded(rows, first, after).where(order[(made | alike)[order]])
 
 
 def node_steps(trace: Events) -> Ints:
@@ -645,18 +625,16 @@ def backward_of(trace: Events, calls: Ints) -> Ints:
 
     The other way is `forward_of`. The engine runs the nodes of a call last to first.
     """
-    made = recorded(trace, None)
+    made = recorded(trace)
     steps, args = engine_nodes(trace)
     number = np.fromiter((one.sequence for one in args), np.int64, len(args))
     steps, number = steps[number >= 0], number[number >= 0]
     order = np.lexsort((steps, -number))  # of a call's nodes, the last one made runs first
     steps, number = steps[order], -number[order]
-    by_event = np.argsort(made.rows)
-    at = np.minimum(made.rows[by_event].searchsorted(calls), len(made.rows) - 1)
+    mine = np.minimum(made.rows.searchsorted(calls), len(made.rows) - 1)
     found = np.full(len(calls), -1, np.int64)
     if not (len(made.rows) and len(steps)):
         return found
-    mine = by_event[at]
     ran = np.minimum(number.searchsorted(1 - made.after[mine]), len(number) - 1)
     inside = (-number[ran] >= made.first[mine]) & (-number[ran] < made.after[mine])
     known = (made.rows[mine] == calls) & inside

@@ -308,15 +308,14 @@ def _is_serial(body: Body, moving: _Moving) -> bool | None:
                 return True
     if body.taken is not None:
         return _is_from_outside(body, moving) or is_carried(body, moving.pieces)
-    if _is_from_outside(body, moving) or (moving.pieces and not moving.part):
-        return None
+    numbers = any(_FROM_NUMBERS.match(call.name) for call in body.first)
     for at, call in enumerate(body.first):
         into = call.in_place and not (at and body.first[at - 1].is_view)
         some = [one for one in call.tensors if one] or call.tensors
-        tensors = 1 if _UNARY.match(call.name) else len(some) - (call.base in STORES)
+        tensors = 1 if _UNARY.match(call.name) else len(some) - (numbers and call.base in STORES)
         if not call.is_view and (into or tensors > 1):
             return None
-    return False
+    return None if moving.pieces and not moving.part else False
 
 
 def _is_from_outside(body: Body, moving: _Moving) -> bool:

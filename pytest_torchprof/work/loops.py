@@ -198,7 +198,7 @@ class Body:
             rows = (self.taken or [])[at :: self.period]
             for number, some in enumerate(call.shapes):
                 mine = sum(not tensors.isdisjoint(_numbers(one[number])) for one in rows)
-                known = mine >= len(rows) - 1 if tensors else shape in call.tensors
+                known = not tensors or mine >= len(rows) - 1
                 if not call.is_view and shape in some and known:
                     out.append((at, number))
         return out

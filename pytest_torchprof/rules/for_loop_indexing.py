@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.evidence.calls import (
-    APART,
-    CALL_NS,
-    LAYER,
-    guessed,
-    least_ns,
-    sequence,
-    stretches,
-)
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import DEVICE_KINDS, Names, operators_named
-from pytest_torchprof.trace.tree import are_gradchecked, are_outermost
+from pytest_torchprof.rules.calls import LAYER, is_trifle
+from pytest_torchprof.rules.rule import Matches, Threshold, rule
+from pytest_torchprof.trace.names import DEVICE_KINDS, Names
+from pytest_torchprof.trace.tree import are_gradchecked
 from pytest_torchprof.work.loops import STORES, Body, calls_of, is_carried
+from pytest_torchprof.work.repeats import APART, Stretch, sequence, stretches
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from pytest_torchprof.rules.evidence.calls import CallSequence, Stretch
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.work.loops import OpCall, Shape
+    from pytest_torchprof.work.repeats import CallSequence
 
 _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
@@ -38,23 +31,21 @@ _INDEX: Final = Names(
 _ON_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm|matmul|mm)$")
 #: Layers whose other tensors are their own parameters.
 _UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
-#: Operators of which each iteration marks another class or range.
-_MARKS: Final = late(r"aten::(eq|lt|le|gt|ge)$")
-_BY_MASK: Final = late(r"aten::(index|index_select|masked_select|index_put_|nonzero|where)(\.\w+)?$")
-#: What a test or torch does to compare or print numbers, and to read them.
-_LOOKS: Final = late(
-    r"aten::(item|is_nonzero|eq|ne|lt|le|gt|ge|all|any|abs|isfinite|isnan|isinf|ceil|masked_select"
-    r"|logical_\w+|bitwise_\w+|__and__|__or__)$"
+#: Operators of which each iteration marks another class or range, and that take what is marked.
+_MARKS: Final = late(r"aten::(eq|ne|lt|le|gt|ge|isnan|isfinite)$")
+_BY_MASK: Final = late(
+    r"aten::(index|index_select|masked_select|index_put_|nonzero|where)(\.\w+)?$"
 )
-_COMPARES: Final = late(r"aten::(eq|ne|lt|le|gt|ge|isnan|isfinite|logical_\w+)$")
+#: What tests and torch do to compare, print and read numbers.
+_READS: Final = late(r"aten::(item|is_nonzero)$")
+_LOOKS: Final = late(
+    rf"{_READS.pattern}|{_MARKS.pattern}|aten::(all|any|abs|isinf|ceil|masked_select|allclose|equal"
+    r"|isclose|logical_\w+|bitwise_\w+|__and__|__or__)$"
+)
 #: Operators that make a tensor of numbers.
 _FROM_NUMBERS: Final = late(r"aten::(arange|linspace|logspace|full|eye)(\.\w+)?$")
-_READS: Final = late(r"aten::(item|is_nonzero)$")
-_CHECKS: Final = late(r"aten::(allclose|equal|isclose|\w+_cell)$")
 #: The number of iterations in which dependencies are followed, such as on the year before.
 _FOLLOWED: Final = 128
-#: The share of iterations that must select another part: data may select one twice in a row.
-_MOVES: Final = 0.6
 #: Iterations that may have another shape, such as the first and the last.
 _ODD: Final = 2
 
@@ -65,16 +56,13 @@ _ODD: Final = 2
     "torch.where, cumsum, index_add or scatter_reduce for groups, torch.vmap, or tolist() for the "
     "numbers",
     triggers=rf"{_INDEX.pattern}|{APART.pattern}",
-    blind=lambda trace: guessed(trace, _INDEX, APART),
-    sees_host=True,
+    needs="shapes",
     repeats=Threshold(10, "1", "fewer are often unrolled on purpose"),
     operators=Threshold(24, "1", "a longer body is worth a loop, such as a model's layer"),
     elements=Threshold(
         65536, "1", "larger parts hide the cost of the calls, or are split to fit in memory"
     ),
-    cpu_share=Threshold(
-        0.003, "1", "of all that the test does on a CPU, by counts, not times; less does not matter"
-    ),
+    cpu_share=Threshold(0.003, "1", "of all calls that the test makes on a CPU"),
 )
 def for_loop_indexing(
     trace: Events, *, repeats: float, operators: float, elements: float, cpu_share: float
@@ -84,15 +72,12 @@ def for_loop_indexing(
     ## What it does
 
     Counts loops: the same operators `repeats` (10) times or more in a row, at most `operators` (24)
-    per iteration, each of which selects another part of one tensor, of at most `elements` (65,536)
-    elements: by an index or slice, as a piece of a tensor that was split (`for row in x`, `chunk`),
-    or by a mask of one class after the other (`x[labels == c].mean()`).
-
-    Not counted: iterations that need what an earlier one made, other than to add it up (a live test
-    identifies tensors; a stored trace is judged by shapes, and says nothing in doubt); parts that
-    are only written with data from outside, such as images; batches that go through layers; numbers
-    on the CPU that are only read (`int(i) for i in x`); what a test compares; and on a CPU loops of
-    less than `cpu_share` (0.003) of the test, decided by counts.
+    per iteration, each of which selects another part of one tensor, of at most `elements` (65,536):
+    by an index or slice, as a piece of a tensor that was split (`for row in x`), or by a mask of
+    one class after the other. Not counted: iterations that need what an earlier one made, other
+    than to add it up (a stored trace says nothing in doubt); parts that are only written, with data
+    from outside; batches that go through layers; numbers on the CPU that are only read; what a test
+    compares; and on a CPU loops of less than `cpu_share` (0.003) of all calls.
 
     ## Why it is slow
 
@@ -112,36 +97,34 @@ def for_loop_indexing(
     y = x * torch.arange(len(x))[:, None]
     ```
     """
-    some = operators_named(trace, _INDEX)
-    some = some[trace.selection[some]]
-    indexed = len(some) >= repeats and np.count_nonzero(are_outermost(trace, some)) >= repeats
     calls = sequence(trace)
     splits = _splits(trace, calls, repeats)
-    if not indexed and not splits:
-        return NO_MATCHES
-    loops, asks, done = list[_Loop](), False, np.zeros(len(calls.rows), bool)
+    named = np.array([bool(_INDEX.match(name)) for name in trace.names])
+    loops, asks, done = list[tuple[Stretch, _Moving]](), False, np.zeros(len(calls.rows), bool)
     for stretch in stretches(calls.key, int(repeats), int(operators)):
-        if done[stretch.start : stretch.stop].any():
-            continue
-        body = Body(trace, calls.rows[stretch.start : stretch.stop], stretch.period, _FOLLOWED)
-        moving = _moving(body, splits, repeats)
-        if moving is None or prod(moving.part) > elements or _is_apart(body, moving, elements):
-            continue
-        serial = _is_serial(body, moving)
-        asks |= serial is None
-        if serial is False and not are_gradchecked(trace, body.rows[:1]).any():
-            done[stretch.start : stretch.stop] = True
-            loops.append(_Loop(stretch, moving))
-    found = _that_matter(calls, sorted(loops, key=lambda one: one.stretch.start), least_ns(trace, cpu_share))
-    bounds = np.array([(one.start, one.stop - 1) for one, _ in found], np.int64)
-    first, last = calls.rows[bounds.reshape(-1, 2)].T
-    ends = trace.ts[last] + trace.dur[last]
-    times = np.array([one.repeats for one, _ in found], np.int64)
+        span = slice(stretch.start, stretch.stop)
+        if not done[span].any() and (splits or named[calls.name[span]].any()):
+            body = Body(trace, calls.rows[span], stretch.period, _FOLLOWED)
+            moving = _moving(body, splits, repeats)
+            if moving and prod(moving.part) <= elements and not _is_apart(body, moving, elements):
+                serial = _is_serial(body, moving)
+                asks |= serial is None
+                if serial is False and not are_gradchecked(trace, body.rows[:1]).any():
+                    done[span] = True
+                    loops.append((stretch, moving))
+    total = Counter[str]()
+    for stretch, moving in loops:
+        total[moving.message] += stretch.stop - stretch.start - stretch.period
+    loops = [one for one in loops if not is_trifle(trace, total[one[1].message], cpu_share)]
+    loops.sort(key=lambda one: one[0].start)
+    first = calls.rows[np.array([one.start for one, _ in loops], np.int64)]
+    last = calls.rows[np.array([one.stop - 1 for one, _ in loops], np.int64)]
+    ends, times = trace.ts[last] + trace.dur[last], np.array([one.repeats for one, _ in loops])
     return Matches(
-        np.array([moving.row for _, moving in found], np.int64),
-        [moving.message for _, moving in found],
+        np.array([moving.row for _, moving in loops], np.int64),
+        [moving.message for _, moving in loops],
         # One pass instead of many; includes Python's time between the calls.
-        cost_ns=(ends - trace.ts[first]) * (times - 1) // np.maximum(times, 1),
+        cost_ns=((ends - trace.ts[first]) * (1 - 1 / times)).astype(np.int64),
         span_ns=(trace.ts[first], ends),
         wants_tensors=asks,
     )
@@ -154,14 +137,14 @@ class _Split(NamedTuple):
     tensor: int
     whole: Shape
     piece: Shape
-    count: int
+    pieces: int
     total: int
 
 
 class _Moving(NamedTuple):
     """What a loop goes through: where that begins, a part's shape, and the pieces that it takes.
 
-    ``written``: whether all that changes is where the loop writes.
+    ``masks``: the parts are what masks of classes mark.
     """
 
     row: int
@@ -169,20 +152,6 @@ class _Moving(NamedTuple):
     part: Shape
     pieces: Collection[tuple[int, Shape]]
     masks: bool = False
-
-
-class _Loop(NamedTuple):
-    stretch: Stretch
-    moving: _Moving
-
-
-def _that_matter(calls: CallSequence, loops: list[_Loop], least: float) -> list[_Loop]:
-    """Those whose calls, with those of all loops of the same operators, take that many ns."""
-    total, kinds = defaultdict[tuple[int, ...], float](float), []
-    for one, _ in loops:
-        kinds.append(tuple(calls.name[one.start : one.start + one.period].tolist()))
-        total[kinds[-1]] += (one.stop - one.start) * (one.repeats - 1) / one.repeats * CALL_NS
-    return [loop for loop, kind in zip(loops, kinds, strict=True) if total[kind] >= least]
 
 
 def _splits(trace: Events, calls: CallSequence, least: float) -> list[_Split]:
@@ -193,7 +162,8 @@ def _splits(trace: Events, calls: CallSequence, least: float) -> list[_Split]:
     for row, call, one in every:
         tensor = one[0] if one and isinstance(one[0], int) else -1
         if (found := _piece(call)) and (found[1] >= least or (tensor, call.first) in out):
-            known = out.setdefault((tensor, found[0]), _Split(row, tensor, call.first, *found, 0))
+            outer = out.get((tensor, call.first), _Split(row, tensor, call.first, *found, 0))
+            known = out.setdefault((tensor, found[0]), outer._replace(piece=found[0], total=0))
             out[tensor, found[0]] = known._replace(total=known.total + found[1])
     return [*out.values()]
 
@@ -212,25 +182,26 @@ def _piece(call: OpCall) -> tuple[Shape, int] | None:
 
 
 def _moving(body: Body, splits: list[_Split], repeats: float) -> _Moving | None:
-    """What the loop goes through, by an index, in pieces, or by masks of classes."""
-    found: _Moving | None = None
-    pieces: set[tuple[int, Shape]] = set()
-    for at, call in enumerate(body.first):
-        if call.part is not None and found is None and _selects_others(body, at, repeats):
-            text = f"a loop calls {call.name} on a tensor of {[*call.first]} for one part after the other"
-            found = _Moving(int(body.rows[at]), text, call.part.result, pieces)
-    for one in splits:
-        if (one.tensor, one.piece) not in pieces and _takes_pieces(body, one):
-            pieces.add((one.tensor, one.piece))
-            text = f"a loop takes one piece after the other of a tensor of {[*one.whole]}"
-            found = found or _Moving(one.row, text, one.piece, pieces)
+    """What the loop goes through: by an index, in pieces, or by masks of classes."""
+    pieces = {(one.tensor, one.piece): one for one in splits if _takes_pieces(body, one)}
     masks = _marks_classes(body, pieces)
     for at, call in enumerate(body.first):
-        by_list = body.calls[at - 1].base == "lift_fresh" and body.calls[at - 1].first == (1,)
-        if found is None and _BY_MASK.match(call.name) and (masks or by_list):
-            text = f"a loop calls {call.name} on a tensor of {[*call.first]} for one part after the other"
-            found = _Moving(int(body.rows[at]), text, call.first[1:], pieces)
-    return found and found._replace(masks=masks)
+        if call.part is not None and _selects_others(body, at, repeats):
+            return _Moving(int(body.rows[at]), _message(call), call.part.result, pieces, masks)
+    for one in pieces.values():
+        text = f"a loop takes one piece after the other of a tensor of {[*one.whole]}"
+        return _Moving(one.row, text, one.piece, pieces, masks)
+    for at, call in enumerate(body.first):
+        before = body.calls[at - 1]
+        by_list = before.base == "lift_fresh" and before.first == (1,)
+        if _INDEX.match(call.name) and (masks or by_list):
+            return _Moving(int(body.rows[at]), _message(call), call.first[1:], pieces, masks)
+    return None
+
+
+def _message(call: OpCall) -> str:
+    shape = [*call.first]
+    return f"a loop calls {call.name} on a tensor of {shape} for one part after the other"
 
 
 def _selects_others(body: Body, at: int, repeats: float) -> bool:
@@ -239,7 +210,7 @@ def _selects_others(body: Body, at: int, repeats: float) -> bool:
     alike = [(a, b) for a, b in pairwise(parts) if a and b and a.shape == b.shape]
     moves = sum(a != b for a, b in alike)
     tensors, (one, *_) = body.tensors(at), parts
-    if one is None or moves < max(repeats - 1, _MOVES * len(alike)) or len(tensors) > 1:
+    if one is None or moves < max(repeats - 1, len(alike) / 2) or len(tensors) > 1:
         return False
     size, several = one.high - one.low, any(LAYER.match(call.name) for call in body.first)
     if one.keeps and (2 * size > one.shape[one.axis] > 2 or (several and size > 1)):
@@ -251,12 +222,14 @@ def _selects_others(body: Body, at: int, repeats: float) -> bool:
 
 def _takes_pieces(body: Body, split: _Split) -> bool:
     """Whether a call takes a piece of this tensor in each iteration, and not most of them."""
-    if body.taken is None and not split.count - _ODD <= body.repeats <= split.total + _ODD:
+    if body.taken is None and not split.pieces - _ODD <= body.repeats <= split.total + _ODD:
         return False
     several = any(a != b != 1 for a, b in zip(split.whole, split.piece, strict=False))
     several &= len(split.whole) == len(split.piece)
     largest = max((prod(one) for call in body.first for one in call.tensors), default=0)
-    if several and (largest > prod(split.piece) or any(LAYER.match(one.name) for one in body.first)):
+    if several and (
+        largest > prod(split.piece) or any(LAYER.match(one.name) for one in body.first)
+    ):
         return False  # batches
     on_cpu = not body.trace.has(*DEVICE_KINDS)
     return any(
@@ -268,27 +241,25 @@ def _takes_pieces(body: Body, split: _Split) -> bool:
 
 def _marks_classes(body: Body, pieces: Collection[tuple[int, Shape]]) -> bool:
     """Whether each iteration marks another class or range of the same tensor, and takes those."""
-    if not any(_BY_MASK.match(one.name) for one in body.first):
-        return False
-    for at, call in enumerate(body.first):
-        if _MARKS.match(call.name) and len(body.tensors(at)) < 2 and call.first not in {s for _, s in pieces}:
-            numbers = [one.concrete for one in body.like(at)]
-            if sum(a != b for a, b in pairwise(numbers)) >= body.looked - 1 or any((one, ()) in pieces for one in body.tensors(at, 1) or {-1}):
-                return True
-    return False
+    marks = [at for at, call in enumerate(body.first) if _MARKS.match(call.name)]
+    return any(_BY_MASK.match(one.name) for one in body.first) and any(
+        len({one.concrete for one in body.like(at)}) >= body.looked
+        or any((one, ()) in pieces for one in body.tensors(at, 1) or {-1})
+        for at in marks
+        if len(body.tensors(at)) < 2
+    )
 
 
 def _is_apart(body: Body, moving: _Moving, most: float) -> bool:
     """Whether it is no loop over elements, by what it calls, or by sizes that differ."""
-    work = [call for call in body.first if not call.is_view]
-    names = {call.name for call in work}
-    if any(map(_CHECKS.match, names)) or (all(map(_LOOKS.match, names)) and not body.trace.has(*DEVICE_KINDS)):
+    names = {call.name for call in body.first if not call.is_view}
+    if all(map(_LOOKS.match, names)) and not body.trace.has(*DEVICE_KINDS):
         return True
-    if names == {"aten::copy_"} and any(c.part and c.part.keeps for c in body.first):
+    if names == {"aten::copy_"} and any(one.part and one.part.keeps for one in body.first):
         return True  # a picture is assembled
     if moving.masks:
         return any(LAYER.match(name) for name in names)
-    if any(map(_BY_MASK.match, names)) and any(map(_COMPARES.match, names)):
+    if any(map(_BY_MASK.match, names)) and any(map(_MARKS.match, names)):
         return True  # of a size that data decides
     for at, call in enumerate(body.first):
         if sum(a.shapes != b.shapes for a, b in pairwise(body.like(at))) > _ODD:
@@ -302,7 +273,7 @@ def _is_apart(body: Body, moving: _Moving, most: float) -> bool:
 def _is_serial(body: Body, moving: _Moving) -> bool | None:
     """Whether an iteration needs what another one made, or batches; None if shapes do not tell."""
     if prod(moving.part[:-1]) > 1:
-        for at, call in enumerate(body.first):
+        for call in body.first:
             alone = sum(one.part is not None for one in body.first) < 2
             if _ON_ROWS.match(call.name) and call.first == moving.part and alone:
                 return True
@@ -323,19 +294,19 @@ def _is_from_outside(body: Body, moving: _Moving) -> bool:
 
     Data can be written at once if it is computed from numbers, or from the same tensors each time.
     """
-    if moving.pieces or moving.masks:
-        return False
-    loaded = {one for at, call in enumerate(body.first) if call.base == "lift_fresh" for one in body.tensors(at)}
+    loads = [at for at, call in enumerate(body.first) if call.base == "lift_fresh"]
+    loaded = set[int]().union(*map(body.tensors, loads))
     for at, call in enumerate(body.first):
         if call.part is not None and len({one.part for one in body.like(at)}) > 1:
             takers = body.takers(call.part.result, body.tensors(at))
             if any(number or body.first[by].base not in STORES for by, number in takers):
                 return False
-        if call.base in STORES and call.shapes[1:2] in ((), ((),), (((),),)):
+        if _FROM_NUMBERS.match(call.name) or (
+            call.base in STORES and not any(map(any, call.shapes[1:2]))
+        ):
             return False
-        every = [body.tensors(at, n) for n, some in enumerate(call.shapes) if some and some != ((),)]
-        if not call.is_view and not call.in_place and every and all(len(one - loaded) == 1 for one in every):
+        some = [n for n, one in enumerate(call.shapes) if any(one)]
+        same = some and all(len(body.tensors(at, n) - loaded) == 1 for n in some)
+        if same and not call.is_view and not call.in_place:
             return False
-        if _FROM_NUMBERS.match(call.name):
-            return False
-    return True
+    return not (moving.pieces or moving.masks)

@@ -16,9 +16,9 @@ from pytest_torchprof.work.dispatch import VIEWS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 Shape: TypeAlias = tuple[int, ...]
 

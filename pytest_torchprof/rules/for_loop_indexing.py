@@ -194,7 +194,7 @@ def _moving(body: Body, splits: list[_Split], repeats: float) -> _Moving | None:
     for at, call in enumerate(body.first):
         before = body.calls[at - 1]
         by_list = before.base == "lift_fresh" and before.first == (1,)
-        if _INDEX.match(call.name) and (masks or by_list):
+        if call.base.startswith(("index", "masked_select")) and (masks or by_list):
             return _Moving(int(body.rows[at]), _message(call), call.first[1:], pieces, masks)
     return None
 

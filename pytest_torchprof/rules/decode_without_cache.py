@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import BYTE_NS, FLOP_NS, guessed, least_ns
-from pytest_torchprof.rules.evidence.loops import JOIN, call_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.trace.tree import calls, engine_steps
 from pytest_torchprof.work.counting import op_flops
+from pytest_torchprof.work.loops import call_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.loops import BodyCall, Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.work.loops import OpCall, Shape
 
 #: Layers with weights, and the positions of these; attention has none.
 _LAYER: Final = Names(
@@ -38,6 +38,9 @@ _RECURRENT: Final = Names(r"aten::(lstm|gru|rnn_\w+)$")
 _LOOKUP: Final = Names(r"aten::(embedding|scaled_dot_product_attention)$")
 _STORES: Final = Names(r"aten::(copy_|fill_)$")
 _INDEX: Final = Names(r"aten::(select|slice|narrow)$")
+_JOIN: Final = Names(
+    r"aten::(cat|concat|concatenate|hstack|vstack|row_stack|column_stack|stack|pad|constant_pad_nd)$"
+)
 #: The most new positions per step.
 _FEW: Final = 8
 _NONE: Final = np.zeros(0, np.int64)
@@ -163,7 +166,7 @@ def _runs(trace: Events, layers: Ints, least: int) -> list[_Run]:
     return sorted(out, key=lambda run: run.rows[0])
 
 
-def _kind(call: BodyCall) -> tuple[object, Shape | None]:
+def _kind(call: OpCall) -> tuple[object, Shape | None]:
     """What distinguishes a layer from others, and the shape of its input."""
     shapes = [one[0] if one else None for one in call.shapes]
     if call.base == "embedding":
@@ -271,11 +274,11 @@ def _growth(trace: Events, every: Ints) -> Ints:
     """Operators that join tensors, or write into a part of one."""
     stores = are_named(trace, every, _STORES)
     stores[stores] = are_named(trace, every[np.flatnonzero(stores) - 1], _INDEX)
-    growth: Ints = every[stores | are_named(trace, every, JOIN)]
+    growth: Ints = every[stores | are_named(trace, every, _JOIN)]
     return growth
 
 
-def _joins(call: BodyCall, old: int, new: int) -> bool:
+def _joins(call: OpCall, old: int, new: int) -> bool:
     """Whether a tensor of ``old`` positions is joined with the new ones."""
     some = call.shapes[0] if call.shapes else ()
     return len(some) > 1 and any(

@@ -48,6 +48,11 @@ def nine_updates_of_a_metric():
     return _metric(9)
 
 
+@EXAMPLES.near_miss("growing-cat", cpu_share=0.9)
+def a_metric_that_is_a_trifle_with_a_higher_threshold():
+    return _metric(14)
+
+
 @EXAMPLES.positive("growing-cat", repeats=5)
 def five_updates_with_a_lower_threshold():
     return _metric(5)
@@ -133,11 +138,6 @@ def _decoding(prompt, width=64, steps=12, layers=1):
 @EXAMPLES.positive("growing-cat", 2, bytes=500_000, cpu_share=0)
 def a_middling_cache_with_a_lower_threshold():
     return _decoding(280)
-
-
-@EXAMPLES.near_miss("growing-cat", bytes=20_000, cpu_share=0)
-def a_short_cache_that_is_faster_as_it_is():
-    return _decoding(8)
 
 
 @EXAMPLES.near_miss("growing-cat", bytes=100_000_000)

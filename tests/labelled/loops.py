@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from labelled.case import Examples
-from support.trace_builder import TraceBuilder
 from torch import nn
 
 EXAMPLES = Examples()
@@ -67,38 +66,6 @@ def images_one_by_one_through_a_convolution():
         return [model(x[i].unsqueeze(0)) for i in range(12)]  # <- here
 
     return loop
-
-
-def old_loop(count, *, more=0):
-    """What torch 1.10 wrote on a device: shapes and no indexes."""
-    trace = TraceBuilder("Tesla V100")
-    for _ in range(count):
-        index = {"Input Dims": [[12, 4], [], []], "Input type": ["float", "Scalar", "Scalar"]}
-        with trace.op("aten::select", args=index):
-            trace.op("aten::as_strided", args={"Input Dims": [[12, 4], [], [], []]})
-        for _ in range(1 + more):
-            with trace.op("aten::add_", args={"Input Dims": [[4], [4], []]}):
-                trace.launch("vectorized_elementwise_kernel")
-    return trace
-
-
-@EXAMPLES.positive("for-loop-indexing")
-def an_old_trace_without_indexes():
-    return old_loop(12)
-
-
-def without_shapes(*names):
-    """What torch writes with ``record_shapes=False``: names, twelve times."""
-    trace = TraceBuilder("Tesla V100")
-    for _ in range(12):
-        for name in names:
-            trace.op(name)
-    return trace
-
-
-@EXAMPLES.positive("for-loop-indexing")
-def a_trace_without_shapes():
-    return without_shapes("aten::select", "aten::add_")
 
 
 @EXAMPLES.near_miss("for-loop-indexing", operators=2)

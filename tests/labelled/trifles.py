@@ -54,7 +54,7 @@ def _returns():
     return _fit(look, once=True)
 
 
-@EXAMPLES.near_miss("for-loop-indexing", cpu_share=0.01)
+@EXAMPLES.near_miss("for-loop-indexing", cpu_share=0.5)
 def a_short_loop_beside_a_long_step():
     return _returns()
 

@@ -60,7 +60,6 @@ def test_its_bytes_are_those_of_its_own_elements(tmp_path: Path) -> None:
         (range(40, 55), True),
         (range(22, 33), True),
         (range(40, 48), False),  # ten joins are not reached
-        ([40] * 15, False),  # batches of one size
         (range(3, 9), False),
     ],
 )

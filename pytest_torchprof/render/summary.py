@@ -56,10 +56,13 @@ def summary_table(
     sort: str | None,
     top: int,
     width: int,
+    *,
+    every: bool = False,
 ) -> list[str]:
     """Lines of the table, what needs attention first; ``top`` rows, 0 for all.
 
-    Skipped tests have no row. The reasons below it are those of all tests.
+    Skipped tests have no row. The reasons below it are those of all tests. ``every``: with the
+    findings that are not listed.
     """
     known = sorted(records, key=lambda r: _rank(r, sort))
     ordered = [record for record in known if record.outcome != "skipped"]
@@ -70,18 +73,19 @@ def summary_table(
         *(c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)),
         *own[:_MOST_OWN],
     ]
-    findings = any(r.findings for r in shown)
     rows: list[tuple[str, Record | RegionRecord]] = []
     for record in shown:
         rows.append((record.nodeid, record))
         rows += [(name, region) for name, region in record.regions.items()]
+    found = [_findings(r, every=every) for _, r in rows]
+    findings = any(found)
     cells = [
         [
             _status(r) if isinstance(r, Record) else "",
             *(_cell(r, c) for c in columns),
-            *([_findings(r)] if findings else []),
+            *([text] if findings else []),
         ]
-        for _, r in rows
+        for (_, r), text in zip(rows, found, strict=True)
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
     columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
@@ -188,9 +192,16 @@ def _spread(verdict: Verdict | None) -> float | None:
     return None if sample is None else sample.spread
 
 
-def _findings(record: Record | RegionRecord) -> str:
+def unlisted(records: Sequence[Record]) -> list[str]:
+    """A line on the findings that are not listed."""
+    count = sum(not (one.listed or one.accepted) for r in records for one in r.findings)
+    text = f"{plural(count, 'more finding')} in tests' own files or under 1 ms: -v"
+    return [text] if count else []
+
+
+def _findings(record: Record | RegionRecord, *, every: bool) -> str:
     """``host-sync ×3!, gc-pause ×1 (advice), 2 accepted``: unaccepted findings by name, marked if
-    they fail the test or are advice.
+    they fail the test or are advice; only those that are listed, unless ``every`` one is asked for.
     """
     counts: Counter[str] = Counter()
     advice = {finding.rule for finding in record.findings if not finding.gated}
@@ -198,7 +209,7 @@ def _findings(record: Record | RegionRecord) -> str:
     for finding in record.findings:
         if finding.accepted:
             accepted += finding.count
-        else:
+        elif every or finding.listed:
             counts[finding.rule] += finding.count
     whole = record.metrics.get("findings")
     total = _MARKS.get(whole.status, "") if whole is not None else ""

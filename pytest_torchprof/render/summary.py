@@ -203,14 +203,13 @@ def _findings(record: Record | RegionRecord, *, every: bool) -> str:
     """``host-sync ×3!, gc-pause ×1 (advice), 2 accepted``: unaccepted findings by name, marked if
     they fail the test or are advice; only those that are listed, unless ``every`` one is asked for.
     """
-    counts: Counter[str] = Counter()
-    advice = {finding.rule for finding in record.findings if not finding.gated}
+    counts: Counter[tuple[str, bool]] = Counter()
     accepted = 0
     for finding in record.findings:
         if finding.accepted:
             accepted += finding.count
         elif every or finding.listed:
-            counts[finding.rule] += finding.count
+            counts[finding.rule, finding.gated] += finding.count
     whole = record.metrics.get("findings")
     total = _MARKS.get(whole.status, "") if whole is not None else ""
     by_rule: dict[str, str] = {}
@@ -221,11 +220,10 @@ def _findings(record: Record | RegionRecord, *, every: bool) -> str:
     # A budget counts findings that the baseline accepts too, and advice.
     over = whole is not None and whole.status == "over_budget"
 
-    def mark(rule: str) -> str:
-        advises = rule in advice and not over
-        return by_rule.get(rule) or (" (advice)" if advises else total)
+    def mark(rule: str, gated: bool) -> str:
+        return by_rule.get(rule) or (total if gated or over else " (advice)")
 
-    parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
+    parts = [f"{rule} ×{n}{mark(rule, gated)}" for (rule, gated), n in counts.items()]
     accepted_text = f"{accepted} accepted{total if over else ''}"
     return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace as struct_replace
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.core.values import Baseline, MissingValue
 from pytest_torchprof.places.place import PATH_SEPARATOR, by_operator
 from pytest_torchprof.rules.check import lacking
 from pytest_torchprof.verdict.compare import new_findings
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.values import Baseline, Budget, Finding, Profile, Value
+    from pytest_torchprof.core.values import Budget, Finding, Profile, Value
     from pytest_torchprof.places.place import Roots
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
@@ -185,20 +185,19 @@ def with_findings_in_tests(
 ) -> Profile:
     """The profile that tells findings in tests' own files; ``counted`` are those of each part.
 
-    Where it is None, as places are unknown, as many as are accepted are, if there are more than
-    those accepted of the library.
+    Where it is None, as places are unknown, and of rules that a budget counts wherever they match,
+    they are those beyond the accepted ones of the library, but no more than accepted.
     """
     asked = _asked(measured)
 
     def told(name: str | None, part: Profile, accepted: Baseline | None) -> Profile:
-        if counted is not None or accepted is None:
-            return struct_replace(part, findings_in_tests=(counted or {}).get(name, {}))
+        before = accepted or Baseline()
         own = {
-            rule: max(min(part.found.get(rule, 0) - accepted.findings.get(rule, 0), number), 0)
-            for rule, number in accepted.findings_in_tests.items()
-            if rule not in asked
+            rule: max(min(part.found.get(rule, 0) - before.findings.get(rule, 0), number), 0)
+            for rule, number in before.findings_in_tests.items()
+            if counted is None or rule in asked
         }
-        return struct_replace(part, findings_in_tests=own)
+        return struct_replace(part, findings_in_tests={**(counted or {}).get(name, {}), **own})
 
     regions = {
         name: told(name, part, baseline and baseline.regions.get(name))

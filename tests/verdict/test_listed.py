@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -68,11 +69,10 @@ def test_a_finding_in_the_tests_own_file_is_no_finding_about_the_library(
     write(pytester, test=3, lib=2)
     said = pytester.runpytest("--torchprof", "--torchprof-html=r.html")
     said.stdout.fnmatch_lines([f"test_it.py::test_it *{CODE} ×2", f"1 more finding {MORE}"])
-    page = (pytester.path / "r.html").read_text("utf-8")
+    page = re.sub("(?s)<script.*?</script>", "", (pytester.path / "r.html").read_text("utf-8"))
     assert ("lib.py:3" in page, "test_it.py:9" in page) == (True, False)
-    assert f"{CODE} ×2, {CODE} ×3 (advice)" not in said.stdout.str()
     ran = run(pytester, "--torchprof", "-v")
-    assert f"{CODE} ×5" in ran.out
+    assert f"{CODE} ×2, {CODE} ×3 (advice)\n" in ran.out
     assert MORE not in ran.out
     listed = {f["location"]: (f["listed"], f["gated"]) for f in ran.tests["test_it"]["findings"]}
     assert listed == {"lib.py:3": (True, True), "test_it.py:9": (False, False)}

@@ -53,6 +53,7 @@ class NumberSections(msgspec.Struct):
     operators: dict[str, dict[str, int | float]] = {}
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
+    findings_in_tests: dict[str, int | float] = {}
     own: dict[str, int | float] = {}
     unstable: dict[str, tuple[int | float, int | float]] = {}
 
@@ -221,7 +222,8 @@ def _repeated(text: bytes, data: Any) -> str | None:
 def _numbers(sections: Sections) -> Iterator[int | float]:
     parts: list[NumberSections] = [sections, *sections.regions.values()]
     for part in parts:
-        for section in (part.metrics, part.kernels, part.findings, part.own):
+        own = part.findings_in_tests
+        for section in (part.metrics, part.kernels, part.findings, own, part.own):
             yield from section.values()
         for counts in part.operators.values():
             yield from counts.values()
@@ -309,9 +311,10 @@ def dumped(value: object) -> str:
 # ---- What of a test's accepted numbers an update changes.
 
 OWN, REGIONS, UNSTABLE, RANKS, ZERO = "own", "regions", "unstable", "ranks", "zero"
+IN_TESTS = "findings_in_tests"
 SECTIONS = ("metrics", "findings", "times")
 #: Those of a region.
-OF_REGION = ("metrics", "findings", "own", "times")
+OF_REGION = ("metrics", "findings", IN_TESTS, "own", "times")
 
 
 class Change(Frozen, frozen=True):
@@ -384,7 +387,7 @@ def same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
     sections = {
         section: entry[section]
-        for section in (*SECTIONS, ZERO, "operators", OWN, UNSTABLE, RANKS)
+        for section in (*SECTIONS, IN_TESTS, ZERO, "operators", OWN, UNSTABLE, RANKS)
         if section != "times" and entry.get(section)
     }
     regions = {
@@ -710,7 +713,7 @@ def _baseline(found: Mapping[str, Any], line: _Line | None = None) -> Baseline:
         for name, region in found.get(REGIONS, {}).items()
     }
     return Baseline(
-        **_sections_of(found, SECTIONS, line),
+        **_sections_of(found, (*SECTIONS, IN_TESTS), line),
         cpu_capability=found.get(_CPU),
         regions=regions,
         own=found.get(OWN, {}),
@@ -867,7 +870,7 @@ def _updated(
             done.changed[entry.test] += region_changes(
                 entry.test, old.get(REGIONS, {}), new.get(REGIONS, {})
             )
-        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE, RANKS, ZERO, "operators", "kernels"}
+        gone = {_CPU, _SEED, REGIONS, OWN, UNSTABLE, RANKS, ZERO, IN_TESTS, "operators", "kernels"}
         environments[key] = {
             **{k: v for k, v in (old or {}).items() if k not in gone},
             **new,
@@ -910,6 +913,8 @@ def _sections(baseline: Baseline) -> dict[str, Any]:
     """What is measured, as stored."""
     new: dict[str, Any] = {section: dict(getattr(baseline, section)) for section in SECTIONS}
     new |= _stored_metrics(new["metrics"])
+    if baseline.findings_in_tests:
+        new[IN_TESTS] = dict(baseline.findings_in_tests)
     if baseline.own:
         new[OWN] = dict(baseline.own)
     if baseline.ranks:
@@ -1013,4 +1018,4 @@ def _dump(value: object, level: int, levels: int) -> str:
 
 
 #: Sections of an entry that are written in one line.
-_ONE_LINE = frozenset({"times", "findings", UNSTABLE, RANKS})
+_ONE_LINE = frozenset({"times", "findings", IN_TESTS, UNSTABLE, RANKS})

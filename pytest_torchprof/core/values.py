@@ -328,6 +328,7 @@ class Finding:
     bytes that are moved needlessly.
     ``accepted``: it fails no test, because the baseline or a marker (with ``reason``) accepts it.
     ``gated``: it is compared with a baseline; else it is advice, which no baseline accepts.
+    ``listed``: reports show it, and not only the JSON report; see `verdict.findings.is_listed`.
     """
 
     rule: str
@@ -343,6 +344,7 @@ class Finding:
     reason: str | None = None
     modules: int | None = None
     gated: bool = True
+    listed: bool = True
 
 
 class Budget(Frozen, frozen=True):
@@ -669,6 +671,7 @@ class Profile(Frozen, frozen=True):
     is compared with the baseline in their place, if any. ``regions`` are the profiles of the test's
     named regions, each entered ``laps`` times. ``own`` are the metrics that the user has defined.
     ``ranks`` are those of each process, by rank or number, if the test has started any.
+    ``findings_in_tests`` are the part of ``found`` in tests' own files, which is not compared.
     """
 
     metrics: Mapping[str, Value]
@@ -685,11 +688,17 @@ class Profile(Frozen, frozen=True):
     laps: int | None = None
     own: Mapping[str, OwnMetric] = struct_field(default_factory=dict)
     ranks: Mapping[str, Mapping[str, Value]] = struct_field(default_factory=dict)
+    findings_in_tests: Mapping[str, int] = struct_field(default_factory=dict)
 
     @property
     def compared(self) -> dict[str, int]:
-        """The part of ``found`` that is compared rule by rule."""
-        return {rule: count for rule, count in self.found.items() if rule not in self.gated}
+        """The part of ``found`` that is compared rule by rule: that of the library under test."""
+        own = self.findings_in_tests
+        return {
+            rule: max(count - own.get(rule, 0), 0)
+            for rule, count in self.found.items()
+            if rule not in self.gated
+        }
 
 
 #: Between the instruction sets of CPUs that have the same numbers.
@@ -707,12 +716,15 @@ class Baseline(Frozen, frozen=True):
     what lies outside of a range only advises.
     ``ranks`` are metrics of each process, by rank or number: they tell which changed the sum.
     ``chip`` is the one that bounds were estimated for. ``detail`` explains the numbers.
+    ``findings_in_tests`` are those in tests' own files, which are not compared: they tell that
+    places need not be looked for.
     """
 
     metrics: Mapping[str, Number] = struct_field(default_factory=dict)
     operators: Mapping[str, Mapping[str, int]] = struct_field(default_factory=dict)
     kernels: Mapping[str, int] = struct_field(default_factory=dict)
     findings: Mapping[str, int] = struct_field(default_factory=dict)
+    findings_in_tests: Mapping[str, int] = struct_field(default_factory=dict)
     times: Mapping[str, Any] = struct_field(default_factory=dict)
     cpu_capability: str | None = None
     regions: Mapping[str, Baseline] = struct_field(default_factory=dict)

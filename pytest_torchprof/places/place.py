@@ -941,9 +941,13 @@ def _sequences(trace: Events) -> list[Ints]:
 
 
 class Roots:
-    """The folder that locations are shown relative to, as spelled and resolved."""
+    """The folder that locations are shown relative to, as spelled and resolved.
 
-    def __init__(self, root: Path) -> None:
+    ``is_test``: whether a file of this name is a test's own.
+    """
+
+    def __init__(self, root: Path, is_test: Callable[[str], bool] = lambda _: False) -> None:
+        self._is_test = is_test
         self._prefixes = {f"{path}{os.sep}" for path in (root, root.resolve())}
         self._shared: dict[str, str] = {}
 
@@ -953,6 +957,10 @@ class Roots:
             if location is not None and location.startswith(prefix):
                 return location[len(prefix) :].replace(os.sep, "/")
         return location
+
+    def are_of_test(self, location: str | None, operators: str | None) -> bool:
+        """Whether it is a line of a test's own file, and not a path of ``operators`` instead."""
+        return location not in (None, operators) and self._is_test(location.rpartition(":")[0])
 
     def shared(self, file: str) -> str:
         """The file as other machines have it, too: below the root, or where it is imported from."""

@@ -585,7 +585,7 @@ def _annotated_findings(report: StoredReport) -> Sequence[tuple[str, dict[str, A
     found: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
     for test in report.document["tests"]:
         for finding in test["findings"]:
-            if finding["accepted"]:
+            if finding["accepted"] or not finding.get("listed", True):
                 continue
             key = finding["rule"], finding["location"] or test["nodeid"], finding["message"]
             known = found.get(key)

@@ -285,7 +285,7 @@ def _behind(
             if counts and (own or not rules or finding.rule in rules):
                 shown[finding] = None
     for finding in profile.findings:
-        if not (finding.accepted or finding.gated or finding.cost_ms == 0):
+        if finding.listed and not (finding.accepted or finding.gated or finding.cost_ms == 0):
             shown |= {finding: None} if finding.location in places else {}
     return shown
 

@@ -278,6 +278,7 @@ class StoredFinding(_Stored, frozen=True):
     modules: int | None = None
     reason: str | None = None
     gated: bool = True
+    listed: bool = True
 
 
 class StoredCause(_Stored, frozen=True):
@@ -330,7 +331,10 @@ class StoredTest(Frozen, frozen=True):
 
 
 class StoredReport(Frozen, frozen=True):
-    """The parts of a report that are read, and ``document``, which has all of it as it is."""
+    """The parts of a report that are read, and ``document``, which has all of it as it is.
+
+    Only the document has findings that are not listed.
+    """
 
     schema: str
     environment: dict[str, Any]
@@ -386,6 +390,9 @@ def of_document(document: Any, path: str, next_step: str = _NEXT) -> StoredRepor
             step = next_step
         raise ReportError(f"{path}: not a report", found, step)
     report = msgspec.convert(document, StoredReport)
+    for test in report.tests:
+        for findings in (test.findings, *(one.findings for one in test.regions.values())):
+            findings[:] = [one for one in findings if one.listed]
     return msgspec.structs.replace(report, document=document)
 
 

@@ -56,10 +56,13 @@ def summary_table(
     sort: str | None,
     top: int,
     width: int,
+    *,
+    every: bool = False,
 ) -> list[str]:
     """Lines of the table, what needs attention first; ``top`` rows, 0 for all.
 
-    Skipped tests have no row. The reasons below it are those of all tests.
+    Skipped tests have no row. The reasons below it are those of all tests. ``every``: with the
+    findings that are not listed.
     """
     known = sorted(records, key=lambda r: _rank(r, sort))
     ordered = [record for record in known if record.outcome != "skipped"]
@@ -70,18 +73,19 @@ def summary_table(
         *(c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)),
         *own[:_MOST_OWN],
     ]
-    findings = any(r.findings for r in shown)
     rows: list[tuple[str, Record | RegionRecord]] = []
     for record in shown:
         rows.append((record.nodeid, record))
         rows += [(name, region) for name, region in record.regions.items()]
+    found = [_findings(r, every=every) for _, r in rows]
+    findings = any(found)
     cells = [
         [
             _status(r) if isinstance(r, Record) else "",
             *(_cell(r, c) for c in columns),
-            *([_findings(r)] if findings else []),
+            *([text] if findings else []),
         ]
-        for _, r in rows
+        for (_, r), text in zip(rows, found, strict=True)
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
     columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
@@ -188,18 +192,24 @@ def _spread(verdict: Verdict | None) -> float | None:
     return None if sample is None else sample.spread
 
 
-def _findings(record: Record | RegionRecord) -> str:
+def unlisted(records: Sequence[Record]) -> list[str]:
+    """A line on the findings that are not listed."""
+    count = sum(not (one.listed or one.accepted) for r in records for one in r.findings)
+    text = f"{plural(count, 'more finding')} in tests' own files or under 1 ms: -v"
+    return [text] if count else []
+
+
+def _findings(record: Record | RegionRecord, *, every: bool) -> str:
     """``host-sync ×3!, gc-pause ×1 (advice), 2 accepted``: unaccepted findings by name, marked if
-    they fail the test or are advice.
+    they fail the test or are advice; only those that are listed, unless ``every`` one is asked for.
     """
-    counts: Counter[str] = Counter()
-    advice = {finding.rule for finding in record.findings if not finding.gated}
+    counts: Counter[tuple[str, bool]] = Counter()
     accepted = 0
     for finding in record.findings:
         if finding.accepted:
             accepted += finding.count
-        else:
-            counts[finding.rule] += finding.count
+        elif every or finding.listed:
+            counts[finding.rule, finding.gated] += finding.count
     whole = record.metrics.get("findings")
     total = _MARKS.get(whole.status, "") if whole is not None else ""
     by_rule: dict[str, str] = {}
@@ -210,11 +220,10 @@ def _findings(record: Record | RegionRecord) -> str:
     # A budget counts findings that the baseline accepts too, and advice.
     over = whole is not None and whole.status == "over_budget"
 
-    def mark(rule: str) -> str:
-        advises = rule in advice and not over
-        return by_rule.get(rule) or (" (advice)" if advises else total)
+    def mark(rule: str, gated: bool) -> str:
+        return by_rule.get(rule) or (total if gated or over else " (advice)")
 
-    parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
+    parts = [f"{rule} ×{n}{mark(rule, gated)}" for (rule, gated), n in counts.items()]
     accepted_text = f"{accepted} accepted{total if over else ''}"
     return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 

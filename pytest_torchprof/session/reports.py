@@ -52,6 +52,7 @@ from pytest_torchprof.render.summary import (
     session_totals,
     summary_table,
     unchecked_rules,
+    unlisted,
 )
 from pytest_torchprof.rules.registry import CODES
 from pytest_torchprof.session.verdicts import (
@@ -624,9 +625,10 @@ def summarize(
         for line in cause_lines(records):
             write(line, red=not s.accept)
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
-        for line in summary_table(records, s.columns, s.sort, s.top, width):
+        every = verbosity > 0
+        for line in summary_table(records, s.columns, s.sort, s.top, width, every=every):
             write(line)
-        for line in unchecked_rules(records) if verbosity > 0 else ():
+        for line in unchecked_rules(records) if every else unlisted(records):
             write(line)
     for rule, line in raised_rules(records).items():
         if rule not in CODES:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.outcomes import Failed
+from _pytest.pathlib import fnmatch_ex
 from msgspec.structs import replace
 from pytest import StashKey  # noqa: PT013 - the name alone is needed
 
@@ -37,6 +38,7 @@ from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.trace.names import named_regions
+from pytest_torchprof.verdict.findings import counted_in_tests, wants_places, worth_locating
 from pytest_torchprof.verdict.judgement import (
     Terms,
     Verdicts,
@@ -268,6 +270,12 @@ _SUBJECT = pytest.StashKey["Subject"]()
 _MISMATCH = pytest.StashKey[BaseException]()
 
 
+def _is_test_file(config: pytest.Config, file: str) -> bool:
+    """Whether pytest would collect it, or it configures tests; relative names are from the root."""
+    patterns = [*config.getini("python_files"), "conftest.py"]
+    return any(fnmatch_ex(pattern, config.rootpath / file) for pattern in patterns)
+
+
 class Judge:
     """Judges the tests of a session: reads each baseline file once, and keeps traces.
 
@@ -287,7 +295,7 @@ class Judge:
     ) -> None:
         self._config, self._settings = config, settings
         self._baseline_of, self._is_shared, self._gone = baseline_of, is_shared, gone
-        self._roots = Roots(config.rootpath)
+        self._roots = Roots(config.rootpath, partial(_is_test_file, config))
         self._compared: Verdicts | None = None
         self._terms = Terms(
             settings.time, settings.strict, settings.accept, is_worker, settings.tolerances
@@ -453,8 +461,14 @@ class Judge:
             record = _record(subject, verdict, None)
             message = short_message(verdict.failures)
             return Outcome(replace(record, has_baseline=known, message=message))
-        compared, self._compared = self._compare(subject, result), None
         measured, findings, faults = _located(result)
+        in_tests = None
+        if measured.located is not None:
+            in_tests = {
+                name: counted_in_tests(found, measured, self._roots)
+                for name, found in findings.items()
+            }
+        compared, self._compared = self._compare(subject, result, in_tests), None
         gatherer.faults += faults
         verdict = judged(measured, compared, findings, self._roots, self._terms)
         if verdict.status == "new" and not self._settings.accept:
@@ -486,32 +500,36 @@ class Judge:
         return Outcome(replace(record, message=message), offer)
 
     def _wants_lines(self, subject: Subject, measured: Measured) -> bool:
-        """Whether lines are worth a run: there is an unaccepted finding or a failure.
+        """Whether lines are worth a run: there is a failure, or an unaccepted finding to list.
 
-        While accepting, where the accepted numbers change. Not where nothing shows them: findings
-        that do not fail the test have their lines in the JSON report only. But always where a
-        marker allows some by place.
+        While accepting, where the accepted numbers change. Of findings that are not listed, only
+        the JSON report has lines. But always where a marker allows some by place.
         """
         if measured.mismatch is not None:
             return False
-        if measured.allowances:
-            from pytest_torchprof.verdict.findings import wants_places
-
-            if wants_places(measured):
-                return True
+        if measured.allowances and wants_places(measured):
+            return True
         try:
             compared = self._compare(subject, measured)
         except BaselineError:
             return False
         if self._settings.accept:
             return compared.changes
-        return compared.has_places and (self._settings.json is not None or compared.fails)
+        if not compared.has_places or compared.fails or self._settings.json is not None:
+            return compared.has_places
+        assert compared.profile is not None  # noqa: S101 - it was measured
+        return worth_locating(measured, compared.profile, compared.baseline)
 
-    def _compare(self, subject: Subject, measured: Measured) -> Verdicts:
-        """Computed once per trace and what is recorded beside it."""
-        if self._compared is None or not self._compared.holds_for(measured):
+    def _compare(
+        self,
+        subject: Subject,
+        measured: Measured,
+        in_tests: Mapping[str | None, Mapping[str, int]] | None = None,
+    ) -> Verdicts:
+        """Computed once per trace and what is recorded beside it, and again with places."""
+        if in_tests is not None or not (self._compared and self._compared.holds_for(measured)):
             baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
-            self._compared = compared(measured, baseline, self._terms)
+            self._compared = compared(measured, baseline, self._terms, in_tests)
         return self._compared
 
     def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:

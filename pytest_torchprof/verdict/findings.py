@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -11,13 +12,13 @@ from msgspec.structs import replace as struct_replace
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.core.values import MissingValue
+from pytest_torchprof.core.values import Baseline, MissingValue
 from pytest_torchprof.places.place import PATH_SEPARATOR, by_operator
 from pytest_torchprof.rules.check import lacking
 from pytest_torchprof.verdict.compare import new_findings
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.values import Baseline, Budget, Finding, Profile, Value
+    from pytest_torchprof.core.values import Budget, Finding, Profile, Value
     from pytest_torchprof.places.place import Roots
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
@@ -89,25 +90,120 @@ def placed(
     baseline: Baseline | None,
     roots: Roots,
     *,
+    time_ms: float | None,
     accept: bool,
 ) -> tuple[Finding, ...]:
-    """The findings with readable places; those that do not fail the test count as accepted."""
-    more, allowed = new_findings(profile, baseline), measured.allowed
+    """The findings with readable places; those that do not fail the test count as accepted.
+
+    One in a test's own file only advises, unless a budget counts it. ``time_ms`` is the test's.
+    """
+    more, allowed, asked = new_findings(profile, baseline), measured.allowed, _asked(measured)
+    memory = {rule.code for rule in measured.rules if rule.memory}
 
     def placed_one(finding: Finding) -> Finding:
-        reason, here = allowed.get(finding.rule), None
+        rule, reason, here = finding.rule, allowed.get(finding.rule), None
         if measured.allowances:
             here = allowance_of(finding, measured.allowances)
+        in_test = rule not in asked and roots.are_of_test(finding.location, finding.path)
+        gated = finding.gated and (not in_test or rule in profile.gated)
+        forgiven = reason is not None or here is not None
+        accepted = forgiven or (gated and (accept or rule not in more))
+        fails = gated and not accepted and baseline is not None
+        worth = is_listed(finding, None if rule in memory else time_ms, in_test=in_test)
         return replace(
             finding,
             location=roots.relative(finding.location),
-            accepted=reason is not None
-            or here is not None
-            or (finding.gated and (accept or finding.rule not in more)),
+            accepted=accepted,
             reason=reason if here is None else here.reason,
+            gated=gated,
+            listed=worth or fails or rule in asked,
         )
 
     return tuple(map(placed_one, findings))
+
+
+# ---- Whose code a finding is about. What a test's own file does is no finding about the library
+# under test, unless a marker asks. Places are only known after a run that looks for them.
+
+#: What saves less than both is told only by ``-v`` and in the JSON report.
+_LEAST_MS, _LEAST_SHARE = 1.0, 0.01
+
+
+def is_listed(finding: Finding, time_ms: float | None, *, in_test: bool) -> bool:
+    """Whether reports show it: it is about the library, and what it saves matters, or is unknown.
+
+    ``time_ms`` is that of the whole test, None if it is unknown.
+    """
+    least_ms = 0.0 if time_ms is None else min(_LEAST_MS, time_ms * _LEAST_SHARE)
+    return not in_test and (finding.cost_ms is None or finding.cost_ms >= least_ms)
+
+
+def _asked(measured: Measured) -> set[str]:
+    """The rules whose findings a budget counts, wherever they are."""
+    return {
+        rule.code
+        for rule in measured.rules
+        for budget in measured.budgets
+        if budget.metric == rule.gated_by
+        or (budget.metric == "findings" and (not budget.rules or rule.code in budget.rules))
+    }
+
+
+def time_of(profile: Profile) -> float | None:
+    """The test's time in ms, None if it was not measured."""
+    value = profile.metrics.get("wall_ms")
+    return None if isinstance(value, MissingValue) else value
+
+
+def worth_locating(measured: Measured, profile: Profile, baseline: Baseline | None) -> bool:
+    """Whether a finding that is not accepted will be listed if it is not in a test's own file."""
+    more, time_ms = new_findings(profile, baseline), time_of(profile)
+    return any(
+        finding.rule in more and is_listed(finding, time_ms, in_test=False)
+        for checked in (measured.checked, *(one.checked for one in measured.processes))
+        for finding in checked.findings(by_operator)
+    )
+
+
+def counted_in_tests(
+    findings: Iterable[Finding], measured: Measured, roots: Roots
+) -> dict[str, int]:
+    """By rule, how many of the findings, which have places, are not about the library."""
+    asked, counts = _asked(measured), Counter[str]()
+    for one in findings:
+        in_test = one.rule not in asked and roots.are_of_test(one.location, one.path)
+        if in_test and allowance_of(one, measured.allowances) is None:
+            counts[one.rule] += one.count
+    return dict(counts)
+
+
+def with_findings_in_tests(
+    profile: Profile,
+    measured: Measured,
+    baseline: Baseline | None,
+    counted: Mapping[str | None, Mapping[str, int]] | None,
+) -> Profile:
+    """The profile that tells findings in tests' own files; ``counted`` are those of each part.
+
+    Where it is None, as places are unknown, and of rules that a budget counts wherever they match,
+    they are those beyond the accepted ones of the library, but no more than accepted.
+    """
+    asked = _asked(measured)
+
+    def told(name: str | None, part: Profile, accepted: Baseline | None) -> Profile:
+        before = accepted or Baseline()
+        own = {
+            rule: max(min(part.found.get(rule, 0) - before.findings.get(rule, 0), number), 0)
+            for rule, number in before.findings_in_tests.items()
+            if counted is None or rule in asked
+        }
+        return struct_replace(part, findings_in_tests={**(counted or {}).get(name, {}), **own})
+
+    regions = {
+        name: told(name, part, baseline and baseline.regions.get(name))
+        for name, part in profile.regions.items()
+    }
+    return struct_replace(told(None, profile, baseline), regions=regions)
 
 
 def offered(measured: Measured, profile: Profile, baseline: Baseline | None) -> dict[str, int]:

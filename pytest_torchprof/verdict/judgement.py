@@ -43,7 +43,12 @@ from pytest_torchprof.verdict.compare import (
     told_slow,
     unstable,
 )
-from pytest_torchprof.verdict.findings import offered, placed
+from pytest_torchprof.verdict.findings import (
+    offered,
+    placed,
+    time_of,
+    with_findings_in_tests,
+)
 from pytest_torchprof.verdict.own import metric_of, of_lost_regions, rounded, row_of, with_own
 from pytest_torchprof.verdict.profile import profile_of, stored_numbers, stored_operators
 
@@ -292,8 +297,16 @@ class Verdicts(Frozen, frozen=True):
         return bool(self.failures) and all(one.only_strict for one in self.failures)
 
 
-def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Verdicts:
-    """Compare each metric and each budget with the accepted values."""
+def compared(
+    measured: Measured,
+    baseline: Baseline | None,
+    terms: Terms,
+    in_tests: Mapping[str | None, Mapping[str, int]] | None = None,
+) -> Verdicts:
+    """Compare each metric and each budget with the accepted values.
+
+    ``in_tests`` counts the findings in tests' own files, of the test (None) and of each region.
+    """
     policy = _policy(measured, baseline, terms)
     if measured.processes or any(one.each for one in measured.budgets):
         from pytest_torchprof.verdict.profile import of_all
@@ -301,6 +314,7 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Ver
         measured, profile = of_all(measured)
     else:
         profile = profile_of(measured)
+    profile = with_findings_in_tests(profile, measured, baseline, in_tests)
     baseline = advising(baseline, strict=terms.strict)
     verdicts = compare(profile, baseline, measured.budgets, policy)
     regions = compare_regions(profile, baseline, policy)
@@ -382,11 +396,11 @@ def judged(
     """
     baseline, verdicts, compared_profile = found.baseline, found.all, found.profile
     assert compared_profile is not None  # noqa: S101 - it was measured
+    time_ms = time_of(compared_profile)
 
     def shown(name: str | None, own: Profile, accepted: Baseline | None) -> Profile:
-        located = placed(
-            findings.get(name, ()), measured, own, accepted, roots, accept=terms.accept
-        )
+        found, accept = findings.get(name, ()), terms.accept
+        located = placed(found, measured, own, accepted, roots, time_ms=time_ms, accept=accept)
         return replace(own, findings=located)
 
     regions = {
@@ -414,7 +428,11 @@ def judged(
     quiet = not (terms.contended or measured.busy)
     again, run = None, reseeded(measured)
     if run is not None:
-        again = profile_of(run)
+        # Its findings have no places; the library's are those beyond the ones in tests.
+        counted: dict[str | None, Mapping[str, int]] = {None: compared_profile.findings_in_tests}
+        for name, part in compared_profile.regions.items():
+            counted[name] = part.findings_in_tests
+        again = with_findings_in_tests(profile_of(run), run, None, counted)
         # Its modules are not marked, without which a rule may find something else.
         again = replace(again, found={}) if run.checked.wants_module_calls else again
     reasons = (
@@ -538,6 +556,7 @@ def _accepts(
     return replace(
         _numbers(profile, found.whole, found.baseline),
         findings=offered(measured, profile, found.baseline),
+        findings_in_tests=_stored_in_tests(profile),
         times=times,
         cpu_capability=cpu,
         unstable=ranges_of(profile, again, found.baseline, found.policy.tolerances),
@@ -551,6 +570,7 @@ def _accepts(
                     region, found.regions[name], found.baseline and found.baseline.regions.get(name)
                 ),
                 findings={rule: n for rule, n in sorted(region.compared.items()) if n},
+                findings_in_tests=_stored_in_tests(region),
                 laps=region.laps,
                 times=_own_times(region),
                 unstable=ranges_of(
@@ -564,6 +584,11 @@ def _accepts(
             if not all(isinstance(value, MissingValue) for value in region.metrics.values())
         },
     )
+
+
+def _stored_in_tests(profile: Profile) -> dict[str, int]:
+    kept = (rule for rule in profile.compared if profile.findings_in_tests.get(rule))
+    return {rule: profile.findings_in_tests[rule] for rule in kept}
 
 
 def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline | None) -> Baseline:

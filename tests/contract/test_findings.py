@@ -27,13 +27,18 @@ def pytest_torchprof_rules():
     return [slow_add]
 """
 ADDS = """
+def adds(x):
+    for _ in range({times}):
+        x + 1
+"""
+OF_ADDS = """
 import torch
+from lib import adds
 
 def test_adds(torchprof):
-    x = torch.ones(4)
+    x = torch.ones(1_000_000)  # else what is added is too little to be listed
     with torchprof("loop"):
-        for _ in range({times}):
-            x + 1
+        adds(x)
 """
 
 
@@ -42,9 +47,9 @@ def test_advice_that_no_baseline_has_is_told_and_never_called_accepted(
 ) -> None:
     """In the failure that it explains, in the table, and in each report; and once accepted, too."""
     pytester.makeconftest(ADVISES)
-    pytester.makepyfile(test_adds=ADDS.format(times=1))
+    pytester.makepyfile(test_adds=OF_ADDS, lib=ADDS.format(times=1))
     pytester.runpytest("--accept").assert_outcomes(passed=1)
-    pytester.makepyfile(test_adds=ADDS.format(times=3))
+    pytester.makepyfile(lib=ADDS.format(times=3))
     pytester.makeini("[pytest]\ntorchprof_ci = github")
     files = [f"--torchprof-{kind}=r.{kind}" for kind in ("json", "html", "markdown")]
     said = pytester.runpytest("--torchprof", *files).stdout.str()
@@ -52,14 +57,14 @@ def test_advice_that_no_baseline_has_is_told_and_never_called_accepted(
         (pytester.path / one.partition("=")[2]).read_text() for one in files
     )
     assert "  slow-add ×3 (advice)" in said
-    assert "test_adds.py:7 (3×): An addition." in said
+    assert "lib.py:3 (3×): An addition." in said
     assert "fix: add less" in said
     assert "slow-add ×3 (advice)\n" in said
     assert "3 accepted" not in said
     assert "· advice" in html
     assert "<td>advice: An addition." in html
     assert "advice: An addition." in markdown
-    assert "::notice file=test_adds.py,line=7,title=torchprof%3A slow-add (advice)::" in said
+    assert "::notice file=lib.py,line=3,title=torchprof%3A slow-add (advice)::" in said
     (test,) = json.loads(json_text)["tests"]
     assert test["status"] == "regressed"
     region = test["regions"]["loop"]
@@ -84,7 +89,7 @@ def test_a_loop_over_a_loader_without_workers_is_advice_however_short(
         f"{decorated}def test_one():\n    for batch in DataLoader([1.0, 2.0, 3.0], batch_size=2):\n"
         "        batch + 1\n"
     )
-    done = pytester.runpytest("--torchprof", "--torchprof-json=r.json")
+    done = pytester.runpytest("--torchprof", "--torchprof-json=r.json", "-v")
     done.assert_outcomes(passed=1 - failed, failed=failed)
     done.stdout.fnmatch_lines([f"*sync-dataloader ×3{'!' if failed else ' (advice)'}"])
     (test,) = json.loads((pytester.path / "r.json").read_text())["tests"]

@@ -47,11 +47,11 @@ def _loaded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def rules() -> Iterator[None]:
+def rules() -> Iterator[dict[str, Rule]]:
     """One rule, which matches each multiplication."""
     with replaced_rules() as known:
         known[MUL] = Rule(MUL, multiplications, "add", "aten::mul$")
-        yield
+        yield known
 
 
 def places(ran: Ran, test: str = "test_it") -> dict[str | None, str | None]:
@@ -667,10 +667,15 @@ def test_the_reason_for_missing_lines_is_in_the_message(pytester: pytest.Pyteste
     assert any(line.startswith(message) for line in lines), lines
 
 
-@pytest.mark.parametrize("report", [False, True])
-def test_what_fails_no_test_is_located_only_for_a_report(
-    pytester: pytest.Pytester, report: bool
+@pytest.mark.parametrize(("report", "cost_ns"), [(False, 0), (True, 0), (False, -1)])
+def test_what_fails_no_test_and_is_a_trifle_is_located_only_for_a_report(
+    pytester: pytest.Pytester, rules: dict[str, Rule], report: bool, cost_ns: int
 ) -> None:
+    def find(trace: Events) -> Matches:
+        rows = selected_operators(trace, "aten::mul")
+        return Matches(rows, "it multiplies", cost_ns=np.full(len(rows), cost_ns))
+
+    rules[MUL] = Rule(MUL, find, "add", "aten::mul$")
     pytester.makepyfile(
         test_it="""
         import pytest, torch
@@ -692,7 +697,7 @@ def test_what_fails_no_test_is_located_only_for_a_report(
     args = ["--torchprof", *(["--torchprof-json=r.json"] if report else [])]
     pytester.runpytest_inprocess(*args, *NO_OTHER_PLUGINS).assert_outcomes(passed=1, failed=1)
     counted = Counter((pytester.path / "calls").read_text("utf-8").split())
-    assert counted == {"new": 3 + report, "forbidden": 4}
+    assert counted == {"new": 3 + (report or cost_ns < 0), "forbidden": 4}
 
 
 def test_a_call_that_fails_while_locating_returns_what_the_one_before_did(

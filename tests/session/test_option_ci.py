@@ -121,15 +121,16 @@ def test_a_finding_that_is_a_cause_is_annotated_once(
     body = """
         import torch
 
-        def test_rows():
+        def rows():
             x = torch.ones(32, 8)
             torch.stack([{} for i in range(32)])
     """
-    pytester.makepyfile(test_it=body.format("x[0] * 2"))
+    test = "import lib\n\ndef test_rows():\n    lib.rows()\n"
+    pytester.makepyfile(lib=body.format("x[0] * 2"), test_it=test)
     run(pytester, "--accept")
-    pytester.makepyfile(test_it=body.format("x[i] * 2"))
+    pytester.makepyfile(lib=body.format("x[i] * 2"))
     (found,) = annotated(run(pytester, "--torchprof").out)
-    assert found.startswith("::error file=test_it.py,line=5,title=torchprof%3A test_rows::")
+    assert found.startswith("::error file=lib.py,line=5,title=torchprof%3A test_rows::")
     assert "for-loop-indexing" in found
     assert ". Fix: " in found
 

@@ -40,13 +40,12 @@ def generate(text: str, *, slow: bool = True) -> str:
     """A page with its generated parts updated; without ``slow``, those that run commands stay."""
     blocks = {name: body for _, name, body, _ in _BLOCK.findall(text)}
     example = blocks.get("example", "").rstrip()
-    code = example.removeprefix("```python\n").removesuffix("```")
     makers: dict[str, Callable[[], str]] = {
         **doc_tables.MAKERS,
         **doc_outputs.MAKERS,
         **doc_retold.MAKERS,
         "example": lambda: example,
-        "transcript": lambda: transcript(code),
+        "transcript": lambda: transcript(example),
     }
     with tempfile.TemporaryDirectory() as folder:
 

@@ -124,7 +124,7 @@ def test_findings_have_the_fields_that_are_promised(say: Say, trace: Path) -> No
     document = linted(say, trace)
     fields = (
         "rule count message location fix accepted cost_ms bytes path module reason modules gated"
-        " page share"
+        " listed page share"
     )
     assert "torchprof-lint/1" == document["schema"]
     assert {tuple(fields.split())} == {tuple(row) for row in document["findings"]}

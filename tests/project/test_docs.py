@@ -124,8 +124,8 @@ def test_examples_run(page: Path, pytester: pytest.Pytester) -> None:
 
 @here
 def test_examples_of_the_readme_run(pytester: pytest.Pytester) -> None:
-    """The first one is run for what is shown of it, see `doc_sessions.transcript`."""
-    for number, code in enumerate(list(blocks(README, "python"))[1:]):
+    """The first two are run for what is shown of them, see `doc_sessions.transcript`."""
+    for number, code in enumerate(list(blocks(README, "python"))[2:]):
         imports = "import pytest\nimport torch\nfrom torch import nn\n\n"
         (pytester.path / f"test_{number}.py").write_text(imports + code, "utf-8")
     assert {"passed": 3} == run(pytester, "--torchprof").outcomes

@@ -65,10 +65,8 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
     alike = (more[1:] > 0) & (more[1:] == more[:-1]) & (layers[1:] == 0) & (layers[:-1] == 0)
     edges = np.flatnonzero(np.diff(alike, prepend=False, append=False))
     runs = [(a, b + 2) for a, b in zip(edges[::2], edges[1::2], strict=True) if b + 2 - a >= steps]
-    if not runs:
-        return NO_MATCHES
-    if trace.tensors is None:
-        return NONE_SO_FAR
+    if not runs or trace.tensors is None:
+        return NONE_SO_FAR if runs else NO_MATCHES
     event, span, cost, messages = [], [], [], []
     for first, stop in runs:
         own = bounds[first : stop + 1]
@@ -81,12 +79,8 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
         cost.append(int(trace.dur[rows].sum()))
         messages.append(f"each of {stop - first} steps takes {more[first]} operators more")
     begin, end = np.array(span, np.int64).reshape(-1, 2).T
-    return Matches(
-        begun_by(trace, np.array(event, np.int64)),
-        messages,
-        cost_ns=np.array(cost, np.int64),
-        span_ns=(begin, end),
-    )
+    rows, cost_ns = np.array(event, np.int64), np.array(cost, np.int64)
+    return Matches(begun_by(trace, rows), messages, cost_ns=cost_ns, span_ns=(begin, end))
 
 
 def _bounds(trace: Events, steps: float) -> Ints:

@@ -86,6 +86,8 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     ```
     """
     found: list[tuple[Ints, Ints, int]] = []
+    if not len(operators_named(trace, _ACCUMULATE)):
+        return NO_MATCHES
     for early, late, again in _again(trace):
         if len(again) < nodes or not trace.selection[late[0]]:
             continue

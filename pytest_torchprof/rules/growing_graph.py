@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
-_NONE: Final = np.zeros(0, np.int64)
-
 
 @rule(
     "growing-graph",
     memory=True,
-    fix="look for what each step adds: a hook that is registered again, a list that is walked from "
-    "its start, a graph that is not detached",
+    fix="register hooks once, keep running sums, and detach what one step hands to the next",
     triggers=rf"{OPTIMIZER_STEP.pattern}|{LAYER.pattern}",
     steps=Threshold(5, "1", "fewer may grow by chance, or while something is warmed up"),
 )
@@ -34,25 +31,21 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
 
     ## What it does
 
-    Counts stretches of `steps` (5) steps or more that call the same layers equally often, and of
-    which each calls the same further operators as the one before it did: to compute again what was
-    computed in the step, or to read what is older than the step before. Steps are those of an
-    optimizer, or else each run of the first layer. The place is a line in the last step that does
-    so. Only live tests are checked.
-
-    Not counted: steps that differ in another way, as on data of different lengths, or that run
-    layers more often.
+    Counts stretches of `steps` (5) steps or more that call as many layers, and the same operators
+    more each: to compute again what the step has computed, or to read what is older than the step
+    before. Steps are an optimizer's, or else runs of the first layer. The place is such a line in
+    the last step. Only live tests are checked. Steps that differ otherwise are not counted, as on
+    data of different lengths.
 
     ## Why it is slow
 
-    The first steps are as fast as ever, and the last ones take most of the time: in all it grows
-    with the square of the number of steps. The cost is the time of the further operators.
+    The time of all steps grows with the square of their number. The cost is the time of the further
+    operators.
 
     ## Example
 
     ```python
     for x, y in loader:
-        model.register_forward_hook(log)
         losses.append(step(x, y))
         print(sum(losses) / len(losses))
     ```
@@ -60,50 +53,34 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
     ## Use instead
 
     ```python
-    model.register_forward_hook(log)
-    for x, y in loader:
+    for number, (x, y) in enumerate(loader, 1):
         total += step(x, y)
-        print(total / (number := number + 1))
+        print(total / number)
     ```
     """
     bounds = _bounds(trace, steps)
     operators = np.flatnonzero(trace.selection & (trace.kind == OPERATOR))
-    step = np.searchsorted(bounds, operators, side="right") - 1
-    operators, step = (one[(step >= 0) & (step < len(bounds) - 1)] for one in (operators, step))
-    grows = np.diff(np.bincount(step, minlength=len(bounds) - 1)) > 0 if len(bounds) else _NONE
-    if np.count_nonzero(grows) < steps - 1:
-        return NO_MATCHES
-    counts = np.zeros((len(grows) + 1, len(trace.names)), np.int64)
-    np.add.at(counts, (step, trace.name[operators]), 1)
-    more = np.diff(counts, axis=0)
-    layers = np.bincount(
-        np.searchsorted(bounds, outermost_named(trace, LAYER), side="right"),
-        minlength=len(bounds) + 1,
-    )[1:-1]
-    alike = grows[1:] & grows[:-1] & (more[1:] == more[:-1]).all(axis=1)
-    alike &= (layers[2:] == layers[1:-1]) & (layers[1:-1] == layers[:-2])
-    edges = np.flatnonzero(np.diff(alike.astype(np.int8), prepend=0, append=0))
+    more = np.diff(_count(bounds, operators))
+    layers = np.diff(_count(bounds, outermost_named(trace, LAYER)))
+    alike = (more[1:] > 0) & (more[1:] == more[:-1]) & (layers[1:] == 0) & (layers[:-1] == 0)
+    edges = np.flatnonzero(np.diff(alike, prepend=False, append=False))
     runs = [(a, b + 2) for a, b in zip(edges[::2], edges[1::2], strict=True) if b + 2 - a >= steps]
-    if runs and trace.tensors is None:
-        return NONE_SO_FAR
+    if not runs or trace.tensors is None:
+        return NONE_SO_FAR if runs else NO_MATCHES
     event, span, cost, messages = [], [], [], []
     for first, stop in runs:
-        rows, of = _further(trace, bounds[first : stop + 1], more[first])
-        size = np.bincount(of, minlength=stop - first)
+        own = bounds[first : stop + 1]
+        rows = _further(trace, own, operators)
+        size = _count(own, rows)
         if not size[-1] or (np.diff(size)[2:] <= 0).any():  # nothing is that old in the first ones
             continue
-        event.append(int(rows[of == stop - first - 1][0]))
-        span.append((trace.ts[bounds[first]], trace.ts[bounds[stop]]))
+        event.append(int(rows[rows >= own[-2]][0]))
+        span.append(trace.ts[own[[0, -1]]])
         cost.append(int(trace.dur[rows].sum()))
-        n = more[first].sum()
-        messages.append(f"each of {stop - first} steps takes {n} operators more than the last one")
+        messages.append(f"each of {stop - first} steps takes {more[first]} operators more")
     begin, end = np.array(span, np.int64).reshape(-1, 2).T
-    return Matches(
-        begun_by(trace, np.array(event, np.int64)),
-        messages,
-        cost_ns=np.array(cost, np.int64),
-        span_ns=(begin, end),
-    )
+    rows, cost_ns = np.array(event, np.int64), np.array(cost, np.int64)
+    return Matches(begun_by(trace, rows), messages, cost_ns=cost_ns, span_ns=(begin, end))
 
 
 def _bounds(trace: Events, steps: float) -> Ints:
@@ -119,23 +96,32 @@ def _bounds(trace: Events, steps: float) -> Ints:
     return layers[[not own.isdisjoint(owns[0]) for own in owns]]
 
 
-def _further(trace: Events, bounds: Ints, more: Ints) -> tuple[Ints, Ints]:
-    """What reads something older than the step before, or computes again what was computed in its
-    step, and its step; of the operators of which there are ``more`` in each step, by name.
+def _count(bounds: Ints, rows: Ints) -> Ints:
+    """How many of these events are in each step."""
+    return np.diff(np.searchsorted(rows, bounds))
+
+
+def _further(trace: Events, bounds: Ints, operators: Ints) -> Ints:
+    """What reads something older than the step before, or computes again what its step computed,
+    if each step has as many more operators of its name, and of each other name.
     """
-    graph, steps = dataflow(trace), len(bounds) - 1
-    step = np.searchsorted(bounds, graph.event, side="right") - 1
+    begin, end = np.searchsorted(operators, bounds[[0, -1]])
+    step = np.searchsorted(bounds, operators[begin:end], side="right") - 1
+    counts = np.zeros((len(bounds) - 1, len(trace.names)), np.int64)
+    np.add.at(counts, (step, trace.name[operators[begin:end]]), 1)
+    more = np.diff(counts, axis=0)
+    if (more != more[0]).any():
+        return operators[:0]
+    graph = dataflow(trace)
+    step = np.searchsorted(bounds, graph.event, side="right")
     writer = graph.writer[graph.reads.value]
     old = (writer >= 0) & (step[writer] < step[graph.reads.node] - 1)
     calls = np.sort(forward_calls(trace))
     calls = calls[(calls >= bounds[0]) & (calls < bounds[-1])]
-    key = graph.again(calls) * steps + np.searchsorted(bounds, calls, side="right") - 1
-    _, first = np.unique(key, return_index=True)
+    known = graph.again(calls)
+    key = known * len(bounds) + np.searchsorted(bounds, calls, side="right")
     again = np.ones(len(calls), bool)
-    again[first] = False
-    again &= key >= 0
-    rows = np.concatenate([graph.event[graph.reads.node[old]], calls[again]])
-    rows = nesting.distinct(rows[more[trace.name[rows]] > 0])
-    of = np.searchsorted(bounds, rows, side="right") - 1
-    inside = (of >= 0) & (of < steps)
-    return rows[inside], of[inside]
+    again[np.unique(key, return_index=True)[1]] = False
+    rows = np.concatenate([graph.event[graph.reads.node[old]], calls[again & (known >= 0)]])
+    rows = nesting.distinct(rows[(rows >= bounds[0]) & (rows < bounds[-1])])
+    return rows[more[0][trace.name[rows]] > 0]

@@ -229,6 +229,64 @@ def losses_of_micro_batches_for_one_backward():
     return block
 
 
+# -------------------------------------------------------------------- train-mode-inference
+
+
+def predicting(model):
+    """Classes of each batch."""
+    data = batches(4)
+
+    @torch.inference_mode()
+    def predict():
+        return [model(x).argmax(1) for x, _ in data]  # <- here
+
+    return predict
+
+
+@ON_GPU.positive("train-mode-inference")
+def a_prediction_with_dropout():
+    return predicting(nn.Sequential(perceptron(), nn.Dropout(0.1)))
+
+
+@ON_GPU.near_miss("train-mode-inference")
+def a_prediction_without_dropout():
+    return predicting(nn.Sequential(perceptron(), nn.Dropout(0.1)).eval())
+
+
+# -------------------------------------------------------------------- growing-graph
+
+
+def logged(log, steps=8):
+    """Steps of training, each of whose losses is logged."""
+    model, data = perceptron(), batches(steps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fit():
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+            log(losses)
+
+    return fit
+
+
+@ON_GPU.positive("growing-graph")
+def losses_that_are_summed_up_again():
+    def log(losses):
+        return sum(losses)  # <- here
+
+    return logged(log)
+
+
+@ON_GPU.near_miss("growing-graph")
+def the_last_loss_alone():
+    return logged(lambda losses: losses[-1] * 2)
+
+
 # -------------------------------------------------------------------- graph-break and recompile
 
 

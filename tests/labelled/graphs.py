@@ -199,6 +199,11 @@ def two_calls_with_a_lower_threshold():
     return lambda: [model(batch) for _ in range(2)]  # <- here
 
 
+@EXAMPLES.near_miss("missing-no-grad")
+def two_calls():
+    return two_calls_with_a_lower_threshold()
+
+
 @EXAMPLES.positive("missing-no-grad")
 def one_call_that_keeps_much():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 1, 3))

@@ -124,11 +124,11 @@ def one_bias_in_a_network(blocks):
     return lambda: model(batch).square().mean().backward()  # <- here
 
 
-@EXAMPLES.positive("conv-bias-batchnorm")
+@EXAMPLES.positive("conv-bias-batchnorm", cpu_share=0.01)
 def a_bias_that_matters_beside_the_other_layers():
     return one_bias_in_a_network(6)
 
 
-@EXAMPLES.near_miss("conv-bias-batchnorm")
+@EXAMPLES.near_miss("conv-bias-batchnorm", cpu_share=0.01)
 def a_bias_that_is_a_trifle_beside_the_other_layers():
     return one_bias_in_a_network(14)

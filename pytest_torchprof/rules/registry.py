@@ -113,6 +113,8 @@ CODES = (
     "all-logits",
     "backward-twice",
     "accumulated-graph",
+    "recomputed",
+    "unused-result",
 )
 
 _FILES = {

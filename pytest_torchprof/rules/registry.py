@@ -115,6 +115,8 @@ CODES = (
     "accumulated-graph",
     "train-mode-inference",
     "growing-graph",
+    "recomputed",
+    "unused-result",
 )
 
 _FILES = {

@@ -395,6 +395,17 @@ def dataflow(trace: Events) -> Dataflow:
     return found
 
 
+def made_bytes(graph: Dataflow) -> Ints:
+    """The bytes that each node of the graph allocates and keeps; 0 without memory events."""
+    trace, event, memory = graph.trace, graph.event, graph.trace.memory
+    made = np.zeros(len(trace) + 1, np.int64)
+    if len(memory.event):
+        around = nesting.nearest(marked(trace, event), trace.parent, trace.enclosing(memory.event))
+        np.add.at(made, around, memory.bytes)
+    found: Ints = made[event]
+    return found
+
+
 # ---- The nodes.
 
 

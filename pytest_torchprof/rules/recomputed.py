@@ -1,0 +1,193 @@
+"""recomputed: the same is computed from the same tensors, again and again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import alike
+from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, operators_named
+from pytest_torchprof.trace.tree import marked, outermost, step_of
+from pytest_torchprof.work.dataflow import ACCUMULATE, dataflow, made_bytes
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.work.dataflow import Dataflow, Reads, Writes
+
+#: What other rules are about: copies of one tensor, and what makes a tensor of numbers.
+_NO_WORK: Final = Names(r"aten::(copy_|clone|fill_|zero_|arange|eye|full|ones|zeros)$")
+#: Operators that do not compute the same each time.
+_RANDOM: Final = Names(
+    r"aten::\w*(rand|normal_|uniform|bernoulli|dropout|exponential|multinomial|poisson)\w*$"
+)
+
+
+@rule(
+    "recomputed",
+    fix="compute it once, before the loop or in __init__ (register_buffer), and pass it on; for "
+    "parametrizations, torch.nn.utils.parametrize.cached()",
+    needs="live",
+    repeats=Threshold(4, "1", "of one computation in one step; fewer are often not worth a name"),
+    operators=Threshold(3, "1", "in a computation; fewer only matter if what they make is large"),
+    bytes=Threshold(1 << 20, "B", "made again; less takes no longer than the calls"),
+)
+def recomputed(
+    trace: Events,
+    *,
+    repeats: float,
+    operators: float,
+    bytes: float,  # noqa: A002 - as users set it
+) -> Matches:
+    """The same is computed from the same tensors, again and again.
+
+    ## What it does
+
+    Counts computations that run `repeats` (4) times or more in one step on the same contents of the
+    same tensors, with the same arguments, and whose results something new takes each time. They
+    count if they have `operators` (3) or more, or make `bytes` (1 MiB) again. Only a live test
+    identifies tensors. Not counted: random numbers, copies and casts, which have rules of their
+    own; what backward passes compute, so also checkpoints; a whole model that is called again.
+
+    ## Why it is slow
+
+    All repetitions but the first one compute what is already known.
+
+    ## Example
+
+    ```python
+    for layer in layers:
+        angles = torch.outer(positions, frequencies)
+        x = layer(x, angles.cos(), angles.sin())
+    ```
+
+    ## Use instead
+
+    ```python
+    angles = torch.outer(positions, frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    for layer in layers:
+        x = layer(x, cos, sin)
+    ```
+    """
+    guess = dataflow(replace(trace.whole, tensors=None))
+    found = _computations(trace, guess, repeats, operators, bytes)
+    if trace.tensors is None or not found:  # else it would not always be asked who is who
+        return NONE_SO_FAR if found and trace.could_know_tensors else NO_MATCHES
+    graph = dataflow(trace)
+    found = _computations(trace, graph, repeats, operators, bytes)
+    if not found:
+        return NO_MATCHES
+    events = [graph.event[one.nodes] for one in found]
+    names = [trace.names[trace.name[rows[0]]] for rows in events]
+    ns = trace.dur + (trace.once(launched_ns) if trace.has(*DEVICE_KINDS) else 0)
+    first, last = (np.array([rows[at] for rows in events]) for at in (0, -1))
+    return Matches(
+        first,
+        [
+            f"{name} and what follows compute the same {one.times} times"
+            for name, one in zip(names, found, strict=True)
+        ],
+        cost_ns=np.array(
+            [
+                int(ns[rows].sum() * (1 - 1 / one.times))
+                for rows, one in zip(events, found, strict=True)
+            ]
+        ),
+        span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+        wants_tensors=True,
+    )
+
+
+class _Computation(NamedTuple):
+    """Nodes that compute the same so many times, the first one of those that do work first."""
+
+    nodes: list[int]
+    times: int
+
+
+def _computations(
+    trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
+) -> list[_Computation]:
+    """What is computed again, and taken by something new each time."""
+    kinds = alike(trace.name[graph.event], trace.args[graph.event])[0]
+    if not len(graph) or np.bincount(kinds).max() < repeats:
+        return []
+    first, reads, varies = _first_alike(trace, graph, kinds.tolist())
+    times = Counter(first)
+    call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, graph.event).tolist()
+    rare = {call[node] for node, one in enumerate(first) if one < 0 or times[one] < repeats}
+    # What an operator computes within it cannot be kept for the next call.
+    owner = {one: one for node, one in enumerate(first) if one == node and call[node] not in rare}
+    used = defaultdict[int, set[int]](set)
+    for node, values in enumerate(reads):
+        writers = {value: int(graph.writer[value]) for value in values}
+        known = {one: first[by] for one, by in writers.items() if by >= 0 and first[by] in owner}
+        if node in owner:
+            merged = {owner[one] for one in (node, *known.values())}
+            if len(merged) > 1:
+                owner |= {one: min(merged) for one, root in owner.items() if root in merged}
+        elif first[node] not in owner and not (
+            graph.backward[node] or varies.issuperset({*values} - {*known})
+        ):  # something new takes it
+            for value, one in known.items():
+                used[one].add(writers[value])
+    made, out = made_bytes(graph), list[_Computation]()
+    idle = are_named(trace, graph.event, _NO_WORK)
+    for root in sorted({*owner.values()}):
+        mine = [node for node, one in owner.items() if one == root]
+        work = [node for node in mine if not idle[node]]
+        again = sum(made[node] * (times[node] - 1) for node in mine)
+        enough = len(work) >= operators or again >= least_bytes
+        # Inputs that look alike do not look new.
+        taken = not graph.exact or max(len(used[node]) for node in mine) >= repeats
+        if work and enough and taken:
+            every = [node for node, one in enumerate(first) if owner.get(one) == root]
+            out.append(_Computation([node for node in every if node >= work[0]], times[work[0]]))
+    return out
+
+
+def _grouped(graph: Dataflow, columns: Reads | Writes) -> list[list[int]]:
+    """The values that each node reads, or writes."""
+    bounds = columns.node.searchsorted(np.arange(len(graph) + 1)).tolist()
+    values = columns.value.tolist()
+    return [values[low:high] for low, high in pairwise(bounds)]
+
+
+def _first_alike(
+    trace: Events, graph: Dataflow, kinds: list[int]
+) -> tuple[list[int], list[list[int]], set[int]]:
+    """For each node the first one of its step that computes the same, -1 for one that is not pure;
+    what each one reads; and the values that depend on random numbers.
+    """
+    reads, writes = _grouped(graph, graph.reads), _grouped(graph, graph.writes)
+    stored = np.sort(trace.ts[operators_named(trace, ACCUMULATE)])
+    era = stored.searchsorted(trace.ts[graph.event]) + step_of(trace, graph.event)
+    random = are_named(trace, graph.event, _RANDOM)
+    pure = trace.selection[graph.event] & ~random & ~graph.backward
+    parts = graph.parts(graph.event) if graph.exact else [()] * len(graph)
+    taken = (trace.taken(graph.event) if graph.exact else None) or [()] * len(graph)
+    order = defaultdict[int, dict[int, int]](dict)
+    same, varies, out = dict[int, int](), set[int](), list[int]()
+    seen = dict[object, int]()
+    for node, values in enumerate(reads):
+        numbers = [
+            n for one in taken[node] for n in (one if isinstance(one, tuple) else (one,)) if n >= 0
+        ]
+        # Which part of its tensor each one is, in the order in which parts are taken.
+        local = [
+            order[n].setdefault(p, len(order[n]))
+            for n, p in zip(numbers, parts[node], strict=False)
+        ]
+        key = kinds[node], int(era[node]), *(same.get(v, v) for v in values), None, *local
+        out.append(seen.setdefault(key, node) if pure[node] else -1)
+        same.update(zip(writes[node], writes[out[node]] if pure[node] else (), strict=False))
+        if random[node] or not varies.isdisjoint(values):
+            varies.update(writes[node])
+    return out, reads, varies

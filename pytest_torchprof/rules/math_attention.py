@@ -15,11 +15,13 @@ from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Kind, selected_operators
+from pytest_torchprof.trace.tree import forward_of
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
@@ -148,3 +150,13 @@ def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     return f"{SHORT[dtype]} attention in its math form: {listed}" + (
         f", with {' and '.join(why)}" if why else ""
     )
+
+
+def in_math_attention(trace: Events, events: Ints) -> Bools:
+    """Products in the math form of attention, forward and backward: other rules leave them out."""
+    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
+    found = np.zeros(len(events), bool)
+    if len(events) and attention.any():
+        for rows in (events, forward_of(trace, events)):
+            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
+    return found

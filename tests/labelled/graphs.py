@@ -127,7 +127,7 @@ def pairs(n, width=3, classes=2):
     return [(torch.rand(5, width), torch.rand(5, classes)) for _ in range(n)]
 
 
-@EXAMPLES.positive("missing-no-grad")
+@EXAMPLES.near_miss("missing-no-grad")
 def a_preview_between_two_steps():
     runner, batches, probe = Runner(network()), pairs(2), torch.rand(1, 3)
 
@@ -136,7 +136,7 @@ def a_preview_between_two_steps():
         for number, (x, y) in enumerate(batches):
             runner.training_step(x, y)
             if number == 1:
-                previews.append(runner.model(probe).clamp(0, 1))  # <- here
+                previews.append(runner.model(probe).clamp(0, 1))
         return previews
 
     return epoch
@@ -219,8 +219,8 @@ def two_looks_with_a_lower_threshold():
 
 
 @EXAMPLES.near_miss("missing-no-grad", share=0.5)
-def a_preview_with_a_higher_threshold():
-    return a_preview_between_two_steps()
+def two_looks_with_a_higher_threshold():
+    return two_looks_with_a_lower_threshold()
 
 
 @EXAMPLES.positive("missing-no-grad", bytes=1 << 20)

@@ -36,7 +36,7 @@ def _actions():
     return _fit(lambda: policy(seen).argmax(1))  # <- here
 
 
-@EXAMPLES.near_miss("missing-no-grad", cpu_share=0.01)
+@EXAMPLES.near_miss("missing-no-grad", cpu_share=0.1)
 def an_action_after_each_long_update():
     return _actions()
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.rules.evidence.calls import LAYER, called, sizes
+from pytest_torchprof.rules.calls import LAYER, PRODUCT, sizes
+from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Names, are_named, selected_operators
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
-#: Products of any matrices, not only a layer's.
-_PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
 #: Operators that compute nothing: casts, copies, views, parts, comparisons.
 _IDLE: Final = Names(
     r"aten::(to|_to_copy|copy_|type_as|lift_fresh\w*|detach_?|alias|view\w*|reshape\w*|expand\w*"
@@ -40,6 +39,7 @@ _EXACT: Final = Names(
     r"|trapezoid|cumulative_trapezoid|m?v?lgamma_?|digamma_?|polygamma|igammac?_?|erfinv_?"
     r"|special_\w+)$"
 )
+_DIFFERENCE: Final = Names(r"aten::(sub_?|subtract_?|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
 #: Operators that make a tensor of a given dtype.
 _MAKERS: Final = Names(
@@ -103,7 +103,9 @@ def float64(trace: Events, *, elements: float) -> Matches:
         work = [call for call in work if call.row >= mixed[0].row]
     elif not _makes_doubles(trace, rows):
         casts = [call.row for call in large if call.to == _FLOAT32]
-        work = mixed = [call for call in work if casts and call.row < casts[-1]]
+        work = [call for call in work if casts and call.row < casts[-1]]
+        last = np.array([call.row for call in work[-1:]], np.int64)
+        mixed = [] if are_named(trace, last, _DIFFERENCE).any() else work
     if not mixed:
         return NO_MATCHES
     shown, rows = (np.array([call.row for call in some], np.int64) for some in (mixed, work))
@@ -157,7 +159,7 @@ def _target(concrete: bytes) -> str:
 def _is_fp32(trace: Events) -> bool:
     """Whether layers run in float32, and none in float64."""
     rows = selected_operators(trace, LAYER)
-    product = are_named(trace, rows, _PRODUCT).tolist()
+    product = are_named(trace, rows, PRODUCT).tolist()
     types = [(decode_list(args.types) or [""])[0] for args in trace.operands(rows)]
     doubles = [kind == "double" and not any_ for kind, any_ in zip(types, product, strict=True)]
     return "float" in types and not any(doubles)

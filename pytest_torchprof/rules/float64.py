@@ -10,10 +10,10 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.calls import LAYER, PRODUCT, sizes
-from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Names, are_named, selected_operators
+from pytest_torchprof.trace.tree import called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

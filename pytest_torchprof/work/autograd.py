@@ -27,9 +27,9 @@ from pytest_torchprof.trace.tree import are_engine_steps, calls, compiled, outer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 #: A function compiled by torch.compile, recorded as an operator around what it calls.
 _REGION: Final = Names(r"Torch-Compiled Region")

@@ -34,13 +34,11 @@ _LARGEST_HEAD: Final = 256
 
 def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
-    kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
-    for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
-        if not chip_of(trace, device).is_known and not trace.once(runs_fused, device):
-            return because(
-                "attention_on_unknown_chip",
-                "attention in its math form: the trace does not say which device it ran on",
-            )
+    if is_unknown(trace, selected_operators(trace, MATH_ATTENTION)):
+        return because(
+            "attention_on_unknown_chip",
+            "attention in its math form: the trace does not say which device it ran on",
+        )
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
 
@@ -124,6 +122,13 @@ def has_fused(trace: Events, device: int, dtype: str) -> bool:
     if chip.fuses_attention(dtype):
         return True
     return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
+
+
+def is_unknown(trace: Events, calls: Ints) -> bool:
+    """Whether one of these calls ran on a device of which the trace does not say what it fuses."""
+    kernel, _ = launched_in(trace, calls)
+    devices = nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist()
+    return any(not (chip_of(trace, d).is_known or trace.once(runs_fused, d)) for d in devices)
 
 
 def runs_fused(trace: Events, device: int) -> bool:

@@ -9,16 +9,19 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import Product, device_products
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.manual_attention import in_manual_attention
+from pytest_torchprof.rules.manual_attention import by_hand, manual_attention
 from pytest_torchprof.rules.math_attention import in_math_attention
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import LAUNCHES
+from pytest_torchprof.trace.tree import forward_of, marked
 from pytest_torchprof.work.kernels import VECTOR_KERNEL, is_main, precision
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time, or less.
 _WHOLE_LOADS: Final = late(r"align8(?!\d)|ldg8(?!\d)")
@@ -93,7 +96,7 @@ def unaligned_matmul(
     matched &= certain | products.any_kernel(trace, _NARROW_LOADS.search)
     found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
     found = found[~in_math_attention(trace, products.event[found])]
-    found = found[~in_manual_attention(trace, products.event[found], attention)]
+    found = found[~_in_manual_attention(trace, products.event[found], attention)]
     messages = [
         f"{name} {_listed(product, named or names, multiple)}" if product else ""
         for (name, product), names, named in zip(products.distinct, odd, harmful, strict=True)
@@ -127,3 +130,11 @@ def _listed(product: Product, odd: list[str], multiple: float) -> str:
     sizes = ", ".join(f"{name}={product.sizes[name]}" for name in odd)
     are = "are not multiples" if len(odd) > 1 else "is not a multiple"
     return f"in {SHORT.get(product.types[0])}: {sizes} {are} of {multiple:g}"
+
+
+def _in_manual_attention(trace: Events, events: Ints, least_bytes: float) -> Bools:
+    """Products of attention that `manual-attention` counts, forward and backward."""
+    found = by_hand(trace, least_bytes, manual_attention.thresholds["length"].default)
+    mine = marked(trace, np.array([row for one in found for row in one.rows[[0, -1]]], np.int64))
+    forward = nesting.nearest(mine, trace.parent, forward_of(trace, events))
+    return (nesting.nearest(mine, trace.parent, events) >= 0) | (forward >= 0)

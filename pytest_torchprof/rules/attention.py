@@ -11,7 +11,7 @@ from pytest_torchprof.rules.calls import shapes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Names, are_named
-from pytest_torchprof.trace.tree import called, engine_steps, forward_of, marked
+from pytest_torchprof.trace.tree import are_outermost, called, engine_steps, forward_of, marked
 from pytest_torchprof.work.dataflow import dataflow
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
@@ -59,7 +59,7 @@ def _attentions(trace: Events) -> list[Attention]:
     graph, found = dataflow(trace), list[Attention]()
     outer = marked(trace, np.flatnonzero(called(trace)))
     steps = engine_steps(trace)
-    steps = steps[trace.selection[steps]]
+    steps = steps[trace.selection[steps] & are_outermost(trace, steps)]
     forward = nesting.nearest(outer, trace.parent, forward_of(trace, steps))
     nodes = graph.event[~graph.backward & trace.selection[graph.event]]
     nodes = nodes[are_named(trace, nodes, SOFTMAX)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,7 +33,7 @@ from pytest_torchprof.work.autograd import flat
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _STEP: Final = Names(r"Optimizer\.step#")
@@ -103,30 +102,26 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
     # A stored trace is a part of what ran: a backward pass may follow.
     ends = trace.region is not None and len(puts) > 0
     last = int(puts.max()) if ends else len(trace)
-    call = _zero_grad_of(trace, fills)
-    found = {one: fills[call == one] for one in distinct(call[call >= 0]).tolist()}
     sets = sets[[_is_zero(args) for args in trace.operands(sets)]]
+    call = _zero_grad_of(trace, fills)
     rest = np.sort(np.concatenate([fills[call < 0], sets]))
     rest = rest[are_free(trace, rest) & (rest < last)]
     adds = selected_operators(trace, "aten::add_", "aten::add")
     adds = adds[marked(trace, puts)[trace.parent[adds]]]
-    by_hand = _by_hand(trace, rest, puts, adds) if len(puts) else {}
-    nothing = NO_MATCHES if by_hand is not None else NONE_SO_FAR
-    mine = {one: rows for one, (rows, _) in (by_hand or {}).items()}
-    if sum(number for _, number in (by_hand or {}).values()) < gradients:
-        mine = {}
-    found = {one: rows for one, rows in sorted((found | mine).items()) if rows[0] < last}
+    mine = _by_hand(trace, rest, puts, adds, gradients)
+    found = {one: fills[call == one] for one in distinct(call[call >= 0]).tolist()} | (mine or {})
+    found = {one: found[one] for one in sorted(found) if found[one][0] < last}
     if not found or is_trifle(trace, sum(map(len, found.values())), cpu_share):
-        return nothing
+        return NONE_SO_FAR if mine is None else NO_MATCHES
     parts = [_with_adds(trace, rows, adds) for rows in found.values()]
     time = [around(trace, rows) for rows in parts]
     return Matches(
         np.array([*found], np.int64),
-        [_SAID if one in mine else _CALLED for one in found],
+        [_SAID if one in (mine or {}) else _CALLED for one in found],
         cost_ns=np.array([_took_ns(trace, rows) for rows in parts], np.int64),
         span_ns=(np.array([a.min() for a, _ in time]), np.array([b.max() for _, b in time])),
-        fix=[_BY_HAND if one in mine else _NONE for one in found],
-        wants_tensors=by_hand is None,
+        fix=[_BY_HAND if one in (mine or {}) else _NONE for one in found],
+        wants_tensors=mine is None,
     )
 
 
@@ -136,63 +131,38 @@ def _zero_grad_of(trace: Events, fills: Ints) -> Ints:
     """
     above = trace.parent[fills]
     call = np.where(are_named(trace, above, _ZERO_GRAD), above, -1)
-    frame = frames_around(trace, _ZERO_GRAD_FRAME, fills)
-    for one in distinct(frame[(frame >= 0) & (call < 0)]).tolist():
-        call[(frame == one) & (call < 0)] = fills[(frame == one) & (call < 0)][0]
+    frame = np.where(call < 0, frames_around(trace, _ZERO_GRAD_FRAME, fills), -1)
+    for one in distinct(frame[frame >= 0]).tolist():
+        call[frame == one] = fills[frame == one][0]
     return call
 
 
 def _by_hand(
-    trace: Events, rows: Ints, puts: Ints, adds: Ints
-) -> dict[int, tuple[Ints, int]] | None:
-    """Of these operators those that fill gradients, and how many, by the first one after each
-    backward pass; None if only a capture that identifies tensors can tell.
+    trace: Events, rows: Ints, puts: Ints, adds: Ints, least: float
+) -> dict[int, Ints] | None:
+    """Those of these operators that fill gradients, by the first one after each backward pass; none
+    if they are fewer gradients. None if only a capture that identifies tensors can tell.
     """
-    stores = np.concatenate([puts, adds])
-    shapes = [_shapes(args) for args in trace.operands(stores)]
-    possible = {"", *(one for some in shapes for one in some[:1])}
-    every = [_shapes(args) or [""] for args in trace.operands(rows)]
-    fits = [not possible.isdisjoint(some) for some in every]
-    rows, every = rows[fits], [*compress(every, fits)]
+    known = {one for args in trace.operands(puts) for one in _shapes(args)}
+    rows = rows[[not known.isdisjoint(_shapes(args) or known) for args in trace.operands(rows)]]
     if not len(rows):
         return {}
-    stored, taken = trace.taken(stores), trace.taken(rows)
+    stored, taken = trace.taken(np.concatenate([puts, adds])), trace.taken(rows)
     if stored is None or taken is None:
         return None
-    known: dict[int, set[str]] = {}
-    for arguments, some in zip(stored, shapes, strict=True):
-        for number, shape in zip(flat([arguments[:1]]), some, strict=False):
-            known.setdefault(number, set()).add(shape)
-    found: dict[int, tuple[Ints, int]] = {}
-    passes = dict[int, int]()
-    leaves = _leaves_parameters(trace, rows, puts).tolist()
-    after = puts.searchsorted(rows).tolist()
-    for row, arguments, some, left, place in zip(
-        rows.tolist(), taken, every, leaves, after, strict=True
-    ):
-        numbers = flat([arguments[:1]])
-        sizes = some if len(some) == len(numbers) else [""] * len(numbers)
-        filled = {
-            n
-            for n, shape in zip(numbers, sizes, strict=True)
-            if n in known and (not shape or shape in known[n])
-        }
-        if filled and not left:
-            first = passes.setdefault(place, row)
-            before, count = found.get(first, (rows[:0], 0))
-            found[first] = np.append(before, row), count + len(filled)
-    return found
-
-
-def _leaves_parameters(trace: Events, rows: Ints, puts: Ints) -> Bools:
-    """Which of these are after a backward pass, and before the optimizer's step."""
+    gradients = {number for one in stored for number in flat([one[:1]])}
+    filled = np.array([len(gradients.intersection(flat([one[:1]]))) for one in taken])
+    # Between a backward pass and the optimizer's step, they leave parameters as they are.
     steps, none = np.sort(marks_named(trace, _STEP)), len(trace)
-    last, next_ = (
-        [np.r_[-1, some, none][some.searchsorted(rows) + more] for some in (puts, steps)]
-        for more in (0, 1)
+    (put, next_put), (step, next_step) = (
+        [np.r_[-1, some, none][some.searchsorted(rows) + more] for more in (0, 1)]
+        for some in (puts, steps)
     )
-    left: Bools = (next_[1] < next_[0]) & (last[0] > last[1])
-    return left
+    chosen = (filled > 0) & ~((next_step < next_put) & (put > step))
+    if filled[chosen].sum() < least:
+        return {}
+    rows, put = rows[chosen], put[chosen]
+    return {int(rows[put == one][0]): rows[put == one] for one in distinct(put).tolist()}
 
 
 def _with_adds(trace: Events, fills: Ints, adds: Ints) -> Ints:
@@ -211,13 +181,11 @@ def _took_ns(trace: Events, rows: Ints) -> int:
 def _shapes(args: OpArgs) -> list[str]:
     """The shapes of what an operator fills or stores, one or those of a list; none if unknown."""
     first = decode_list(args.dims)[:1]
-    is_list = bool(first and first[0]) and isinstance(first[0][0], list)
-    return [str(one) for one in (first[0] if is_list else first)]
+    listed = decode_list(args.types)[:1] == ["TensorList"]
+    return [str(one) for one in (first[0] if first and listed else first)]
 
 
 def _is_zero(args: OpArgs) -> bool:
-    """Whether a call fills a tensor with 0. torch omits the number that it fills a gradient with,
-    which is nothing else.
-    """
-    value = str((decode_list(args.concrete)[1:2] or [""])[0])
+    """Whether a call fills with 0, or with a number that torch omits, as for a gradient."""
+    value = str([*decode_list(args.concrete), "", ""][1])
     return not value or _ZERO.match(value) is not None

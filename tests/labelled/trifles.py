@@ -77,7 +77,7 @@ def _zeroed():
     return _fit(step)
 
 
-@EXAMPLES.near_miss("grad-not-none", cpu_share=0.01)
+@EXAMPLES.near_miss("grad-not-none", cpu_share=0.1)
 def two_small_gradients_beside_a_long_step():
     return _zeroed()
 

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import compress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.attribution import launched_at
+from pytest_torchprof.analysis.attribution import attribute, followed, launched_at
 from pytest_torchprof.analysis.device_time import spans_of
+from pytest_torchprof.analysis.estimates import repeats
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.missing import blind_kernels
-from pytest_torchprof.rules.evidence.attention import POINTWISE_KERNEL, pointwise_chains
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import Kind
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.arguments import alike, decode_list
+from pytest_torchprof.trace.names import Kind, Names, are_named
+from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
+from pytest_torchprof.work.dataflow import dataflow
+from pytest_torchprof.work.operands import ELEMENT_BYTES, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.core.unknown import Reason
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
+#: torch's own elementwise kernels, on CUDA and ROCm.
+_KERNEL: Final = late(r"(?!.*index_elementwise_kernel).*(elementwise_kernel|fused_dropout_kernel)")
+_OTHERS: Final = Names(
+    r"Optimizer\.|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction"
+)
+#: A dropout and the sum after it, as around each layer of a transformer, are no chain.
+_DROPOUT: Final = Names(r"aten::native_dropout(_backward)?$")
+_ADDS: Final = Names(r"aten::add_?$")
 _COMPILE: Final = "torch.compile this function or module: it makes one kernel of the chain"
 #: Operators of a chain, in any order and beside others, and what does the same in one kernel.
 _FUSED: Final = (
@@ -40,7 +57,7 @@ _FUSED_PAIRS: Final = (
 
 def _unseen(trace: Events) -> Reason | None:
     """Elementwise kernels that graphs launched: their shapes are unknown."""
-    return blind_kernels(trace, POINTWISE_KERNEL.search)
+    return blind_kernels(trace, _KERNEL.match)
 
 
 @rule(
@@ -86,65 +103,128 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
 
     ```python
     def activation(x):
-        return torch.nn.functional.gelu(x, approximate="tanh")
-    ```
-
-    Or, for any such function:
-
-    ```python
-    activation = torch.compile(activation)
+        return torch.nn.functional.gelu(x, approximate="tanh")  # or torch.compile(activation)
     ```
     """
     span = sum(end - begin for begin, end in spans_of(trace).values())
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
-    kernels &= trace.names_where(POINTWISE_KERNEL.search)
+    kernels &= trace.names_where(_KERNEL.match)
     if trace.dur[kernels].sum() < share * span:
         return NO_MATCHES
-    chains = pointwise_chains(trace, bytes)
-    if not len(chains.kernel):
+    chains = _chains(trace, bytes)
+    costs = [_cost_ns(trace, one) for one in chains]
+    if sum(costs) < max(share * span, 1):
         return NO_MATCHES
-    cost = _costs_ns(trace, chains.kernel, chains.chain, chains.saved, chains.bytes)
-    if cost.sum() < max(share * span, 1):
-        return NO_MATCHES
-    starts = np.flatnonzero(np.diff(chains.chain, prepend=-1))
-    stops = np.append(starts[1:], len(chains.chain))
-    names = [trace.names[n].removeprefix("aten::") for n in trace.name[chains.call].tolist()]
-    messages, fixes = list[str](), list[str]()
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        mine = names[start:stop]
-        largest = start + int(np.argmax(chains.saved[start:stop]))
-        shape = list(chains.shape[largest] or ())
-        messages.append(f"{stop - start} kernels ({', '.join(mine)}) pass on {shape}")
-        fixes.append(_fix(mine))
-    launched = launched_at(trace, chains.kernel)
+    names = [[trace.names[n][6:] for n in trace.name[one.call].tolist()] for one in chains]
+    launched = [launched_at(trace, one.kernel) for one in chains]
     return Matches(
-        chains.call[starts],
-        messages,
-        cost_ns=cost,
-        bytes=np.add.reduceat(chains.saved, starts),
-        fix=fixes,
-        span_ns=(launched[starts], launched[stops - 1] + 1),
+        np.array([one.call[0] for one in chains], np.int64),
+        [
+            f"{len(some)} kernels ({', '.join(some)}) pass on {[*one.shape]}"
+            for one, some in zip(chains, names, strict=True)
+        ],
+        cost_ns=np.array(costs, np.int64),
+        bytes=np.array([one.saved.sum() for one in chains], np.int64),
+        fix=[_fix(some) for some in names],
+        span_ns=(
+            np.array([when[0] for when in launched], np.int64),
+            np.array([when[-1] + 1 for when in launched], np.int64),
+        ),
         wants_tensors=True,
     )
 
 
-def _costs_ns(trace: Events, kernel: Ints, chain: Ints, saved: Ints, moved: Ints) -> Ints:
-    """What a fused kernel would save of each chain, in ns: see the rule's page."""
-    time = trace.dur[kernel]
-    total = np.bincount(chain, time)
-    longest = np.zeros(len(total), np.int64)
-    np.maximum.at(longest, chain, time)
-    less = np.bincount(chain, saved)
+class _Chain(NamedTuple):
+    """Kernels and their operators in order, and the bytes that each moves, -1 if unknown.
+
+    ``saved`` are the bytes that each passes on to the next one, written and read, or only read if
+    others need them, too; ``shape`` is that of the largest.
+    """
+
+    kernel: Ints
+    call: Ints
+    moved: Ints
+    saved: Ints
+    shape: tuple[int, ...]
+
+
+def _chains(trace: Events, least_bytes: float) -> list[_Chain]:
+    """Kernels that follow on each other on a stream, of which each reads what the one before wrote,
+    of so many bytes at least.
+    """
+    work, graph = attribute(trace), dataflow(trace)
+    order = np.lexsort((trace.ts[work.event], trace.thread[work.event]))
+    event, call, moved = work.event[order], work.call[order], work.bytes[order]
+    node, size, reads = graph.node_of(call), len(graph), graph.reads
+    at = _pairs(trace, event, call)
+    at = at[(node[at] >= 0) & (node[at + 1] >= 0)]
+    at = at[followed(trace, event[at]).delays]
+    # What the second operator of a pair reads of what the first one wrote.
+    pairs = dict(zip((node[at] * size + node[at + 1]).tolist(), at.tolist(), strict=True))
+    edges = graph.writer[reads.value] * size + reads.node
+    rows = np.flatnonzero(among(edges, [*pairs]))
+    read = {pairs[edge]: row for edge, row in zip(edges[rows].tolist(), rows.tolist(), strict=True)}
+    at = np.array(sorted(read), np.int64)
+    row = np.array([read[one] for one in at.tolist()], np.int64)
+    passed = [*map(_tensor, trace.operands(graph.event[reads.node[row]]), reads.argument[row])]
+    fine = np.array([one.bytes >= max(least_bytes, 1) for one in passed], bool)
+    if not graph.exact:  # rather the same on one tensor after the other
+        kind, _, _ = alike(trace.name[call], trace.args[call])
+        fine &= kind[at] != kind[at + 1]
+        fine[fine] = ~repeats(at[fine], kind[at[fine]], kind[at[fine] + 1])
+    at, row, passed = at[fine], row[fine], [*compress(passed, fine)]
+    times = [2 - (len(graph.readers_of(value)) > 1) for value in reads.value[row, None]]
+    saved = np.array([one.bytes for one in passed], np.int64) * np.array(times, np.int64)
+    found = list[_Chain]()
+    for some in (
+        np.split(np.arange(len(at)), np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else []
+    ):
+        mine = slice(at[some[0]], at[some[-1]] + 2)
+        shape = passed[some[np.argmax(saved[some])]].shape
+        found.append(_Chain(event[mine], call[mine], moved[mine], np.append(saved[some], 0), shape))
+    return found
+
+
+def _tensor(args: OpArgs, at: int) -> Tensor:
+    """The tensor at this position of a call."""
+    shape, dtype = decode_list(args.dims)[at], decode_list(args.types)[at]
+    return Tensor(sizes(shape) or (), dtype if dtype in ELEMENT_BYTES else "bool")
+
+
+def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
+    """Positions of elementwise kernels that, with the next one on their stream, may be of a chain;
+    the next one may be a reduction.
+    """
+    a, b, first, second = event[:-1], event[1:], call[:-1], call[1:]
+    pointwise = trace.is_kind(Kind.KERNEL) & trace.names_where(_KERNEL.match)
+    writes, reduces = map(trace.names_where, (is_elementwise, REDUCTIONS.__contains__))
+    fine = (first >= 0) & (second >= 0) & (first != second) & (trace.thread[a] == trace.thread[b])
+    fine &= trace.thread[first] == trace.thread[second]
+    fine &= pointwise[a] & writes[first]
+    fine &= (pointwise[b] & writes[second]) | ((trace.kind[b] == Kind.KERNEL) & reduces[second])
+    drops, adds = (are_named(trace, call, one) for one in (_DROPOUT, _ADDS))
+    fine &= ~((drops[:-1] & adds[1:]) | (adds[:-1] & drops[1:]))
+    at = np.flatnonzero(fine)
+    return at[~within_named(trace, call[at], _OTHERS)]
+
+
+def _passed(trace: Events, calls: Ints, arguments: list[int]) -> list[Tensor]:
+    """The tensor at this position of each of these calls."""
+    found = list[Tensor]()
+    for args, at in zip(trace.operands(calls), arguments, strict=True):
+        shape, dtype = decode_list(args.dims)[at], decode_list(args.types)[at]
+        found.append(Tensor(sizes(shape) or (), dtype if dtype in ELEMENT_BYTES else "bool"))
+    return found
+
+
+def _cost_ns(trace: Events, one: _Chain) -> int:
+    """What a fused kernel would save, in ns: see the rule's page."""
+    time, less = trace.dur[one.kernel], int(one.saved.sum())
     # A chain whose bytes are unknown in part moves more than it saves.
-    whole = np.maximum(np.bincount(chain, np.maximum(moved, saved)), 1)
-    cost = np.minimum(total * np.minimum(less / whole, 1), total - longest)
-    for number in distinct(trace.device[kernel]).tolist():
-        device = device_of(trace, number, ())
-        mine = distinct(chain[trace.device[kernel] == number])
-        if device is not None:
-            cost[mine] = np.minimum(cost[mine], less[mine] / device.bandwidth_bytes_per_s * 1e9)
-    out: Ints = cost.astype(np.int64)
-    return out
+    share = less / max(int(np.maximum(one.moved, one.saved).sum()), 1)
+    cost = min(int(time.sum()) * min(share, 1), int(time.sum() - time.max()))
+    device = device_of(trace, int(trace.device[one.kernel[0]]), ())
+    return int(cost if device is None else min(cost, less / device.bandwidth_bytes_per_s * 1e9))
 
 
 def _fix(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.device_time import took_ns
 from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
@@ -97,8 +97,7 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
     if not found:
         return NO_MATCHES
     event = np.array([row for row, *_ in found], np.int64)
-    kernel, launched = launched_in(trace, event)
-    took = np.where(kernel >= 0, launched, trace.dur[event])
+    took = took_ns(trace, event)
     return Matches(
         event,
         [

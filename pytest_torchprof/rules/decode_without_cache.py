@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.device_time import took_ns
 from pytest_torchprof.rules.calls import is_trifle, sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.arguments import decode_list
@@ -19,7 +19,6 @@ from pytest_torchprof.work.dataflow import dataflow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -32,9 +31,7 @@ _LAYER: Final = Names(
 _RECURRENT: Final = Names(r"aten::(lstm|gru|rnn_\w+)$")
 #: Layers without products: they take little time, and are also used for things other than words.
 _LOOKUP: Final = Names(r"aten::(embedding|scaled_dot_product_attention)$")
-_JOINS: Final = Names(
-    r"aten::(cat|concat\w*|[hd]stack|copy_|fill_|index_put_|index_copy_|scatter_)$"
-)
+_JOINS: Final = Names(r"aten::(cat|concat\w*|[hd]stack|copy_|fill_|index_\w+_|scatter_)$")
 #: The most new positions per step.
 _FEW: Final = 8
 
@@ -54,14 +51,12 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
     ## What it does
 
     Counts runs of `repeats` (16) steps or more in which the inputs of most layers grow each time by
-    the same 1 to 8 positions in the sequence dimension, and depend on what the step before
-    computed; in a stored trace, if something is joined (`cat`) or written in between. The place is
-    the line that calls the model in each step. The cost is the share of these layers' time for
-    positions that were computed before.
+    the same 1 to 8 positions, and depend on what the step before computed (in a stored trace, if
+    something is joined or written in between). The place is the line that calls the model. The cost
+    is the share of these layers' time for positions that were computed before.
 
-    Not counted: a window of constant length, a growing batch, steps with a backward pass; and on a
-    CPU, fewer calls than `cpu_share` (0.001) of all that the test makes. Positions in a Python list
-    that each step converts to a tensor are not detected.
+    Not counted: a window of constant length, a growing batch, steps with a backward pass; positions
+    in a Python list; on a CPU, fewer calls than `cpu_share` (0.001) of all that the test makes.
 
     ## Why it is slow
 
@@ -88,27 +83,27 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
     rows = calls(trace)
     rows = rows[trace.selection[rows]]
     layers = rows[are_named(trace, rows, _LAYER)]
-    if len(layers) < repeats:
+    joins = rows[are_named(trace, rows, _JOINS)]
+    if min(len(layers), len(joins) + 1) < repeats:
         return NO_MATCHES
     groups = _groups(trace, layers)
-    runs = sorted(run for group in groups for run in _growing(trace, group, repeats))
+    runs = sorted(run for group in groups for run in _growing(group, repeats))
     found: list[tuple[_Run, Ints, Ints]] = []
     for run in runs:
-        if any(run.thread == x.thread and run.rows[0] <= x.rows[-1] for x, *_ in found):
-            continue
-        joins = _joins(trace, rows, run)
-        if joins is not None and len(growing := _computing(trace, groups, runs, run)):
-            found.append((run, growing, joins))
+        same = [one for one, *_ in found if trace.thread[one.rows[0]] == trace.thread[run.rows[0]]]
+        inside = (joins > run.rows[0]) & (joins < run.rows[-1])
+        between = joins[inside & (trace.thread[joins] == trace.thread[run.rows[0]])]
+        growing = _computing(trace, groups, runs, run)
+        later = not same or run.rows[0] > same[-1].rows[-1]
+        if later and len(growing) and _is_decoding(trace, run, between):
+            found.append((run, growing, between))
     if not found or is_trifle(trace, sum(len(growing) for _, growing, _ in found), cpu_share):
         return NO_MATCHES
     begin, end = zip(*(around(trace, growing) for _, growing, _ in found), strict=True)
+    text = "a model computes {} to {} positions in {} steps, all of them again in each"
     return Matches(
         np.array([run.rows[0] for run, *_ in found], np.int64),
-        [
-            f"a model computes {run.lengths[0]} to {run.lengths[-1]} positions in "
-            f"{len(run.lengths)} steps, all of them again in each"
-            for run, *_ in found
-        ],
+        [text.format(one.lengths[0], one.lengths[-1], len(one.lengths)) for one, *_ in found],
         cost_ns=np.array([_again_ns(trace, run, growing) for run, growing, _ in found], np.int64),
         span_ns=(np.array([*map(np.min, begin)]), np.array([*map(np.max, end)])),
         parts=[growing for _, growing, _ in found],
@@ -128,83 +123,63 @@ class _Run(NamedTuple):
     rows: list[int]
     lengths: list[int]
     calls: list[int]
-    thread: int
 
 
 def _groups(trace: Events, layers: Ints) -> list[_Group]:
-    """Calls of each layer of each thread, told apart by names and weights."""
+    """Calls of each layer of each thread, told apart by names and shapes of weights."""
     found: dict[object, _Group] = defaultdict(list)
     for row, args in zip(layers.tolist(), trace.operands(layers), strict=True):
         name = trace.names[trace.name[row]].removeprefix("aten::")
-        weight, shape = _kind(name, args)
+        weight, at = {"embedding": (0, 1), "addmm": (2, 1)}.get(name, (1, 0))
+        dims = [*decode_list(args.dims), [], [], []]
+        shape, own = sizes(dims[at]) or (), "" if "attention" in name else str(dims[weight])
         if len(shape) > 1:
-            found[int(trace.thread[row]), name, weight, len(shape)].append((row, shape))
+            found[int(trace.thread[row]), name, own, len(shape)].append((row, shape))
     return [*found.values()]
 
 
-def _kind(name: str, args: OpArgs) -> tuple[str, tuple[int, ...]]:
-    """The shapes of a layer's weight, and of its input."""
-    weight, at = {"embedding": (0, 1), "addmm": (2, 1)}.get(name, (1, 0))
-    dims = [*decode_list(args.dims), [], [], []]
-    return "" if "attention" in name else str(dims[weight]), sizes(dims[at]) or ()
-
-
-def _growing(trace: Events, group: _Group, least: float) -> Iterator[_Run]:
+def _growing(group: _Group, least: float) -> Iterator[_Run]:
     """Runs of so many steps at least in which its input grows along one axis, by as much each."""
     firsts = [group[0], *(new for old, new in pairwise(group) if new[1] != old[1])]
-    steps = [_step(old[1], new[1]) for old, new in pairwise(firsts)]
     start = 0
-    for step, same in groupby(steps):
+    more = [tuple(np.subtract(new, old).tolist()) for (_, old), (_, new) in pairwise(firsts)]
+    for step, same in groupby(more):
         stop = start + len([*same])
-        if step is not None and stop + 1 - start >= least:
-            some = firsts[start : stop + 1]
+        # Of a batch of samples, the first axis grows; of sequences, it may be the positions.
+        fine = np.count_nonzero(step) == 1 and 0 < sum(step) <= _FEW
+        if fine and (not step[0] or len(step) == 3) and stop + 1 - start >= least:
+            some, axis = firsts[start : stop + 1], step.index(sum(step))
             mine = [row for row, _ in group if some[0][0] <= row]
-            lengths = [shape[step[0]] for _, shape in some]
-            yield _Run([row for row, _ in some], lengths, mine, int(trace.thread[mine[0]]))
+            yield _Run([row for row, _ in some], [shape[axis] for _, shape in some], mine)
         start = stop
 
 
-def _step(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int] | None:
-    """The axis along which a shape is longer than the previous one, and by how much."""
-    more = [(axis, b - a) for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-    one_axis = len(more) == 1 and 0 < more[0][1] <= _FEW
-    # Of a batch of samples, the first axis grows; of sequences, it may be the positions.
-    return more[0] if one_axis and (more[0][0] or len(new) == 3) else None
-
-
-def _joins(trace: Events, rows: Ints, run: _Run) -> Ints | None:
-    """What extended the input of each step; None if it is not decoding."""
-    first, last = run.rows[0], run.rows[-1]
-    backward = engine_steps(trace)
-    if ((backward > first) & (backward < last)).any():
-        return None
-    joins = rows[are_named(trace, rows, _JOINS) & (trace.thread[rows] == run.thread)]
-    joins = joins[(joins > first) & (joins < last)]
-    graph = dataflow(trace)
+def _is_decoding(trace: Events, run: _Run, joins: Ints) -> bool:
+    """Whether each step depends on the one before, without a backward pass."""
+    graph, steps = dataflow(trace), engine_steps(trace)
+    if ((steps > run.rows[0]) & (steps < run.rows[-1])).any():
+        return False
     if graph.exact:
-        fine = all(graph.depends(new, on=old) for old, new in pairwise(run.rows))
-    else:
-        fine = len({*np.searchsorted(run.rows, joins).tolist()}) >= len(run.rows) - 1
-    return joins if fine else None
+        return all(graph.depends(new, on=old) for old, new in pairwise(run.rows))
+    return len({*np.searchsorted(run.rows, joins).tolist()}) >= len(run.rows) - 1
 
 
 def _computing(trace: Events, groups: list[_Group], runs: list[_Run], run: _Run) -> Ints:
-    """The layers that compute all positions, without the last step, whose end is unknown; none if
-    they are not the model's: half of those that each step calls, with a product, or a recurrent one.
+    """The layers that compute all positions, but for the last step, whose end is unknown. None if
+    they are few: less than half of what each step calls, without a product or a recurrent layer.
     """
     first, last, steps = run.rows[0], run.rows[-1], len(run.rows) - 1
     every = [[row for row, _ in group if first <= row < last] for group in groups]
     regular = sum(len(mine) for mine in every if len(mine) >= steps)
-    grows = {row for one in runs if one.thread == run.thread for row in one.calls}
-    growing = np.array(sorted(row for row in grows if first <= row < last), np.int64)
-    few = 2 * len(growing) < regular and not are_named(trace, growing, _RECURRENT).any()
-    return growing[:0] if few or are_named(trace, growing, _LOOKUP).all() else growing
+    grows = np.array(sorted({row for one in runs for row in one.calls}), np.int64)
+    grows = grows[(grows >= first) & (grows < last) & (trace.thread[grows] == trace.thread[first])]
+    few = 2 * len(grows) < regular and not are_named(trace, grows, _RECURRENT).any()
+    found: Ints = grows[:0] if few or are_named(trace, grows, _LOOKUP).all() else grows
+    return found
 
 
 def _again_ns(trace: Events, run: _Run, growing: Ints) -> int:
     """The time of these layers for positions that were computed before."""
-    kernel, launched = launched_in(trace, growing)
-    took = np.where(kernel >= 0, launched, trace.dur[growing])
     step = np.searchsorted(run.rows, growing, side="right") - 1
     again = np.append(0, np.array(run.lengths[:-1]) / np.array(run.lengths[1:]))
-    return int((took * again[step]).sum())
+    return int((took_ns(trace, growing) * again[step]).sum())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.device_time import took_ns
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.calls import LAYER, PRODUCT, sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
@@ -110,14 +110,16 @@ def float64(trace: Events, *, elements: float) -> Matches:
         return NO_MATCHES
     shown, rows = (np.array([call.row for call in some], np.int64) for some in (mixed, work))
     # Half of the bytes, and of the numbers; what follows a promotion counts toward its cost.
-    first, below = launched_in(trace, rows)
-    took = np.where(first >= 0, below, trace.dur[rows]) // 2
+    took = took_ns(trace, rows) // 2
     at = np.searchsorted(shown, rows, side="right") - 1
+    said = "computes in float64 what is cast to float32 later"
+    if mixed[0].mixes:
+        said = "takes float32 and float64, and computes in float64"
     begin, end = around(trace, shown)
     np.maximum.at(end, at, around(trace, rows)[1])
     return Matches(
         shown,
-        [_message(trace, call) for call in mixed],
+        [f"{trace.names[name]} {said}" for name in trace.name[shown].tolist()],
         cost_ns=np.bincount(at, took, len(shown)).astype(np.int64),
         span_ns=(begin, end),
     )
@@ -142,13 +144,6 @@ def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
             largest = max(math.prod(shape) for _, shape in found)
             mixes = any(kind == "float" for kind, _ in found)
             yield _Call(row, largest, mixes, _target(args.concrete) if casting else "")
-
-
-def _message(trace: Events, call: _Call) -> str:
-    name = trace.names[trace.name[call.row]]
-    if call.mixes:
-        return f"{name} takes float32 and float64, and computes in float64"
-    return f"{name} computes in float64 what is cast to float32 later"
 
 
 def _target(concrete: bytes) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.device_time import took_ns
 from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.calls import is_trifle
 from pytest_torchprof.rules.rule import (
@@ -20,7 +20,6 @@ from pytest_torchprof.rules.rule import (
 )
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import (
-    DEVICE_KINDS,
     Names,
     are_named,
     marks_named,
@@ -28,12 +27,14 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, frames_around, marked
-from pytest_torchprof.work.autograd import flat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _STEP: Final = Names(r"Optimizer\.step#")
@@ -47,18 +48,17 @@ _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = "aten::fill_"
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 
-_NONE: Final = (
-    "call zero_grad() without set_to_none=False, which is the default since torch 2.0: gradients "
-    "then become None"
+#: What is done, and what to do instead: by ``zero_grad``, and by hand.
+_SAID: Final = "zero_grad fills the gradients with zeros", "gradients are filled with zeros"
+_FIX: Final = (
+    "call zero_grad() without set_to_none=False: gradients then become None",
+    "set them to None: parameter.grad = None, or zero_grad()",
 )
-_BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
-_CALLED: Final = "zero_grad fills the gradients with zeros"
-_SAID: Final = "gradients are filled with zeros"
 
 
 @rule(
     "grad-not-none",
-    fix=_NONE,
+    fix=_FIX[0],
     triggers=r"aten::((_foreach_)?zero_|fill_)$",
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
     cpu_share=Threshold(0.003, "1", "of all calls of the test on a CPU; fewer do not matter"),
@@ -70,12 +70,11 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
 
     Counts how often gradients are filled with zeros before another backward pass: by an optimizer's
     `zero_grad`, as torch's annotation says; or by hand or by a module's, if `gradients` or more
-    are. By hand means `zero_`, `fill_(0)` and `grad[:] = 0`. A live test recognizes gradients as
-    tensors that backward passes have stored; in a stored trace, only annotations and frames tell.
+    are: `zero_`, `fill_(0)` and `grad[:] = 0` of tensors that backward passes have stored. In a
+    stored trace, only annotations and frames tell.
 
     Not counted: gradients that are zeroed between a backward pass and the optimizer's step, and on
-    a CPU, fewer calls than `cpu_share` of all that the test makes. The cost is the time of the
-    operators that fill.
+    a CPU, fewer calls than `cpu_share` of all. The cost is the time to fill, and to add to zeros.
 
     ## Why it is slow
 
@@ -100,28 +99,30 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
         return NO_MATCHES_OF_CALLS
     puts = selected_operators(trace, _PUTS)
     # A stored trace is a part of what ran: a backward pass may follow.
-    ends = trace.region is not None and len(puts) > 0
-    last = int(puts.max()) if ends else len(trace)
-    sets = sets[[_is_zero(args) for args in trace.operands(sets)]]
+    last = int(puts.max()) if trace.region is not None and len(puts) else len(trace)
+    # torch omits the number that it fills a gradient with, which is nothing but 0.
+    values = [str([*decode_list(args.concrete), "", ""][1]) for args in trace.operands(sets)]
+    sets = sets[[not value or bool(_ZERO.match(value)) for value in values]]
     call = _zero_grad_of(trace, fills)
     rest = np.sort(np.concatenate([fills[call < 0], sets]))
     rest = rest[are_free(trace, rest) & (rest < last)]
     adds = selected_operators(trace, "aten::add_", "aten::add")
     adds = adds[marked(trace, puts)[trace.parent[adds]]]
-    mine = _by_hand(trace, rest, puts, adds, gradients)
-    found = {one: fills[call == one] for one in distinct(call[call >= 0]).tolist()} | (mine or {})
+    by_hand = _by_hand(trace, rest, puts, adds, gradients)
+    mine = by_hand or {}
+    found = {one: fills[call == one] for one in distinct(call[call >= 0]).tolist()} | mine
     found = {one: found[one] for one in sorted(found) if found[one][0] < last}
     if not found or is_trifle(trace, sum(map(len, found.values())), cpu_share):
-        return NONE_SO_FAR if mine is None else NO_MATCHES
+        return NONE_SO_FAR if by_hand is None else NO_MATCHES
     parts = [_with_adds(trace, rows, adds) for rows in found.values()]
     time = [around(trace, rows) for rows in parts]
     return Matches(
         np.array([*found], np.int64),
-        [_SAID if one in (mine or {}) else _CALLED for one in found],
-        cost_ns=np.array([_took_ns(trace, rows) for rows in parts], np.int64),
+        [_SAID[one in mine] for one in found],
+        cost_ns=np.array([took_ns(trace, rows).sum() for rows in parts], np.int64),
         span_ns=(np.array([a.min() for a, _ in time]), np.array([b.max() for _, b in time])),
-        fix=[_BY_HAND if one in (mine or {}) else _NONE for one in found],
-        wants_tensors=mine is None,
+        fix=[_FIX[one in mine] for one in found],
+        wants_tensors=by_hand is None,
     )
 
 
@@ -150,8 +151,8 @@ def _by_hand(
     stored, taken = trace.taken(np.concatenate([puts, adds])), trace.taken(rows)
     if stored is None or taken is None:
         return None
-    gradients = {number for one in stored for number in flat([one[:1]])}
-    filled = np.array([len(gradients.intersection(flat([one[:1]]))) for one in taken])
+    gradients = {number for arguments in stored for number in _tensors(arguments)}
+    filled = np.array([len(gradients & _tensors(arguments)) for arguments in taken])
     # Between a backward pass and the optimizer's step, they leave parameters as they are.
     steps, none = np.sort(marks_named(trace, _STEP)), len(trace)
     (put, next_put), (step, next_step) = (
@@ -165,6 +166,12 @@ def _by_hand(
     return {int(rows[put == one][0]): rows[put == one] for one in distinct(put).tolist()}
 
 
+def _tensors(taken: Sequence[Taken]) -> set[int]:
+    """The tensors of a call's first argument."""
+    first = taken[0] if taken else ()
+    return {*(first if isinstance(first, tuple) else (first,))} - {-1}
+
+
 def _with_adds(trace: Events, fills: Ints, adds: Ints) -> Ints:
     """These operators, and those that add the next gradients to the zeros."""
     count = sum(len(_shapes(args)) for args in trace.operands(fills))
@@ -172,20 +179,8 @@ def _with_adds(trace: Events, fills: Ints, adds: Ints) -> Ints:
     return np.concatenate([fills, adds[at : at + count]])
 
 
-def _took_ns(trace: Events, rows: Ints) -> int:
-    """The time of these operators, of those on a device what they launched."""
-    first, below = launched_in(trace, rows, kinds=DEVICE_KINDS)
-    return int(np.where(first >= 0, below, trace.dur[rows]).sum())
-
-
 def _shapes(args: OpArgs) -> list[str]:
     """The shapes of what an operator fills or stores, one or those of a list; none if unknown."""
     first = decode_list(args.dims)[:1]
     listed = decode_list(args.types)[:1] == ["TensorList"]
     return [str(one) for one in (first[0] if first and listed else first)]
-
-
-def _is_zero(args: OpArgs) -> bool:
-    """Whether a call fills with 0, or with a number that torch omits, as for a gradient."""
-    value = str([*decode_list(args.concrete), "", ""][1])
-    return not value or _ZERO.match(value) is not None

@@ -28,8 +28,6 @@ _PRODUCTS: Final = [CATEGORIES.index(name) for name in ("gemm", "convolution", "
 #: Chips with tensor cores for fp16 only, which are 8 times as fast under any name: V100, Xavier.
 #: Source: NVIDIA Tesla V100 GPU architecture, WP-08608-001, table 1.
 _VOLTA: Final = {(7, 0): 8.0, (7, 2): 8.0}
-#: Below this share of the products' time, another precision does not count.
-_SOME: Final = 0.01
 
 
 class _Products(NamedTuple):
@@ -91,9 +89,7 @@ def _unseen_half(trace: Events) -> Reason | None:
     needs="device",
     blind=_unseen_half,
     timed=True,
-    gain=Threshold(
-        3, "1", "where half precision is not that much faster, memory decides what it gains"
-    ),
+    gain=Threshold(3, "1", "below, memory decides what half precision gains"),
     share=Threshold(0.2, "1", "below, other things than products take the device's time"),
     busy=Threshold(0.5, "1", "a device that mostly waits is not what makes a step slow"),
     kernel=Threshold(0.02, "ms", "shorter kernels take as long in any precision"),
@@ -109,22 +105,18 @@ def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel
     MI100, MI200, MI350, Arc. On NVIDIA's devices with TF32, `fp32-matmul` is the rule. The cost is
     half of the time of these kernels.
 
-    Not counted: a device on which 1 % of the products' time is in another precision, as under
-    autocast. Code that needs fp32, such as a solver, is not told apart: ignore the rule there.
-    Times decide, so the matches may change with the machine.
+    Not counted: a device on which 1 % of the products' time is in another precision. Code that
+    needs fp32, such as a solver, is not told apart. Times decide, so the matches may change.
 
     ## Why it is slow
 
-    The units for matrices (tensor cores, matrix cores) of these chips multiply fp16 or bf16 4 to 16
-    times as fast as the others multiply fp32, and stay idle. Each tensor also takes twice the
-    memory, and twice the time to move.
+    The units for matrices of these chips multiply fp16 or bf16 4 to 16 times as fast as the others
+    multiply fp32, and stay idle. Each tensor also takes twice the memory.
 
     ## Example
 
     ```python
-    model = torch.nn.Linear(4096, 4096, device="cuda")
-    loss = model(torch.rand(8192, 4096, device="cuda")).sum()
-    loss.backward()
+    model(torch.rand(8192, 4096, device="cuda")).sum().backward()
     ```
 
     ## Use instead
@@ -170,7 +162,7 @@ def _counted(
     total = int(trace.dur[counted].sum())
     idle = int(idle_of(trace, device).between(np.array([since]), np.array([until]))[0])
     matters = total >= max(share * span, 1) and span - idle >= busy * span
-    mixed = times[products.others].sum() >= max(_SOME * times.sum(), 1)
+    mixed = times[products.others].sum() >= max(0.01 * times.sum(), 1)
     return counted if matters and not mixed else counted[:0]
 
 

@@ -76,64 +76,55 @@ def layout_transpose(trace: Events, *, share: float, layers: float) -> Matches:
     ## What it does
 
     Matches once for a device if kernels of its convolutions that change a tensor's layout (cuDNN's
-    `nchwToNhwcKernel`, MIOpen's `batched_transpose` and so on) take `share` or more of the time of
-    all that the device ran, in at least `layers` convolutions of one pass; or if convolutions copy
-    their operands to the other layout. Layers are told apart by the shapes of their weights. The
+    `nchwToNhwcKernel`, MIOpen's `batched_transpose`, copies to the other layout) take `share` or
+    more of the time of all that the device ran, in at least `layers` convolutions of one pass. The
     cost is the time of these kernels, less that of one layer.
 
     Not counted: tensors that already are channels_last, `conv1d`, which has no such layout, and
-    copies and transposes outside of convolutions. Times decide, so the matches may change with the
-    machine.
+    copies outside of convolutions. Times decide, so the matches may change with the machine.
 
     ## Why it is slow
 
-    Tensor cores and matrix cores want the channels of a pixel side by side (NHWC). torch's default
-    is NCHW, so the library transposes the input and the weights before each convolution, and its
-    result after it: each time a whole tensor is read and written.
+    Tensor cores want the channels of a pixel side by side (NHWC). torch's default is NCHW, so the
+    library transposes input, weights and result of each convolution.
 
     ## Example
 
     ```python
-    model = torchvision.models.resnet50().cuda()
-    with torch.autocast("cuda"):
-        model(images)
+    model = torchvision.models.resnet50().cuda().half()
+    model(images)
     ```
 
     ## Use instead
 
     ```python
-    model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
-    with torch.autocast("cuda"):
-        model(images.to(memory_format=torch.channels_last))
+    model = model.to(memory_format=torch.channels_last)
+    model(images.to(memory_format=torch.channels_last))
     ```
 
-    On AMD, torch uses this layout only with `PYTORCH_MIOPEN_SUGGEST_NHWC=1` in the environment.
+    On AMD, this needs `PYTORCH_MIOPEN_SUGGEST_NHWC=1` in the environment.
     """
     kernel, call = _conversions(trace)
     every = trace.device_rows[trace.selection[trace.device_rows]]
-    out: list[tuple[int, Ints, int, tuple[int, int]]] = []
+    found: list[tuple[int, Ints, int, tuple[int, int]]] = []
     for device in nesting.distinct(trace.device[kernel]).tolist():
         total = int(trace.dur[every[trace.device[every] == device]].sum())
         mine = trace.device[kernel] == device
         ns, of_a_pass = int(trace.dur[kernel[mine]].sum()), _layers(trace, kernel[mine], call[mine])
         if ns >= share * total and of_a_pass >= layers:
-            saved = ns - ns // of_a_pass
-            own = nesting.distinct(call[mine])
-            out.append((device, own, saved, launched_between(trace, kernel[mine])))
-    if not out:
+            span = launched_between(trace, kernel[mine])
+            found.append((device, nesting.distinct(call[mine]), ns - ns // of_a_pass, span))
+    if not found:
         return NO_MATCHES
-    forward = [calls[are_named(trace, calls, _FORWARD)] for _, calls, *_ in out]
-    parts = [own if len(own) else calls for own, (_, calls, *_) in zip(forward, out, strict=True)]
-    begin, end = np.array([times for *_, times in out], np.int64).T
+    forward = [calls[are_named(trace, calls, _FORWARD)] for _, calls, *_ in found]
+    parts = [own if len(own) else every[1] for own, every in zip(forward, found, strict=True)]
+    begin, end = np.array([span for *_, span in found], np.int64).T
     return Matches(
         np.array([own[0] for own in parts], np.int64),
-        [
-            f"convolutions convert their tensors between NCHW and NHWC on device {d}"
-            for d, *_ in out
-        ],
-        count=np.array([len(calls) for _, calls, *_ in out], np.int64),
-        cost_ns=np.array([ns for _, _, ns, _ in out], np.int64),
-        fix=[_AMD if chip_of(trace, d).vendor == "amd" else _CONVERT for d, *_ in out],
+        [f"{_MESSAGE} {device}" for device, *_ in found],
+        count=np.array([len(calls) for _, calls, *_ in found], np.int64),
+        cost_ns=np.array([ns for _, _, ns, _ in found], np.int64),
+        fix=[_AMD if chip_of(trace, one).vendor == "amd" else _CONVERT for one, *_ in found],
         span_ns=(begin, end),
         parts=parts,
     )

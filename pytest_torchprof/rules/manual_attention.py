@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.analysis.device_time import launched_in, took_ns
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
@@ -101,7 +101,6 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
     rows = [np.append(one.rows, one.steps) for one in found]
     inner = [np.append(one.rows[1:-1], one.steps) for one in found]
     times = [around(trace, some) for some in rows]
-    launched = [launched_in(trace, some) for some in inner]
     return Matches(
         np.array([one.softmax for one in found], np.int64),
         [
@@ -109,13 +108,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
             f"{SHORT.get(one.dtype, one.dtype)} scores {[*one.shape]}"
             for one in found
         ],
-        cost_ns=np.array(
-            [
-                np.where(kernel >= 0, ns, trace.dur[some]).sum()
-                for some, (kernel, ns) in zip(inner, launched, strict=True)
-            ],
-            np.int64,
-        ),
+        cost_ns=np.array([took_ns(trace, some).sum() for some in inner], np.int64),
         span_ns=(
             np.array([begin.min() for begin, _ in times], np.int64),
             np.array([end.max() for _, end in times], np.int64),

@@ -47,9 +47,7 @@ _FIXES: Final = {
     "normalization": "channels_last for batch norm, whose other kernel uses one block per channel, "
     "or a larger batch for the others",
 }
-_ANY: Final = (
-    "more work in one launch: a larger batch, or one call on all tensors instead of one each"
-)
+_ANY: Final = "more work in a launch: a larger batch, or one call on all tensors, not one each"
 
 
 def _has_grids(trace: Events) -> str | None:
@@ -86,8 +84,7 @@ def small_grid(
     Counts kernels that take `duration` (0.02 ms) or more and have no more blocks than `filled`
     (0.75) of the device's multiprocessors, if they take together `share` (0.1) or more of the time
     of all kernels, and if more blocks would save `gain` (0.01) or more of the device's span. The
-    cost is half of time * (1 - blocks / multiprocessors), limited by the kernel's roofline if it is
-    known.
+    cost is half of time * (1 - blocks / multiprocessors), limited by a known roofline.
 
     Not counted: kernels beside which another one runs or after which the device waits for the host,
     communication, kernels of few blocks by design (persistent, split-K, stream-K, cooperative),
@@ -140,12 +137,9 @@ def small_grid(
 def _are_few_by_design(trace: Events, kernels: Ints) -> Bools:
     """Kernels that communicate, are to have few blocks, or that a graph launched."""
     launch = trace.launch[kernels]
-    found: Bools = trace.names_where(_is_few_by_design)[kernels] | is_replayed(trace, launch)
+    found: Bools = trace.names_where(_FEW_BY_DESIGN.search)[kernels] | is_replayed(trace, launch)
+    found |= trace.names_where(lambda name: kernel_category(name) == "communication")[kernels]
     return found | ((launch >= 0) & trace.names_where(_COOPERATIVE.search)[launch])
-
-
-def _is_few_by_design(kernel: str) -> bool:
-    return bool(_FEW_BY_DESIGN.search(kernel)) or kernel_category(kernel) == "communication"
 
 
 def _available(trace: Events, kernels: Ints) -> Ints:

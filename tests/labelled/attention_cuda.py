@@ -146,7 +146,7 @@ def an_encoder_in_bf16_on_an_mi300(b: Heads) -> None:
         attend(b, [4, 16, 384, 64], BRAIN, TENSILE)
 
 
-@example(2)
+@example(2, also="unfused-elementwise")
 def a_text_encoder_with_a_bias_and_casts(b: Heads) -> None:
     """T5: scores are not scaled, the bias has their shape, the softmax is in fp32."""
     shape, heads = [1, 64, 512, 512], [1, 64, 512, 64]
@@ -159,7 +159,7 @@ def a_text_encoder_with_a_bias_and_casts(b: Heads) -> None:
         b.cast(shape, FLOAT, BRAIN)
         b.op("aten::dropout", [shape, [], []], [BRAIN, "Scalar", "Scalar"], ["", "0.1", "False"])
         b.matmul(shape, heads, BRAIN, BF16)
-        linear(b, 512, 4096, 4096, BRAIN, BF16)
+        linear(b, 512, 4096, 1024, BRAIN, BF16)
 
 
 def other_captions() -> Heads:

@@ -128,8 +128,6 @@ _FILES = {
     "allocator-retry": "pauses",
     "small-collectives": "collective_calls",
     "blocking-collective": "collective_calls",
-    "repeated-cast": "repetition",
-    "contiguous-copy": "repetition",
     "graph-break": "compilation",
     "recompile": "compilation",
 }

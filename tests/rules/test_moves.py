@@ -38,8 +38,10 @@ class Known:
         keys = zip(starts, names, strict=True)
         return [frozenset(self.message.get(key, ((), set()))[1]) for key in keys]
 
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        return [taken[0] for taken in self.taken(starts, names) if isinstance(taken[0], int)]
+    objects = taken
+
+    def lifetimes(self) -> dict[int, tuple[int, int]]:
+        return {}
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [-1 for _ in zip(starts, names, strict=True)]

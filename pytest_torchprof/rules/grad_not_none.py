@@ -51,7 +51,8 @@ _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 #: What is done, and what to do instead: by ``zero_grad``, and by hand.
 _SAID: Final = "zero_grad fills the gradients with zeros", "gradients are filled with zeros"
 _FIX: Final = (
-    "call zero_grad() without set_to_none=False: gradients then become None",
+    "call zero_grad() without set_to_none=False (before torch 2.0: zero_grad(set_to_none=True)): "
+    "gradients then become None",
     "set them to None: parameter.grad = None, or zero_grad()",
 )
 

@@ -202,6 +202,12 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     fine &= trace.thread[first] == trace.thread[second]
     fine &= pointwise[a] & writes[first]
     fine &= (pointwise[b] & writes[second]) | ((trace.kind[b] == Kind.KERNEL) & reduces[second])
+    # A copy to the same dtype changes the layout.
+    layout = are_named(trace, call, "aten::copy_")
+    layout[layout] = [
+        len({*decode_list(args.types)[:2]}) < 2 for args in trace.operands(call[layout])
+    ]
+    fine &= ~(layout[:-1] | layout[1:])
     drops, adds = (are_named(trace, call, one) for one in (_DROPOUT, _ADDS))
     fine &= ~((drops[:-1] & adds[1:]) | (adds[:-1] & drops[1:]))
     at = np.flatnonzero(fine)

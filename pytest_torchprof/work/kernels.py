@@ -263,7 +263,7 @@ _PRECISIONS: Final = (
         "half",
         late(
             r"fp16|bf16|[_<]f16|half|bfloat|884|16816|Cijk_A[ijkl]+_B[ijkl]+_[HB]"
-            r"|nvjet_(sm\d+_)?(?!sm\d)[th]",
+            r"|nvjet_(sm\d+_)?(?!sm\d)[th]\w*?_\d",
             re.IGNORECASE,
         ),
     ),
@@ -271,13 +271,13 @@ _PRECISIONS: Final = (
         "other",
         late(
             r"tf32|xf32|s1688|fp8|e4m3|e5m2|_i8|int8|imma|fp4|Cijk_A[ijkl]+_B[ijkl]+_[FI]\d"
-            r"|nvjet_(sm\d+_)?(?!sm\d)[sqo]",
+            r"|nvjet_(sm\d+_)?(?!sm\d)[sqo]\w*?_\d",
             re.IGNORECASE,
         ),
     ),
     (
         "double",
-        late(r"dgemm|zgemm|f64|fp64|<double\b|nvjet_(sm\d+_)?d|Cijk_A[ijkl]+_B[ijkl]+_[DZ]"),
+        late(r"dgemm|zgemm|f64|fp64|<double\b|nvjet_\w*?d\w?\w?_\d|Cijk_A[ijkl]+_B[ijkl]+_[DZ]"),
     ),
     ("single", late(r"sgemm|scudnn|cgemm|f32|fp32|<float\b|gemmSN|Cijk_A[ijkl]+_B[ijkl]+_S_?B")),
 )

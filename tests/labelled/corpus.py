@@ -182,27 +182,16 @@ def at_other_times(trace: Events) -> Events:
     gaps = np.maximum((np.diff(times) * 5 ** random.uniform(-1, 1, len(times) - 1)).astype(int), 1)
     later = np.append(0, np.cumsum(gaps)) + (times[0] if len(times) else 0)
     starts = later[np.searchsorted(times, begin)]
-    tensors = trace.tensors and Retimed(
-        trace.tensors,
-        dict(zip(starts, begin, strict=True)),
-        lambda ns: ns if ns < 0 else int(np.interp(ns, times, later)),
-    )
+    tensors = trace.tensors and Retimed(trace.tensors, dict(zip(starts, begin, strict=True)))
     ends = later[np.searchsorted(times, end)]
     return replace(trace, ts=starts, dur=ends - starts, tensors=tensors)
 
 
 class Retimed:
-    """Which tensors operators took, by their new starts; ``later`` gives a new time."""
+    """Which tensors operators took, by their new starts."""
 
-    def __init__(
-        self, tensors: Any, starts: Mapping[int, int], later: Callable[[int], int]
-    ) -> None:
-        self._tensors, self._starts, self._later = tensors, starts, later
-
-    def lifetimes(self) -> dict[int, tuple[int, int]]:
-        """When each tensor was allocated and released, -1 for not within the trace."""
-        known = self._tensors.lifetimes().items()
-        return {number: (self._later(a), self._later(b)) for number, (a, b) in known}
+    def __init__(self, tensors: Any, starts: Mapping[int, int]) -> None:
+        self._tensors, self._starts = tensors, starts
 
     def __getattr__(self, name: str) -> Any:
         ask = getattr(self._tensors, name)

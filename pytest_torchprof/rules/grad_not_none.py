@@ -48,18 +48,18 @@ _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = "aten::fill_"
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 
-#: What is done, and what to do instead: by ``zero_grad``, and by hand.
+#: What is said, and what to do instead: of ``zero_grad``, and of what is done by hand.
 _SAID: Final = "zero_grad fills the gradients with zeros", "gradients are filled with zeros"
-_FIX: Final = (
+_DROP: Final = (
     "call zero_grad() without set_to_none=False (before torch 2.0: zero_grad(set_to_none=True)): "
-    "gradients then become None",
-    "set them to None: parameter.grad = None, or zero_grad()",
+    "gradients then become None"
 )
+_FIX: Final = _DROP, "set them to None: parameter.grad = None, or zero_grad()"
 
 
 @rule(
     "grad-not-none",
-    fix=_FIX[0],
+    fix=_DROP,
     triggers=r"aten::((_foreach_)?zero_|fill_)$",
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
     cpu_share=Threshold(0.003, "1", "of all calls of the test on a CPU; fewer do not matter"),

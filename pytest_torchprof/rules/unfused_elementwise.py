@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import compress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import attribute, followed, launched_at
 from pytest_torchprof.analysis.device_time import spans_of
-from pytest_torchprof.analysis.estimates import repeats
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
@@ -21,13 +20,12 @@ from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import within_named
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
 from pytest_torchprof.work.dataflow import dataflow
-from pytest_torchprof.work.operands import ELEMENT_BYTES, Tensor
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.core.unknown import Reason
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -40,16 +38,15 @@ _OTHERS: Final = Names(
 _DROPOUT: Final = Names(r"aten::native_dropout(_backward)?$")
 _ADDS: Final = Names(r"aten::add_?$")
 _COMPILE: Final = "torch.compile this function or module: it makes one kernel of the chain"
-#: Operators of a chain, in any order and beside others, and what does the same in one kernel.
+#: Operators of a chain, in any order, and what does the same in one kernel: beside others, but for
+#: the simple ones.
+_SIMPLE: Final = {"mul", "add", "mul_", "add_"}
 _FUSED: Final = (
     ({"pow", "tanh", "mul"}, 'torch.nn.functional.gelu(x, approximate="tanh")'),
     ({"erf", "mul"}, "torch.nn.functional.gelu(x)"),
     ({"sigmoid", "mul"}, "torch.nn.functional.silu(x) or glu(x)"),
     ({"copy_", "pow"}, "torch.nn.functional.rms_norm"),
     ({"sub", "pow"}, "torch.nn.functional.layer_norm, or torch.var_mean"),
-)
-#: The same for chains of nothing else.
-_FUSED_PAIRS: Final = (
     ({"mul_", "add_"}, "torch.Tensor.lerp_, or addcmul_"),
     ({"mul", "add"}, "torch.addcmul"),
 )
@@ -82,9 +79,9 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
     it writes; a reduction may be the end. They count if all together cost `share` (0.03) or more of
     the device's span. The cost is what one kernel would not move, divided by the bandwidth.
 
-    Not counted: compiled code, Triton kernels, an optimizer's step, dropout and the sum after it
-    alone, and what a CUDA graph launched. A stored trace tells tensors apart by shape and dtype
-    alone. Times decide here, so the matches may change with the machine.
+    Not counted: compiled code, Triton kernels, an optimizer's step, dropout and the sum after it,
+    and what a CUDA graph launched. A stored trace tells tensors apart by size and dtype alone.
+    Times decide here, so the matches may change with the machine.
 
     ## Why it is slow
 
@@ -111,84 +108,68 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
     kernels &= trace.names_where(_KERNEL.match)
     if trace.dur[kernels].sum() < share * span:
         return NO_MATCHES
-    chains = _chains(trace, bytes)
-    costs = [_cost_ns(trace, one) for one in chains]
-    if sum(costs) < max(share * span, 1):
-        return NO_MATCHES
-    names = [[trace.names[n][6:] for n in trace.name[one.call].tolist()] for one in chains]
-    launched = [launched_at(trace, one.kernel) for one in chains]
-    return Matches(
-        np.array([one.call[0] for one in chains], np.int64),
-        [
-            f"{len(some)} kernels ({', '.join(some)}) pass on {[*one.shape]}"
-            for one, some in zip(chains, names, strict=True)
-        ],
-        cost_ns=np.array(costs, np.int64),
-        bytes=np.array([one.saved.sum() for one in chains], np.int64),
-        fix=[_fix(some) for some in names],
-        span_ns=(
-            np.array([when[0] for when in launched], np.int64),
-            np.array([when[-1] + 1 for when in launched], np.int64),
-        ),
-        wants_tensors=True,
-    )
-
-
-class _Chain(NamedTuple):
-    """Kernels and their operators in order, and the bytes that each moves, -1 if unknown.
-
-    ``saved`` are the bytes that each passes on to the next one, written and read, or only read if
-    others need them, too; ``shape`` is that of the largest.
-    """
-
-    kernel: Ints
-    call: Ints
-    moved: Ints
-    saved: Ints
-    shape: tuple[int, ...]
-
-
-def _chains(trace: Events, least_bytes: float) -> list[_Chain]:
-    """Kernels that follow on each other on a stream, of which each reads what the one before wrote,
-    of so many bytes at least.
-    """
-    work, graph = attribute(trace), dataflow(trace)
+    work = attribute(trace)
     order = np.lexsort((trace.ts[work.event], trace.thread[work.event]))
     event, call, moved = work.event[order], work.call[order], work.bytes[order]
+    passed = _passed(trace, event, call, bytes)
+    found: list[tuple[Any, ...]] = []
+    for chain in _chains(trace, call, sorted(passed)):
+        mine = slice(chain[0], chain[-1] + 2)
+        saved = np.array([*(passed[one][0] for one in chain), 0], np.int64)
+        names = [trace.names[number][6:] for number in trace.name[call[mine]].tolist()]
+        shape = [*max(passed[one] for one in chain)[1]]
+        text = f"{len(names)} kernels ({', '.join(names)}) pass on {shape}"
+        begin, *_, end = launched_at(trace, event[mine])
+        cost = _cost_ns(trace, event[mine], moved[mine], saved)
+        found.append((text, _fix(names), call[chain[0]], cost, saved.sum(), begin, end + 1))
+    if sum(cost for _, _, _, cost, *_ in found) < max(share * span, 1):
+        return NO_MATCHES
+    texts, fixes, *columns = zip(*found, strict=True)
+    rows, costs, total, begins, ends = np.array(columns, np.int64)
+    return Matches(
+        rows, texts, cost_ns=costs, bytes=total, fix=fixes, span_ns=(begins, ends),
+        wants_tensors=True,
+    )  # fmt: skip
+
+
+def _passed(
+    trace: Events, event: Ints, call: Ints, least_bytes: float
+) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """What each of these kernels passes on to the next one on its stream, by its position: the
+    bytes that need not be written and read, or only read if others need them; and the shape.
+    """
+    graph = dataflow(trace)
     node, size, reads = graph.node_of(call), len(graph), graph.reads
     at = _pairs(trace, event, call)
     at = at[(node[at] >= 0) & (node[at + 1] >= 0)]
     at = at[followed(trace, event[at]).delays]
-    # What the second operator of a pair reads of what the first one wrote.
     pairs = dict(zip((node[at] * size + node[at + 1]).tolist(), at.tolist(), strict=True))
     edges = graph.writer[reads.value] * size + reads.node
     rows = np.flatnonzero(among(edges, [*pairs]))
-    read = {pairs[edge]: row for edge, row in zip(edges[rows].tolist(), rows.tolist(), strict=True)}
-    at = np.array(sorted(read), np.int64)
-    row = np.array([read[one] for one in at.tolist()], np.int64)
-    passed = [*map(_tensor, trace.operands(graph.event[reads.node[row]]), reads.argument[row])]
-    fine = np.array([one.bytes >= max(least_bytes, 1) for one in passed], bool)
-    if not graph.exact:  # rather the same on one tensor after the other
-        kind, _, _ = alike(trace.name[call], trace.args[call])
-        fine &= kind[at] != kind[at + 1]
-        fine[fine] = ~repeats(at[fine], kind[at[fine]], kind[at[fine] + 1])
-    at, row, passed = at[fine], row[fine], [*compress(passed, fine)]
-    times = [2 - (len(graph.readers_of(value)) > 1) for value in reads.value[row, None]]
-    saved = np.array([one.bytes for one in passed], np.int64) * np.array(times, np.int64)
-    found = list[_Chain]()
-    for some in (
-        np.split(np.arange(len(at)), np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else []
-    ):
-        mine = slice(at[some[0]], at[some[-1]] + 2)
-        shape = passed[some[np.argmax(saved[some])]].shape
-        found.append(_Chain(event[mine], call[mine], moved[mine], np.append(saved[some], 0), shape))
+    found = dict[int, tuple[int, tuple[int, ...]]]()
+    every = trace.operands(graph.event[reads.node[rows]])
+    for row, args in zip(rows.tolist(), every, strict=True):
+        argument, others = reads.argument[row], len(graph.readers_of(reads.value[[row]])) > 1
+        shape = sizes(decode_list(args.dims)[argument]) or ()
+        number = prod(shape) * ELEMENT_BYTES.get(decode_list(args.types)[argument], 1)
+        if number >= max(least_bytes, 1):
+            found[pairs[int(edges[row])]] = number * (1 if others else 2), shape
     return found
 
 
-def _tensor(args: OpArgs, at: int) -> Tensor:
-    """The tensor at this position of a call."""
-    shape, dtype = decode_list(args.dims)[at], decode_list(args.types)[at]
-    return Tensor(sizes(shape) or (), dtype if dtype in ELEMENT_BYTES else "bool")
+def _chains(trace: Events, call: Ints, links: list[int]) -> list[list[int]]:
+    """Links that follow on each other. In a possible graph, a call like an earlier one of a chain
+    is rather on the next tensor.
+    """
+    exact, (kind, _, _) = dataflow(trace).exact, alike(trace.name[call], trace.args[call])
+    chains, seen = list[list[int]](), set[int]()
+    for one in links:
+        follows = bool(chains) and chains[-1][-1] == one - 1
+        seen = seen if follows else {int(kind[one])}
+        if exact or kind[one + 1] not in seen:
+            seen.add(int(kind[one + 1]))
+            chains[-1].append(one) if follows else chains.append([one])
+    return chains
 
 
 def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
@@ -204,9 +185,8 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     fine &= (pointwise[b] & writes[second]) | ((trace.kind[b] == Kind.KERNEL) & reduces[second])
     # A copy to the same dtype changes the layout.
     layout = are_named(trace, call, "aten::copy_")
-    layout[layout] = [
-        len({*decode_list(args.types)[:2]}) < 2 for args in trace.operands(call[layout])
-    ]
+    types = [decode_list(args.types)[:2] for args in trace.operands(call[layout])]
+    layout[layout] = [len({*one}) < 2 for one in types]
     fine &= ~(layout[:-1] | layout[1:])
     drops, adds = (are_named(trace, call, one) for one in (_DROPOUT, _ADDS))
     fine &= ~((drops[:-1] & adds[1:]) | (adds[:-1] & drops[1:]))
@@ -214,29 +194,21 @@ def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
     return at[~within_named(trace, call[at], _OTHERS)]
 
 
-def _passed(trace: Events, calls: Ints, arguments: list[int]) -> list[Tensor]:
-    """The tensor at this position of each of these calls."""
-    found = list[Tensor]()
-    for args, at in zip(trace.operands(calls), arguments, strict=True):
-        shape, dtype = decode_list(args.dims)[at], decode_list(args.types)[at]
-        found.append(Tensor(sizes(shape) or (), dtype if dtype in ELEMENT_BYTES else "bool"))
-    return found
-
-
-def _cost_ns(trace: Events, one: _Chain) -> int:
-    """What a fused kernel would save, in ns: see the rule's page."""
-    time, less = trace.dur[one.kernel], int(one.saved.sum())
+def _cost_ns(trace: Events, kernel: Ints, moved: Ints, saved: Ints) -> int:
+    """What a fused kernel would save of a chain, in ns: see the rule's page."""
+    time, less = trace.dur[kernel], int(saved.sum())
     # A chain whose bytes are unknown in part moves more than it saves.
-    share = less / max(int(np.maximum(one.moved, one.saved).sum()), 1)
+    share = less / max(int(np.maximum(moved, saved).sum()), 1)
     cost = min(int(time.sum()) * min(share, 1), int(time.sum() - time.max()))
-    device = device_of(trace, int(trace.device[one.kernel[0]]), ())
+    device = device_of(trace, int(trace.device[kernel[0]]), ())
     return int(cost if device is None else min(cost, less / device.bandwidth_bytes_per_s * 1e9))
 
 
 def _fix(names: Sequence[str]) -> str:
     """What does the same in one kernel, if torch has it."""
-    there = set(names)
-    forms = [form for parts, form in _FUSED if parts <= there]
-    forms += [form for parts, form in _FUSED_PAIRS if parts == there]
-    known = next(iter(forms), None)
-    return _COMPILE if known is None else f"{known}; or {_COMPILE}"
+    there = {*names}
+    forms = [
+        form for parts, form in _FUSED
+        if parts == there or (parts <= there and not parts <= _SIMPLE)
+    ]  # fmt: skip
+    return f"{forms[0]}; or {_COMPILE}" if forms else _COMPILE

@@ -277,7 +277,7 @@ _PRECISIONS: Final = (
     ),
     (
         "double",
-        late(r"dgemm|zgemm|f64|fp64|<double\b|nvjet_\w*?d\w?\w?_\d|Cijk_A[ijkl]+_B[ijkl]+_[DZ]"),
+        late(r"dgemm|zgemm|f64|fp64|<double\b|nvjet_(sm\d+_)?d\w*?_\d|Cijk_A[ijkl]+_B[ijkl]+_[DZ]"),
     ),
     ("single", late(r"sgemm|scudnn|cgemm|f32|fp32|<float\b|gemmSN|Cijk_A[ijkl]+_B[ijkl]+_S_?B")),
 )

@@ -27,19 +27,18 @@ _LAYER: Final = Names(
     r"aten::(linear|embedding|conv1d|matmul|addmm|mm|lstm|gru|rnn_\w+"
     r"|scaled_dot_product_attention|_transformer_encoder_layer_fwd|_native_multi_head_attention)$"
 )
-#: Layers that keep a state from position to position, so that none needs the earlier ones again.
+#: Layers that keep a state, so that no position needs the earlier ones again.
 _RECURRENT: Final = Names(r"aten::(lstm|gru|rnn_\w+)$")
 #: Layers without products: they take little time, and are also used for things other than words.
 _LOOKUP: Final = Names(r"aten::(embedding|scaled_dot_product_attention)$")
 _JOINS: Final = Names(r"aten::(cat|concat\w*|[hd]stack|copy_|fill_|index_\w+_|scatter_)$")
-#: The most new positions per step.
-_FEW: Final = 8
+_MOST_NEW_POSITIONS: Final = 8
 
 
 @rule(
     "decode-without-cache",
-    fix="keep what the layers computed for earlier positions (use_cache=True, a cache of keys "
-    "and values, the state of a recurrent layer), and give the model only the new position",
+    fix="keep what the layers computed for earlier positions (use_cache=True, a recurrent layer's "
+    "state), and give the model only the new one",
     triggers={_LAYER.pattern: "repeats"},
     needs="shapes",
     repeats=Threshold(16, "1", "a short sequence is as fast without a cache"),
@@ -60,8 +59,7 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
 
     ## Why it is slow
 
-    Step n does the work for n positions, though all but one were computed before: n²/2 in total,
-    and more for attention.
+    Step n does the work for n positions, though all but one were computed before: n²/2 in total.
 
     ## Example
 
@@ -74,16 +72,14 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
     ## Use instead
 
     ```python
-    logits, cache = model(ids, cache=None)
     for _ in range(steps):
-        token = logits[:, -1:].argmax(-1)
         logits, cache = model(token, cache=cache)
+        token = logits[:, -1:].argmax(-1)
     ```
     """
     rows = calls(trace)
     rows = rows[trace.selection[rows]]
-    layers = rows[are_named(trace, rows, _LAYER)]
-    joins = rows[are_named(trace, rows, _JOINS)]
+    layers, joins = (rows[are_named(trace, rows, names)] for names in (_LAYER, _JOINS))
     if min(len(layers), len(joins) + 1) < repeats:
         return NO_MATCHES
     groups = _groups(trace, layers)
@@ -146,7 +142,7 @@ def _growing(group: _Group, least: float) -> Iterator[_Run]:
     for step, same in groupby(more):
         stop = start + len([*same])
         # Of a batch of samples, the first axis grows; of sequences, it may be the positions.
-        fine = np.count_nonzero(step) == 1 and 0 < sum(step) <= _FEW
+        fine = np.count_nonzero(step) == 1 and 0 < sum(step) <= _MOST_NEW_POSITIONS
         if fine and (not step[0] or len(step) == 3) and stop + 1 - start >= least:
             some, axis = firsts[start : stop + 1], step.index(sum(step))
             mine = [row for row, _ in group if some[0][0] <= row]
@@ -168,9 +164,9 @@ def _computing(trace: Events, groups: list[_Group], runs: list[_Run], run: _Run)
     """The layers that compute all positions, but for the last step, whose end is unknown. None if
     they are few: less than half of what each step calls, without a product or a recurrent layer.
     """
-    first, last, steps = run.rows[0], run.rows[-1], len(run.rows) - 1
-    every = [[row for row, _ in group if first <= row < last] for group in groups]
-    regular = sum(len(mine) for mine in every if len(mine) >= steps)
+    first, last = run.rows[0], run.rows[-1]
+    every = [sum(first <= row < last for row, _ in group) for group in groups]
+    regular = sum(times for times in every if times >= len(run.rows) - 1)
     grows = np.array(sorted({row for one in runs for row in one.calls}), np.int64)
     grows = grows[(grows >= first) & (grows < last) & (trace.thread[grows] == trace.thread[first])]
     few = 2 * len(grows) < regular and not are_named(trace, grows, _RECURRENT).any()
@@ -180,6 +176,6 @@ def _computing(trace: Events, groups: list[_Group], runs: list[_Run], run: _Run)
 
 def _again_ns(trace: Events, run: _Run, growing: Ints) -> int:
     """The time of these layers for positions that were computed before."""
-    step = np.searchsorted(run.rows, growing, side="right") - 1
     again = np.append(0, np.array(run.lengths[:-1]) / np.array(run.lengths[1:]))
-    return int((took_ns(trace, growing) * again[step]).sum())
+    at = np.searchsorted(run.rows, growing, side="right") - 1
+    return int((took_ns(trace, growing) * again[at]).sum())

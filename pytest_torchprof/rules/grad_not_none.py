@@ -19,12 +19,7 @@ from pytest_torchprof.rules.rule import (
     rule,
 )
 from pytest_torchprof.trace.arguments import decode_list
-from pytest_torchprof.trace.names import (
-    Names,
-    are_named,
-    marks_named,
-    selected_operators,
-)
+from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, frames_around, marked
 
@@ -47,7 +42,6 @@ _PUTS: Final = "torch::autograd::AccumulateGrad"
 _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = "aten::fill_"
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
-
 #: What is said, and what to do instead: of ``zero_grad``, and of what is done by hand.
 _SAID: Final = "zero_grad fills the gradients with zeros", "gradients are filled with zeros"
 _DROP: Final = (
@@ -94,8 +88,7 @@ def grad_not_none(trace: Events, *, gradients: float, cpu_share: float) -> Match
     optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
     ```
     """
-    fills = selected_operators(trace, *_ZEROES)
-    sets = selected_operators(trace, _SETS)
+    fills, sets = selected_operators(trace, *_ZEROES), selected_operators(trace, _SETS)
     if not len(fills) and not len(sets):
         return NO_MATCHES_OF_CALLS
     puts = selected_operators(trace, _PUTS)

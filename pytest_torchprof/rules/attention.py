@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.rules.calls import shapes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.names import Names, are_named, count
 from pytest_torchprof.trace.tree import are_outermost, called, engine_steps, forward_of, marked
 from pytest_torchprof.work.dataflow import dataflow
 from pytest_torchprof.work.operands import ELEMENT_BYTES
@@ -52,7 +52,8 @@ class Attention(NamedTuple):
 
 def attentions(trace: Events) -> list[Attention]:
     """All runs of attention, whatever ran them, in time order."""
-    return trace.once(_attentions)
+    there = count(trace, SOFTMAX) and count(trace, PRODUCT) > 1
+    return trace.once(_attentions) if there else []
 
 
 def _attentions(trace: Events) -> list[Attention]:

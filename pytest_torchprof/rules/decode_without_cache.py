@@ -109,8 +109,7 @@ def decode_without_cache(trace: Events, *, repeats: float, cpu_share: float) -> 
     )
 
 
-#: The calls of one layer: the event, and the shape of the input.
-_Group = list[tuple[int, tuple[int, ...]]]
+_Group = list[tuple[int, tuple[int, ...]]]  # the calls of a layer: event, shape of its input
 
 
 class _Run(NamedTuple):

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.attention import PRODUCT, SOFTMAX, attentions
 from pytest_torchprof.rules.evidence.devices import on_cpu
 from pytest_torchprof.rules.math_attention import has_fused, is_unknown
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
-from pytest_torchprof.trace.names import Names, are_named, count
+from pytest_torchprof.trace.names import Names, are_named
 from pytest_torchprof.work.dataflow import dataflow
 from pytest_torchprof.work.operands import SHORT
 
@@ -37,14 +37,13 @@ _ALIGNED: Final = 8
 
 def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or in graphs."""
-    if count(trace, SOFTMAX):
-        least = [one.default for one in manual_attention.thresholds.values()]
-        rows = [one.softmax for one in attentions(trace) if one.is_large(*least)]
-        if is_unknown(trace, np.array(rows, np.int64)):
-            return because(
-                "manual_attention_on_unknown_chip",
-                "unfused attention: the trace does not say which device it ran on",
-            )
+    least = [one.default for one in manual_attention.thresholds.values()]
+    rows = [one.softmax for one in attentions(trace) if one.is_large(*least)]
+    if is_unknown(trace, np.array(rows, np.int64)):
+        return because(
+            "manual_attention_on_unknown_chip",
+            "unfused attention: the trace does not say which device it ran on",
+        )
     return blind_kernels(trace, _SOFTMAX_KERNEL.search)
 
 
@@ -121,6 +120,8 @@ def by_hand(trace: Events, least_bytes: float, length: float) -> list[Attention]
     """Runs of attention that the rule counts, in time order."""
     every = [one for one in attentions(trace) if one.is_large(least_bytes, length)]
     every = [one for one in every if _is_fused(trace, one)]
+    if len(every) < 2:
+        return every
     # Weights that still exist after the next attention are wanted; the last layer's tell nothing.
     kept, graph = set[tuple[int, ...]](), dataflow(trace)
     for one, other in pairwise(every if graph.exact else []):

@@ -88,8 +88,7 @@ def small_grid(
 
     Not counted: kernels beside which another one runs or after which the device waits for the host,
     communication, kernels of few blocks by design (persistent, split-K, stream-K, cooperative),
-    those near the roofline, and what a CUDA graph launches. Times decide here, so the matches may
-    change with the machine.
+    those near the roofline, and what a CUDA graph launches. Times decide, so matches may change.
 
     ## Why it is slow
 
@@ -118,6 +117,8 @@ def small_grid(
     blocks = np.where(grid[:, 0] > 0, grid.prod(axis=1), np.iinfo(np.int64).max)
     small = blocks <= filled * available
     kernels, blocks, available = kernels[small], blocks[small], available[small]
+    if trace.dur[kernels].sum() < least:
+        return NO_MATCHES
     saved, context = _saved_ns(trace, kernels, blocks / available), followed(trace, kernels)
     matters = (saved > 0) & context.alone & context.delays
     kernels, blocks, available = kernels[matters], blocks[matters], available[matters]

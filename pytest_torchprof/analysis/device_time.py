@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import Kind, once_of_whole, once_per_trace
+from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, once_of_whole, once_per_trace
 from pytest_torchprof.trace.steps import chosen_steps
 
 if TYPE_CHECKING:
@@ -200,3 +200,10 @@ def launched_in(
         some = until > since
         first[asked[some]] = mine[since[some]]
     return first, below
+
+
+def took_ns(trace: Events, events: Ints) -> Ints:
+    """For each of these host events the time of what it launched on a device, else its own."""
+    first, below = launched_in(trace, events, kinds=DEVICE_KINDS)
+    found: Ints = np.where(first >= 0, below, trace.dur[events])
+    return found

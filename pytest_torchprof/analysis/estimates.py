@@ -35,7 +35,6 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Columns, Frozen
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     REGION,
@@ -53,7 +52,6 @@ from pytest_torchprof.trace.tree import (
     outermost,
 )
 from pytest_torchprof.work import flops as masks
-from pytest_torchprof.work.bytes import is_elementwise, read, written
 from pytest_torchprof.work.counting import (
     by_call,
     counts_flops,
@@ -78,13 +76,9 @@ from pytest_torchprof.work.launches import (
 from pytest_torchprof.work.operands import Operands, peak_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices import Device
-    from pytest_torchprof.work.operands import Tensor
 
 
 # ---- Kernels that a device would start at least for the operators of a trace, whatever ran them.
@@ -648,85 +642,6 @@ def _outermost_unit(trace: Events, events: Ints) -> Ints:
     """The outermost unit of launches around each of these, or -1."""
     top = nesting.outermost(units_of(trace).covers, trace.parent)
     return nesting.nearest(top, trace.parent, events)
-
-
-# ---- Which elementwise calls in a row read what the one before wrote, by shape and dtype.
-
-_COPY: Final = "aten::copy_"
-_ADDS: Final = frozenset({"aten::add", "aten::add_"})
-
-
-class CallKind(NamedTuple):
-    """What a call reads and writes; ``alike`` is equal for calls of the same arguments.
-
-    ``is_sum``: of two tensors of the result's shape, such as a residual.
-    """
-
-    out: Tensor | None
-    inputs: Sequence[Tensor]
-    shape: tuple[int, ...] | None
-    is_sum: bool
-    alike: Hashable
-
-
-def kinds_of(trace: Events, calls: Ints) -> tuple[list[CallKind], Ints]:
-    """The distinct kinds of these calls, and the number of each one's."""
-    number, firsts, _ = alike(trace.name[calls], trace.args[calls])
-    first = calls[firsts]
-    names = [trace.names[name] for name in trace.name[first].tolist()]
-    return list(map(_kind, names, trace.operands(first))), number
-
-
-def _kind(name: str, args: OpArgs) -> CallKind:
-    call, same = operands_of(args), (name, bytes(args.dims), bytes(args.types))
-    out: Tensor | None = None
-    try:
-        inputs = read(name, call)
-        if is_elementwise(name):
-            out = written(name, call)
-        if name == _COPY and out is not None and out.dtype == inputs[0].dtype:
-            out, inputs = None, []  # it changes the layout
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        out, inputs = None, []  # malformed, or not in this trace
-    if out is None:
-        return CallKind(None, inputs, None, is_sum=False, alike=same)
-    is_sum = name in _ADDS and all(t.shape == out.shape for t in inputs) and len(inputs) > 1
-    return CallKind(out, inputs, out.shape, is_sum, same)
-
-
-def passed_bytes(first: CallKind, second: CallKind) -> int:
-    """The bytes that the second call reads of what the first one wrote; 0 for none.
-
-    Two calls in a row that are alike are rather made on one tensor after the other.
-    """
-    out = first.out
-    if out is None or first.alike == second.alike:
-        return 0
-    fits = any(t.shape == out.shape and t.dtype == out.dtype for t in second.inputs)
-    return out.bytes if fits else 0
-
-
-def numbered(keys: Sequence[Hashable]) -> Ints:
-    """The same number for equal keys."""
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
-
-
-def repeats(at: Ints, first: Ints, second: Ints) -> Bools:
-    """Which of these pairs end in a call like an earlier one of their chain: a loop has gone on to
-    the next tensor.
-    """
-    found = np.zeros(len(at), bool)
-    seen, last = set[int](), -2
-    for i, (place, a, b) in enumerate(
-        zip(at.tolist(), first.tolist(), second.tolist(), strict=True)
-    ):
-        if place != last + 1:
-            seen = {a}
-        found[i] = b in seen
-        seen = {b} if found[i] else seen | {b}
-        last = place
-    return found
 
 
 # ---- Where the host would wait for values, if the tensors of a trace were on a device.

@@ -12,11 +12,10 @@ from pytest_torchprof.analysis.device_time import idle_of, spans_of
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.evidence.devices import chip_of, device_type
-from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, launched_between, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.names import Kind
-from pytest_torchprof.trace.tree import engine_steps, marked, operators_around
+from pytest_torchprof.trace.names import LAUNCHES, Kind
+from pytest_torchprof.trace.tree import node_around, operators_around
 from pytest_torchprof.work.devices import DTYPES
 from pytest_torchprof.work.kernels import CATEGORIES, VECTOR_KERNEL, is_main, precision
 
@@ -29,58 +28,38 @@ _PRODUCTS: Final = [CATEGORIES.index(name) for name in ("gemm", "convolution", "
 #: Chips with tensor cores for fp16 only, which are 8 times as fast under any name: V100, Xavier.
 #: Source: NVIDIA Tesla V100 GPU architecture, WP-08608-001, table 1.
 _VOLTA: Final = {(7, 0): 8.0, (7, 2): 8.0}
-#: Below this share of the products' time, another precision does not count.
-_SOME: Final = 0.01
-#: The largest saved share: what computes several times as fast is then bound by memory, of which
-#: half precision moves half.
-_MOST_SAVED: Final = 0.5
-
-
-class _Half(NamedTuple):
-    """How many times as fast as fp32 the faster one of fp16 and bf16 is, and its name."""
-
-    gain: float
-    dtype: str
-
-
-def _half_of(trace: Events, device: int) -> _Half | None:
-    """None where the peaks are unknown."""
-    known, chip = device_of(trace, device, ()), chip_of(trace, device)
-    if known is None or "fp32" not in known.peaks:
-        if chip.capability in _VOLTA:
-            return _Half(_VOLTA[chip.capability], "float16")
-        # Before Volta there were no tensor cores.
-        old = chip.vendor == "nvidia" and (0, 0) < chip.capability < (7, 0)
-        return _Half(1.0, "float16") if old else None
-    bf16, fp16 = known.peaks.get("bf16", 0.0), known.peaks.get("fp16", 0.0)
-    dtype = "bfloat16" if bf16 >= fp16 and bf16 else "float16"
-    return _Half(max(bf16, fp16) / known.peaks["fp32"], dtype)
 
 
 class _Products(NamedTuple):
-    """Kernels of products of one device, and which of them multiply fp32."""
+    """Kernels of products of one device, and which of them multiply fp32, or surely do not."""
 
     rows: Ints
     single: Bools
     others: Bools
 
 
+def _half_of(trace: Events, device: int) -> tuple[float, str] | None:
+    """How many times as fast as fp32 the faster of fp16 and bf16 is, and its name, if known."""
+    known, chip = device_of(trace, device, ()), chip_of(trace, device)
+    if known is None or "fp32" not in known.peaks:
+        if chip.capability in _VOLTA:
+            return _VOLTA[chip.capability], "float16"
+        # Before Volta there were no tensor cores.
+        old = chip.vendor == "nvidia" and (0, 0) < chip.capability < (7, 0)
+        return (1.0, "float16") if old else None
+    bf16, fp16 = known.peaks.get("bf16", 0.0), known.peaks.get("fp16", 0.0)
+    dtype = "bfloat16" if bf16 >= fp16 and bf16 else "float16"
+    return max(bf16, fp16) / known.peaks["fp32"], dtype
+
+
 def _products(trace: Events) -> dict[int, _Products]:
     """By device without TF32: the main kernels of products, convolutions and attention."""
-    return trace.once(_by_device)
-
-
-def _by_device(trace: Events) -> dict[int, _Products]:
-    if not trace.has(Kind.KERNEL):
-        return {}
     rows = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
     rows = rows[trace.names_where(is_main)[rows] & ~trace.names_where(VECTOR_KERNEL.search)[rows]]
-    able = [
-        one for one in nesting.distinct(trace.device[rows]).tolist()
-        if not chip_of(trace, one).has_tf32
-    ]  # fmt: skip
+    devices = nesting.distinct(trace.device[rows]).tolist()
+    able = [one for one in devices if not chip_of(trace, one).has_tf32]
     rows = rows[nesting.among(trace.device[rows], able)]
-    if not trace.names_where(lambda name: precision(name) in {"single", None})[rows].any():
+    if not len(rows):
         return {}
     rows = rows[nesting.among(categories(trace, rows), _PRODUCTS)]
     # By the name, else by the types of the operator.
@@ -90,19 +69,15 @@ def _by_device(trace: Events) -> dict[int, _Products]:
     dtype = work.dtype[np.searchsorted(work.event, rows)]
     single |= ~named & (dtype == DTYPES.index("fp32"))
     others = ~single & (named | (dtype >= 0))
-    out = {}
-    for device in able:
-        mine = trace.device[rows] == device
-        out[device] = _Products(rows[mine], single[mine], others[mine])
-    return out
+    of = {one: trace.device[rows] == one for one in able}
+    return {one: _Products(rows[mine], single[mine], others[mine]) for one, mine in of.items()}
 
 
 def _unseen_half(trace: Events) -> Reason | None:
     """Products in fp32 on an unknown device."""
-    least = {name: one.default for name, one in half_unused.thresholds.items()}
-    for device in _products(trace):
-        counted = _counted(trace, device, least["share"], least["busy"], least["kernel"])
-        if len(counted) and _half_of(trace, device) is None:
+    _, *least = (one.default for one in half_unused.thresholds.values())
+    for device, products in trace.once(_products).items():
+        if len(_counted(trace, device, products, *least)) and _half_of(trace, device) is None:
             return because(*Why.PRODUCTS_ON_UNKNOWN_CHIP)
     return None
 
@@ -114,9 +89,7 @@ def _unseen_half(trace: Events) -> Reason | None:
     needs="device",
     blind=_unseen_half,
     timed=True,
-    gain=Threshold(
-        3, "1", "where half precision is not that much faster, memory decides what it gains"
-    ),
+    gain=Threshold(3, "1", "below, memory decides what half precision gains"),
     share=Threshold(0.2, "1", "below, other things than products take the device's time"),
     busy=Threshold(0.5, "1", "a device that mostly waits is not what makes a step slow"),
     kernel=Threshold(0.02, "ms", "shorter kernels take as long in any precision"),
@@ -132,22 +105,18 @@ def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel
     MI100, MI200, MI350, Arc. On NVIDIA's devices with TF32, `fp32-matmul` is the rule. The cost is
     half of the time of these kernels.
 
-    Not counted: a device on which 1 % of the products' time is in another precision, as under
-    autocast. Code that needs fp32, such as a solver, is not told apart: ignore the rule there.
-    Times decide, so the matches may change with the machine.
+    Not counted: a device on which 1 % of the products' time is in another precision. Code that
+    needs fp32, such as a solver, is not told apart. Times decide, so the matches may change.
 
     ## Why it is slow
 
-    The units for matrices (tensor cores, matrix cores) of these chips multiply fp16 or bf16 4 to 16
-    times as fast as the others multiply fp32, and stay idle. Each tensor also takes twice the
-    memory, and twice the time to move.
+    The units for matrices of these chips multiply fp16 or bf16 4 to 16 times as fast as the others
+    multiply fp32, and stay idle. Each tensor also takes twice the memory.
 
     ## Example
 
     ```python
-    model = torch.nn.Linear(4096, 4096, device="cuda")
-    loss = model(torch.rand(8192, 4096, device="cuda")).sum()
-    loss.backward()
+    model(torch.rand(8192, 4096, device="cuda")).sum().backward()
     ```
 
     ## Use instead
@@ -159,47 +128,41 @@ def half_unused(trace: Events, *, gain: float, share: float, busy: float, kernel
     scaler.scale(loss).backward()
     ```
     """
-    events, messages, costs, parts, fixes, spans = [], [], [], [], [], []
-    for device in _products(trace):
+    found: list[tuple[int, tuple[float, str], Ints]] = []
+    for device, products in trace.once(_products).items():
         half = _half_of(trace, device)
-        if half is None or half.gain < gain:
-            continue
-        counted = _counted(trace, device, share, busy, kernel)
-        if not len(counted):
-            continue
-        total = int(trace.dur[counted].sum())
-        calls = _calls(trace, counted)
-        events.append(int(calls[0]) if len(calls) else -1)
-        parts.append(calls)
-        messages.append(
-            f"device {device} multiplies in fp32, and {half.dtype} would be "
-            f"{half.gain:.0f} times as fast"
-        )
-        costs.append(int(total * min(1 - 1 / half.gain, _MOST_SAVED)))
-        fixes.append(_fix(trace, half))
-        spans.append(launched_between(trace, counted))
-    if not events:
+        if half is not None and half[0] >= gain:
+            counted = _counted(trace, device, products, share, busy, kernel)
+            found += [(device, half, counted)] if len(counted) else []
+    if not found:
         return NO_MATCHES
-    begin, end = np.array(spans, np.int64).T
+    parts = [_calls(trace, kernels) for _, _, kernels in found]
+    begin, end = np.array([launched_between(trace, kernels) for *_, kernels in found], np.int64).T
     return Matches(
-        np.array(events, np.int64),
-        messages,
-        cost_ns=np.array(costs, np.int64),
-        fix=fixes,
+        np.array([calls[0] if len(calls) else -1 for calls in parts], np.int64),
+        [
+            f"device {device} multiplies in fp32, and {dtype} would be {times:.0f} times as fast"
+            for device, (times, dtype), _ in found
+        ],
+        # What computes several times as fast is then bound by memory: half of the bytes.
+        cost_ns=np.array([trace.dur[kernels].sum() // 2 for *_, kernels in found], np.int64),
+        fix=[_fix(trace, dtype) for _, (_, dtype), _ in found],
         span_ns=(begin, end),
         parts=parts,
     )
 
 
-def _counted(trace: Events, device: int, share: float, busy: float, kernel: float) -> Ints:
+def _counted(
+    trace: Events, device: int, products: _Products, share: float, busy: float, kernel: float
+) -> Ints:
     """The kernels of a device that multiply fp32, if they matter and nothing else is multiplied."""
-    products, (since, until) = _products(trace)[device], spans_of(trace)[device]
+    since, until = spans_of(trace)[device]
     times, span = trace.dur[products.rows], until - since
     counted = products.rows[products.single & (times >= kernel * 1e6)]
     total = int(trace.dur[counted].sum())
     idle = int(idle_of(trace, device).between(np.array([since]), np.array([until]))[0])
-    matters = total > 0 and total >= share * span and span - idle >= busy * span
-    mixed = times[products.others].sum() >= max(_SOME * times.sum(), 1)
+    matters = total >= max(share * span, 1) and span - idle >= busy * span
+    mixed = times[products.others].sum() >= max(0.01 * times.sum(), 1)
     return counted if matters and not mixed else counted[:0]
 
 
@@ -207,13 +170,11 @@ def _calls(trace: Events, kernels: Ints) -> Ints:
     """The forward operators that launched them, all if there are none; in time order."""
     calls = operators_around(trace, trace.launch[kernels])
     calls = nesting.distinct(calls[calls >= 0])
-    steps = engine_steps(trace)
-    is_step = marked(trace, steps)
-    forward = calls[~(nesting.below(is_step, trace.parent, calls) | is_step[calls])]
+    forward = calls[node_around(trace, calls) < 0]
     return forward if len(forward) else calls
 
 
-def _fix(trace: Events, half: _Half) -> str:
-    run = f'run the model under torch.autocast("{device_type(trace)}", dtype=torch.{half.dtype})'
-    scaled = ", in training with torch.amp.GradScaler" if half.dtype == "float16" else ""
+def _fix(trace: Events, dtype: str) -> str:
+    run = f'run the model under torch.autocast("{device_type(trace)}", dtype=torch.{dtype})'
+    scaled = ", in training with torch.amp.GradScaler" if dtype == "float16" else ""
     return run + scaled

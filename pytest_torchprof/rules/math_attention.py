@@ -15,11 +15,13 @@ from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Kind, selected_operators
+from pytest_torchprof.trace.tree import forward_of
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
@@ -32,13 +34,11 @@ _LARGEST_HEAD: Final = 256
 
 def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
-    kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
-    for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
-        if not chip_of(trace, device).is_known and not trace.once(runs_fused, device):
-            return because(
-                "attention_on_unknown_chip",
-                "attention in its math form: the trace does not say which device it ran on",
-            )
+    if is_unknown(trace, selected_operators(trace, MATH_ATTENTION)):
+        return because(
+            "attention_on_unknown_chip",
+            "attention in its math form: the trace does not say which device it ran on",
+        )
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
 
@@ -124,6 +124,13 @@ def has_fused(trace: Events, device: int, dtype: str) -> bool:
     return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
 
 
+def is_unknown(trace: Events, calls: Ints) -> bool:
+    """Whether one of these calls ran on a device of which the trace does not say what it fuses."""
+    kernel, _ = launched_in(trace, calls)
+    devices = nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist()
+    return any(not (chip_of(trace, d).is_known or trace.once(runs_fused, d)) for d in devices)
+
+
 def runs_fused(trace: Events, device: int) -> bool:
     """Whether a fused attention kernel ran on this device."""
     calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
@@ -148,3 +155,13 @@ def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     return f"{SHORT[dtype]} attention in its math form: {listed}" + (
         f", with {' and '.join(why)}" if why else ""
     )
+
+
+def in_math_attention(trace: Events, events: Ints) -> Bools:
+    """Products in the math form of attention, forward and backward: other rules leave them out."""
+    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
+    found = np.zeros(len(events), bool)
+    if len(events) and attention.any():
+        for rows in (events, forward_of(trace, events)):
+            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
+    return found

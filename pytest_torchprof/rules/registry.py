@@ -122,8 +122,6 @@ CODES = (
 _FILES = {
     "sync-dataloader": "data_loading",
     "starved-loader": "data_loading",
-    "fp32-matmul": "products",
-    "unaligned-matmul": "products",
     "host-sync": "waiting",
     "host-read": "waiting",
     "launch-bound": "waiting",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.attribution import launched_at
+from pytest_torchprof.analysis.attribution import attribute, followed, launched_at
 from pytest_torchprof.analysis.device_time import spans_of
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.analysis.missing import blind_kernels
-from pytest_torchprof.rules.evidence.attention import POINTWISE_KERNEL, pointwise_chains
+from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.names import Kind
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.arguments import alike, decode_list
+from pytest_torchprof.trace.names import Kind, Names, are_named
+from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
+from pytest_torchprof.work.dataflow import dataflow
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,17 +29,24 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
+#: torch's own elementwise kernels, on CUDA and ROCm.
+_KERNEL: Final = late(r"(?!.*index_elementwise_kernel).*(elementwise_kernel|fused_dropout_kernel)")
+_OTHERS: Final = Names(
+    r"Optimizer\.|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction"
+)
+#: A dropout and the sum after it, as around each layer of a transformer, are no chain.
+_DROPOUT: Final = Names(r"aten::native_dropout(_backward)?$")
+_ADDS: Final = Names(r"aten::add_?$")
 _COMPILE: Final = "torch.compile this function or module: it makes one kernel of the chain"
-#: Operators of a chain, in any order and beside others, and what does the same in one kernel.
+#: Operators of a chain, in any order, and what does the same in one kernel: beside others, but for
+#: the simple ones.
+_SIMPLE: Final = {"mul", "add", "mul_", "add_"}
 _FUSED: Final = (
     ({"pow", "tanh", "mul"}, 'torch.nn.functional.gelu(x, approximate="tanh")'),
     ({"erf", "mul"}, "torch.nn.functional.gelu(x)"),
     ({"sigmoid", "mul"}, "torch.nn.functional.silu(x) or glu(x)"),
     ({"copy_", "pow"}, "torch.nn.functional.rms_norm"),
     ({"sub", "pow"}, "torch.nn.functional.layer_norm, or torch.var_mean"),
-)
-#: The same for chains of nothing else.
-_FUSED_PAIRS: Final = (
     ({"mul_", "add_"}, "torch.Tensor.lerp_, or addcmul_"),
     ({"mul", "add"}, "torch.addcmul"),
 )
@@ -40,7 +54,7 @@ _FUSED_PAIRS: Final = (
 
 def _unseen(trace: Events) -> Reason | None:
     """Elementwise kernels that graphs launched: their shapes are unknown."""
-    return blind_kernels(trace, POINTWISE_KERNEL.search)
+    return blind_kernels(trace, _KERNEL.match)
 
 
 @rule(
@@ -65,9 +79,9 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
     it writes; a reduction may be the end. They count if all together cost `share` (0.03) or more of
     the device's span. The cost is what one kernel would not move, divided by the bandwidth.
 
-    Not counted: compiled code, Triton kernels, an optimizer's step, dropout and the sum after it
-    alone, and what a CUDA graph launched. A stored trace tells tensors apart by shape and dtype
-    alone. Times decide here, so the matches may change with the machine.
+    Not counted: compiled code, Triton kernels, an optimizer's step, dropout and the sum after it,
+    and what a CUDA graph launched. A stored trace tells tensors apart by size and dtype alone.
+    Times decide here, so the matches may change with the machine.
 
     ## Why it is slow
 
@@ -86,71 +100,115 @@ def unfused_elementwise(trace: Events, *, bytes: float, share: float) -> Matches
 
     ```python
     def activation(x):
-        return torch.nn.functional.gelu(x, approximate="tanh")
-    ```
-
-    Or, for any such function:
-
-    ```python
-    activation = torch.compile(activation)
+        return torch.nn.functional.gelu(x, approximate="tanh")  # or torch.compile(activation)
     ```
     """
     span = sum(end - begin for begin, end in spans_of(trace).values())
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
-    kernels &= trace.names_where(POINTWISE_KERNEL.search)
+    kernels &= trace.names_where(_KERNEL.match)
     if trace.dur[kernels].sum() < share * span:
         return NO_MATCHES
-    chains = pointwise_chains(trace, bytes)
-    if not len(chains.kernel):
+    work = attribute(trace)
+    order = np.lexsort((trace.ts[work.event], trace.thread[work.event]))
+    event, call, moved = work.event[order], work.call[order], work.bytes[order]
+    passed = _passed(trace, event, call, bytes)
+    found: list[tuple[Any, ...]] = []
+    for chain in _chains(trace, call, sorted(passed)):
+        mine = slice(chain[0], chain[-1] + 2)
+        saved = np.array([*(passed[one][0] for one in chain), 0], np.int64)
+        names = [trace.names[number][6:] for number in trace.name[call[mine]].tolist()]
+        shape = [*max(passed[one] for one in chain)[1]]
+        text = f"{len(names)} kernels ({', '.join(names)}) pass on {shape}"
+        begin, *_, end = launched_at(trace, event[mine])
+        cost = _cost_ns(trace, event[mine], moved[mine], saved)
+        found.append((text, _fix(names), call[chain[0]], cost, saved.sum(), begin, end + 1))
+    if sum(cost for _, _, _, cost, *_ in found) < max(share * span, 1):
         return NO_MATCHES
-    cost = _costs_ns(trace, chains.kernel, chains.chain, chains.saved, chains.bytes)
-    if cost.sum() < max(share * span, 1):
-        return NO_MATCHES
-    starts = np.flatnonzero(np.diff(chains.chain, prepend=-1))
-    stops = np.append(starts[1:], len(chains.chain))
-    names = [trace.names[n].removeprefix("aten::") for n in trace.name[chains.call].tolist()]
-    messages, fixes = list[str](), list[str]()
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        mine = names[start:stop]
-        largest = start + int(np.argmax(chains.saved[start:stop]))
-        shape = list(chains.shape[largest] or ())
-        messages.append(f"{stop - start} kernels ({', '.join(mine)}) pass on {shape}")
-        fixes.append(_fix(mine))
-    launched = launched_at(trace, chains.kernel)
+    texts, fixes, *columns = zip(*found, strict=True)
+    rows, costs, total, begins, ends = np.array(columns, np.int64)
     return Matches(
-        chains.call[starts],
-        messages,
-        cost_ns=cost,
-        bytes=np.add.reduceat(chains.saved, starts),
-        fix=fixes,
-        span_ns=(launched[starts], launched[stops - 1] + 1),
+        rows, texts, cost_ns=costs, bytes=total, fix=fixes, span_ns=(begins, ends),
         wants_tensors=True,
-    )
+    )  # fmt: skip
 
 
-def _costs_ns(trace: Events, kernel: Ints, chain: Ints, saved: Ints, moved: Ints) -> Ints:
-    """What a fused kernel would save of each chain, in ns: see the rule's page."""
-    time = trace.dur[kernel]
-    total = np.bincount(chain, time)
-    longest = np.zeros(len(total), np.int64)
-    np.maximum.at(longest, chain, time)
-    less = np.bincount(chain, saved)
+def _passed(
+    trace: Events, event: Ints, call: Ints, least_bytes: float
+) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """What each of these kernels passes on to the next one on its stream, by its position: the
+    bytes that need not be written and read, or only read if others need them; and the shape.
+    """
+    graph = dataflow(trace)
+    node, size, reads = graph.node_of(call), len(graph), graph.reads
+    at = _pairs(trace, event, call)
+    at = at[(node[at] >= 0) & (node[at + 1] >= 0)]
+    at = at[followed(trace, event[at]).delays]
+    pairs = dict(zip((node[at] * size + node[at + 1]).tolist(), at.tolist(), strict=True))
+    edges = graph.writer[reads.value] * size + reads.node
+    rows = np.flatnonzero(among(edges, [*pairs]))
+    found = dict[int, tuple[int, tuple[int, ...]]]()
+    every = trace.operands(graph.event[reads.node[rows]])
+    for row, args in zip(rows.tolist(), every, strict=True):
+        argument, others = reads.argument[row], len(graph.readers_of(reads.value[[row]])) > 1
+        shape = sizes(decode_list(args.dims)[argument]) or ()
+        number = prod(shape) * ELEMENT_BYTES.get(decode_list(args.types)[argument], 1)
+        if number >= max(least_bytes, 1):
+            found[pairs[int(edges[row])]] = number * (1 if others else 2), shape
+    return found
+
+
+def _chains(trace: Events, call: Ints, links: list[int]) -> list[list[int]]:
+    """Links that follow on each other. In a possible graph, a call like an earlier one of a chain
+    is rather on the next tensor.
+    """
+    exact, (kind, _, _) = dataflow(trace).exact, alike(trace.name[call], trace.args[call])
+    chains, seen = list[list[int]](), set[int]()
+    for one in links:
+        follows = bool(chains) and chains[-1][-1] == one - 1
+        seen = seen if follows else {int(kind[one])}
+        if exact or kind[one + 1] not in seen:
+            seen.add(int(kind[one + 1]))
+            chains[-1].append(one) if follows else chains.append([one])
+    return chains
+
+
+def _pairs(trace: Events, event: Ints, call: Ints) -> Ints:
+    """Positions of elementwise kernels that, with the next one on their stream, may be of a chain;
+    the next one may be a reduction.
+    """
+    a, b, first, second = event[:-1], event[1:], call[:-1], call[1:]
+    pointwise = trace.is_kind(Kind.KERNEL) & trace.names_where(_KERNEL.match)
+    writes, reduces = map(trace.names_where, (is_elementwise, REDUCTIONS.__contains__))
+    fine = (first >= 0) & (second >= 0) & (first != second) & (trace.thread[a] == trace.thread[b])
+    fine &= trace.thread[first] == trace.thread[second]
+    fine &= pointwise[a] & writes[first]
+    fine &= (pointwise[b] & writes[second]) | ((trace.kind[b] == Kind.KERNEL) & reduces[second])
+    # A copy to the same dtype changes the layout.
+    layout = are_named(trace, call, "aten::copy_")
+    types = [decode_list(args.types)[:2] for args in trace.operands(call[layout])]
+    layout[layout] = [len({*one}) < 2 for one in types]
+    fine &= ~(layout[:-1] | layout[1:])
+    drops, adds = (are_named(trace, call, one) for one in (_DROPOUT, _ADDS))
+    fine &= ~((drops[:-1] & adds[1:]) | (adds[:-1] & drops[1:]))
+    at = np.flatnonzero(fine)
+    return at[~within_named(trace, call[at], _OTHERS)]
+
+
+def _cost_ns(trace: Events, kernel: Ints, moved: Ints, saved: Ints) -> int:
+    """What a fused kernel would save of a chain, in ns: see the rule's page."""
+    time, less = trace.dur[kernel], int(saved.sum())
     # A chain whose bytes are unknown in part moves more than it saves.
-    whole = np.maximum(np.bincount(chain, np.maximum(moved, saved)), 1)
-    cost = np.minimum(total * np.minimum(less / whole, 1), total - longest)
-    for number in distinct(trace.device[kernel]).tolist():
-        device = device_of(trace, number, ())
-        mine = distinct(chain[trace.device[kernel] == number])
-        if device is not None:
-            cost[mine] = np.minimum(cost[mine], less[mine] / device.bandwidth_bytes_per_s * 1e9)
-    out: Ints = cost.astype(np.int64)
-    return out
+    share = less / max(int(np.maximum(moved, saved).sum()), 1)
+    cost = min(int(time.sum()) * min(share, 1), int(time.sum() - time.max()))
+    device = device_of(trace, int(trace.device[kernel[0]]), ())
+    return int(cost if device is None else min(cost, less / device.bandwidth_bytes_per_s * 1e9))
 
 
 def _fix(names: Sequence[str]) -> str:
     """What does the same in one kernel, if torch has it."""
-    there = set(names)
-    forms = [form for parts, form in _FUSED if parts <= there]
-    forms += [form for parts, form in _FUSED_PAIRS if parts == there]
-    known = next(iter(forms), None)
-    return _COMPILE if known is None else f"{known}; or {_COMPILE}"
+    there = {*names}
+    forms = [
+        form for parts, form in _FUSED
+        if parts == there or (parts <= there and not parts <= _SIMPLE)
+    ]  # fmt: skip
+    return f"{forms[0]}; or {_COMPILE}" if forms else _COMPILE

@@ -11,8 +11,8 @@ from pytest_torchprof.analysis.device_time import idle, idle_by_waits
 from pytest_torchprof.analysis.missing import absent_gap, device_gap, waits_gap, wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import LAUNCHES
 from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:

@@ -411,6 +411,12 @@ def made_bytes(graph: Dataflow) -> Ints:
 
 def _nodes(trace: Events) -> Ints:
     found = all_computing(trace).copy()
+    # Of an operator that a mode or a subclass calls again, the inner one has the operands.
+    rows = trace.is_kind(Kind.OP).nonzero()[0]
+    above = trace.parent[rows]
+    again = (above >= 0) & found[above] & (trace.name[above] == trace.name[rows])
+    found[above[again]] = False
+    found[rows[again]] = True
     found[operators_named(trace, ACCUMULATE)] = True
     events: Ints = found.nonzero()[0]
     return events

@@ -256,17 +256,29 @@ def is_main(name: str) -> bool:
 
 
 #: Element types in the names of product kernels, the first that matches: cuBLAS, cuDNN, CUTLASS,
-#: MIOpen, and the type code of Tensile after its two index maps. ``884`` are Volta's tensor cores.
+#: MIOpen, the type code of Tensile after its two index maps, and that of the operands which begins
+#: the types of ``nvjet``. ``884`` are Volta's tensor cores.
 _PRECISIONS: Final = (
     (
         "half",
-        late(r"fp16|bf16|[_<]f16|half|bfloat|884|16816|Cijk_A[ijkl]+_B[ijkl]+_[HB]", re.IGNORECASE),
+        late(
+            r"fp16|bf16|[_<]f16|half|bfloat|884|16816|Cijk_A[ijkl]+_B[ijkl]+_[HB]"
+            r"|nvjet_(sm\d+_)?(?!sm\d)[th]\w*?_\d",
+            re.IGNORECASE,
+        ),
     ),
     (
         "other",
-        late(r"tf32|fp8|e4m3|e5m2|_i8|int8|imma|fp4|Cijk_A[ijkl]+_B[ijkl]+_[FI]\d", re.IGNORECASE),
+        late(
+            r"tf32|xf32|s1688|fp8|e4m3|e5m2|_i8|int8|imma|fp4|Cijk_A[ijkl]+_B[ijkl]+_[FI]\d"
+            r"|nvjet_(sm\d+_)?(?!sm\d)[sqo]\w*?_\d",
+            re.IGNORECASE,
+        ),
     ),
-    ("double", late(r"dgemm|zgemm|f64|fp64|<double\b|Cijk_A[ijkl]+_B[ijkl]+_[DZ]")),
+    (
+        "double",
+        late(r"dgemm|zgemm|f64|fp64|<double\b|nvjet_(sm\d+_)?d\w*?_\d|Cijk_A[ijkl]+_B[ijkl]+_[DZ]"),
+    ),
     ("single", late(r"sgemm|scudnn|cgemm|f32|fp32|<float\b|gemmSN|Cijk_A[ijkl]+_B[ijkl]+_S_?B")),
 )
 

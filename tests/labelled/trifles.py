@@ -77,7 +77,7 @@ def _zeroed():
     return _fit(step)
 
 
-@EXAMPLES.near_miss("grad-not-none", cpu_share=0.01)
+@EXAMPLES.near_miss("grad-not-none", cpu_share=0.1)
 def two_small_gradients_beside_a_long_step():
     return _zeroed()
 
@@ -140,7 +140,7 @@ def _decoded():
     return _fit(decode, once=True)
 
 
-@EXAMPLES.near_miss("decode-without-cache", cpu_share=0.01)
+@EXAMPLES.near_miss("decode-without-cache", cpu_share=0.5)
 def a_few_words_beside_a_long_step():
     return _decoded()
 

@@ -25,7 +25,7 @@ def attention(b: Heads) -> list[int]:
 
 
 def saved_ns(b: TraceBuilder) -> list[int]:
-    """Of each match, and of its backward pass."""
+    """Of each match."""
     (found,) = check(parse_trace(b.to_bytes()), [RULE]).matches.values()
     assert found.cost_ns is not None
     return [int(ns) for ns in found.cost_ns]
@@ -46,7 +46,7 @@ def test_on_a_cpu_too() -> None:
     assert saved_ns(b) == [100_000]
 
 
-def test_a_backward_pass_is_part_of_it_less_the_product_that_a_fused_one_repeats() -> None:
+def test_a_backward_pass_is_part_of_it_but_for_that_of_the_products() -> None:
     b = Heads()
     first, scaled, softmax, last = attention(b)
     with b.thread(5001):
@@ -54,10 +54,10 @@ def test_a_backward_pass_is_part_of_it_less_the_product_that_a_fused_one_repeats
         b.backward("SoftmaxBackward0", softmax, (BF16, 40))
         b.backward("MulBackward0", scaled, (BF16, 40))
         b.backward("BmmBackward0", first, (BF16, 50), (BF16, 50))
-    assert saved_ns(b) == [20_000 + 30_000, 40_000 + 40_000 - 50_000]
+    assert saved_ns(b) == [20_000 + 30_000 + 40_000 + 40_000]
     (finding,) = check(parse_trace(b.to_bytes()), [RULE]).findings()
     assert (finding.count, finding.location) == (1, "aten::softmax")
-    assert finding.cost_ms == pytest.approx(0.08, abs=1e-3)
+    assert finding.cost_ms == pytest.approx(0.13, abs=1e-3)
 
 
 def test_unaligned_products_of_such_attention_are_not_reported_as_well() -> None:

@@ -18,6 +18,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     ALLOCATION_CALL,
     D2H,
+    DEVICE_KINDS,
     FREE_CALL,
     H2D,
     HOST_KINDS,
@@ -410,6 +411,19 @@ def _with_waits(
         np.concatenate([ns - taken, taken[more]]),
         np.concatenate([everything, more]),
     )
+
+
+def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
+    """For each of these host events: ns for which it kept devices idle by such a cause, at most
+    its duration; of several devices the mean. Without a device, its duration.
+    """
+    if not trace.has(*DEVICE_KINDS):
+        return trace.dur[events]
+    parts = idle_parts(trace)
+    chosen = nesting.among(parts.cause, causes) & (parts.event >= 0)
+    kept = np.zeros(len(trace), np.int64)
+    np.add.at(kept, parts.event[chosen], parts.ns[chosen])
+    return np.minimum(kept[events] // max(len(spans_of(trace)), 1), trace.dur[events])
 
 
 # ---- Work that a process does once, on first use: while a capture lasts, it distorts all its

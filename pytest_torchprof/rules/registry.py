@@ -116,24 +116,13 @@ CODES = (
 )
 
 _FILES = {
-    "sync-dataloader": "data_loading",
-    "starved-loader": "data_loading",
     "fp32-matmul": "products",
     "unaligned-matmul": "products",
-    "host-sync": "waiting",
-    "host-read": "waiting",
-    "launch-bound": "waiting",
     "extra-cuda-copy": "copies",
     "pageable-copy": "copies",
     "copy-round-trip": "copies",
-    "gc-pause": "pauses",
-    "allocator-retry": "pauses",
-    "small-collectives": "collective_calls",
-    "blocking-collective": "collective_calls",
     "repeated-cast": "repetition",
     "contiguous-copy": "repetition",
-    "graph-break": "compilation",
-    "recompile": "compilation",
 }
 
 

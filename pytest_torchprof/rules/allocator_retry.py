@@ -35,26 +35,25 @@ _GIVES_BACK: Final = Names(FREE_CALLS)
 #: Operators that allocate. Source: aten/src/ATen/native/TensorFactories.cpp.
 _EMPTY: Final = Names(r"aten::(empty|empty_strided|empty_like|new_empty|resize_)$")
 _EMPTIES_CACHE: Final = Names(r"<built-in (function|method) _cuda_emptyCache\b")
-#: What is wrong, and what to do about it.
 _NO_CACHE: Final = (
-    "each tensor is allocated and freed by the driver",
     "keep torch's caching allocator on: unset PYTORCH_NO_CUDA_MEMORY_CACHING and "
-    "PYTORCH_NO_HIP_MEMORY_CACHING",
+    "PYTORCH_NO_HIP_MEMORY_CACHING"
 )
-_EMPTIES: Final = (
-    "device memory is given back in every step",
-    "call torch.cuda.empty_cache() outside of the loop, if at all",
-)
+_EMPTIES: Final = "call torch.cuda.empty_cache() outside of the loop, if at all"
 _TIGHT: Final = (
-    "the allocator frees its cache to allocate other sizes",
     "leave memory free: a smaller batch, or sizes that do not change from step to step; "
-    "against fragmentation PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on",
+    "against fragmentation PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
 _GROWS: Final = (
-    "device memory still grows in later steps",
     "sizes that do not change from step to step (pad to a few lengths, the largest first), or "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on",
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, unless it is on"
 )
+_MESSAGES: Final = {
+    _NO_CACHE: "each tensor is allocated and freed by the driver",
+    _EMPTIES: "device memory is given back in every step",
+    _TIGHT: "the allocator frees its cache to allocate other sizes",
+    _GROWS: "device memory still grows in later steps",
+}
 
 
 def _has_steps(trace: Events) -> Reason | None:
@@ -73,7 +72,7 @@ def _has_steps(trace: Events) -> Reason | None:
 
 @rule(
     "allocator-retry",
-    fix=_TIGHT[1],
+    fix=_TIGHT,
     triggers=MALLOC_CALLS,
     needs="device",
     ready=_has_steps,
@@ -129,14 +128,14 @@ def allocator_retry(trace: Events, *, share: float, steps: float) -> Matches:
     operator, frees = operators_around(trace, rows), are_named(trace, rows, _GIVES_BACK)
     event = np.where(operator >= 0, operator, rows)
     if _is_uncached(trace, operator[~frees], step) and frees.any():
-        kind, event = _NO_CACHE, np.full(len(rows), -1, np.int64)
+        fix, event = _NO_CACHE, np.full(len(rows), -1, np.int64)
     elif (frees & (operator < 0)).sum() > frees.sum() / 2:
         emptying = events_named(trace, _EMPTIES_CACHE)
-        kind, event = _EMPTIES, np.full(len(rows), emptying[0] if len(emptying) else -1, np.int64)
+        fix, event = _EMPTIES, np.full(len(rows), emptying[0] if len(emptying) else -1, np.int64)
     else:
-        kind = _TIGHT if frees.any() else _GROWS
+        fix = _TIGHT if frees.any() else _GROWS
     span = around(trace, rows)
-    return Matches(event, kind[0], None, cost, fix=[kind[1]] * len(rows), span_ns=span)
+    return Matches(event, _MESSAGES[fix], None, cost, fix=[fix] * len(rows), span_ns=span)
 
 
 def _steps(trace: Events, rows: Ints) -> Ints:

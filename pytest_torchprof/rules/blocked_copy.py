@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import names_fit
-from pytest_torchprof.analysis.device_time import idle, idle_by_waits
-from pytest_torchprof.analysis.missing import waits_gap
+from pytest_torchprof.analysis.device_time import idle, idle_by_waits, measured_ns
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.copies import of_pageable_memory
-from pytest_torchprof.rules.evidence.devices import copy_callers, host_filled_tensors, model_moves
-from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.rules.host_sync import knows_waits
+from pytest_torchprof.rules.moves import copy_callers
+from pytest_torchprof.rules.pageable_copy import of_other_rules, of_pageable_memory
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import H2D, SYNC_CALL, Kind
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -31,18 +29,13 @@ _QUEUED_NS: Final = 50_000
 _WAITS: Final = "the host waits for a copy to the device, and then launches late"
 
 
-def _knows_waits(trace: Events) -> Reason | None:
-    """The calls in which the host waits, which are known on CUDA and ROCm."""
-    return trace.once(waits_gap)
-
-
 @rule(
     "blocked-copy",
     fix="copy from pinned memory with non_blocking=True; or make it on the device: pass device= to "
     "the function that creates it, and keep what stays the same there",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="device",
-    ready=_knows_waits,
+    ready=knows_waits,
     timed=True,
     share=Threshold(0.05, "1", "less is not worth a change"),
     copies=Threshold(
@@ -105,9 +98,7 @@ def blocked_copy(
     many = found.sum() >= copies or (end - begin)[found].max(initial=0) >= wait * 1e6
     found &= many and idle_after[found].sum() >= max(share * measured_ns(trace), idle_ms * 1e6)
     if found.any():
-        found &= ~among(rows, trace.once(model_moves))
-        if trace.records_shapes:
-            found &= ~among(rows, [f.copy for f in trace.once(host_filled_tensors)])
+        found &= ~of_other_rules(trace, rows)
     rows, begin, end = rows[found], begin[found], end[found]
     return Matches(
         copy_callers(trace, rows),

@@ -8,8 +8,8 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.communication import collectives
+from pytest_torchprof.analysis.device_time import measured_ns
 from pytest_torchprof.rules.evidence.calls import in_backward
-from pytest_torchprof.rules.evidence.pauses import measured_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.names import Names

@@ -11,8 +11,8 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import slowdown_share
 from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.chip import on_cpu
 from pytest_torchprof.rules.evidence.calls import filled, filled_shapes, guessed, least_ns
-from pytest_torchprof.rules.evidence.devices import on_cpu
 from pytest_torchprof.rules.rule import (
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,

@@ -79,9 +79,9 @@ def graph_break(trace: Events) -> Matches:
         return noted(trace, trace.once(compilations.graph_breaks).rows or ())
     rows: dict[tuple[str, ...], int] = {}
     for number, name in enumerate(trace.names):
-        if "torch_dynamo_resume_in_" in name and (found := _RESUMED.fullmatch(name)):
-            if (event := _first(trace, trace.name == number)) >= 0:
-                rows.setdefault(found.group("file", "line", "name"), event)
+        found = "torch_dynamo_resume_in_" in name and _RESUMED.fullmatch(name)
+        if found and (event := _first(trace, trace.name == number)) >= 0:
+            rows.setdefault(found.group("file", "line", "name"), event)
     if not rows:
         return NO_MATCHES
     return Matches(

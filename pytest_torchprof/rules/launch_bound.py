@@ -74,10 +74,11 @@ def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: flo
         if wall is not None:
             share = min(share, 1 - mine.busy_ns / wall)
         if kernel_ns < np.median(mine.pace[steady]) and share >= idle_share:
-            messages += [
+            text = (
                 f"device {device} is idle for most of the time while the host launches {count} "
                 "kernels one by one"
-            ] * len(idle_ns)
+            )
+            messages += [text] * len(idle_ns)
             event = np.full(len(idle_ns), _around(trace, mine.call[mine.single]))
             # One match, whose cost is that of all gaps.
             one = np.eye(1, len(idle_ns), dtype=np.int64)[0]

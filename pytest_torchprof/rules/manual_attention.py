@@ -11,8 +11,8 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
+from pytest_torchprof.rules.chip import chip_of, on_cpu
 from pytest_torchprof.rules.evidence.attention import PRODUCT, SOFTMAX, are_kept, attentions
-from pytest_torchprof.rules.evidence.devices import chip_of, on_cpu
 from pytest_torchprof.rules.math_attention import has_fused, runs_fused
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting

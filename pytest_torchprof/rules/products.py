@@ -10,7 +10,7 @@ from pytest_torchprof.analysis.attribution import DeviceProducts, Product, devic
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.rules.evidence.devices import chip_of
+from pytest_torchprof.rules.chip import chip_of
 from pytest_torchprof.rules.manual_attention import in_manual_attention
 from pytest_torchprof.rules.math_attention import MATH_ATTENTION
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
@@ -21,7 +21,7 @@ from pytest_torchprof.work.kernels import FP32_KERNEL, TF32_KERNEL, VECTOR_KERNE
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.devices import Chip
+    from pytest_torchprof.rules.chip import Chip
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

@@ -118,9 +118,6 @@ CODES = (
 _FILES = {
     "fp32-matmul": "products",
     "unaligned-matmul": "products",
-    "extra-cuda-copy": "copies",
-    "pageable-copy": "copies",
-    "copy-round-trip": "copies",
     "repeated-cast": "repetition",
     "contiguous-copy": "repetition",
 }

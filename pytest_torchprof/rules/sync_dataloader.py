@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, around, rule
 from pytest_torchprof.trace.names import Names, marks_named
@@ -71,10 +69,9 @@ def sync_dataloader(trace: Events) -> Matches:
         return NO_MATCHES
     took = trace.dur[rows]
     pays = bool(took.mean() >= _HAND_OVER_NS)
-    message = (
-        f"a DataLoader without workers loads in this process: {len(rows)} fetches take "
-        f"{format_quantity(int(took.sum()) / 1e6, 'ms')}{'' if pays else ', too little for workers'}"
-    )
+    ms = format_quantity(int(took.sum()) / 1e6, "ms")
+    message = f"a DataLoader without workers loads in this process: {len(rows)} fetches take {ms}"
+    message += "" if pays else ", too little for workers"
     return Matches(
         rows,
         message,

@@ -9,7 +9,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules import grad_not_none
 from pytest_torchprof.rules.check import check
-from pytest_torchprof.rules.evidence.devices import on_cpu
+from pytest_torchprof.rules.chip import on_cpu
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.names import REGION

@@ -18,13 +18,13 @@ from pytest_torchprof.capture.patches import REAL
 from pytest_torchprof.core.records import cached
 from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.places.place import CONSTRUCTOR, LINE, MODULE, FunctionCalls, Marks
-from pytest_torchprof.trace.dataflow import ListedTensors
 from pytest_torchprof.trace.names import MODULE_MARK
+from pytest_torchprof.trace.tensors import ListedTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from pytest_torchprof.trace.dataflow import Taken
+    from pytest_torchprof.trace.tensors import Taken
 
 
 # ---- Which class a running module is of, and which ones run inside it unseen.
@@ -678,6 +678,8 @@ class ModuleTracer(LineTracer):
 
 #: The number for something that is not a tensor, or is unknown.
 _NONE = -1
+#: The profiler's name of an allocation or a release.
+_MEMORY = "[memory]"
 
 
 class StorageNumbers:
@@ -705,9 +707,14 @@ class StorageNumbers:
         found = self._found(starts, names)
         return [frozenset() if one is None else self._within(one) for one in found]
 
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        """The address of each operator's first argument, -1 if that is not a tensor."""
-        return [getattr(one, "impl_ptr", _NONE) for one in self._first(starts, names)]
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """The address of each argument's object, -1 if that is not a tensor; as for `taken`."""
+        found = self._found(starts, names)
+        return [() if one is None else tuple(map(_object, one.typed[1].inputs)) for one in found]
+
+    def lifetimes(self) -> Mapping[int, tuple[int, int]]:
+        """When each tensor's memory was allocated and released, -1 for not within the trace."""
+        return self._lifetimes
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
@@ -735,20 +742,17 @@ class StorageNumbers:
             )
 
     def _within(self, event: Any) -> frozenset[int]:
-        begin = bisect_left(self._starts, event.start_time_ns)
-        end = bisect_right(self._starts, event.end_time_ns, begin)
-        changes = [
-            (one.start_tid, one.typed[1])
-            for start in self._starts[begin:end]
-            for one in self._indexed[start]
-        ]
-        kept, freed = set[int](), set[int]()
-        for thread, change in changes:
-            # Without an id nothing took it. A number has one allocation, and one release.
-            known = thread == event.start_tid and getattr(change, "alloc_size", 0)
-            if known and change.id is not None:
-                (kept if change.alloc_size > 0 else freed).add(int(change.allocation_id))
-        return frozenset(kept - freed)
+        starts, made = self._allocations
+        begin, end = event.start_time_ns - self._base_ns, event.end_time_ns - self._base_ns
+        some = made[bisect_left(starts, begin) : bisect_right(starts, end)]
+        if not some:
+            return frozenset()
+        thread = event.start_tid
+        return frozenset(
+            number
+            for number, owner, released in some
+            if owner == thread and not begin <= released <= end
+        )
 
     @cached
     def _indexed(self) -> dict[int, list[Any]]:
@@ -769,6 +773,33 @@ class StorageNumbers:
         return events
 
     @cached
+    def _lifetimes(self) -> dict[int, tuple[int, int]]:
+        starts, made = self._allocations
+        known = {one: (at, end) for at, (one, _, end) in zip(starts, made, strict=True)}
+        return {number: (_NONE, end) for number, end in self._changes[1].items()} | known
+
+    @cached
+    def _allocations(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """When tensors were allocated, in order; and each one's number, thread, and release."""
+        made, ends = self._changes
+        return [at for at, _, _ in made], [(n, t, ends.get(n, _NONE)) for _, n, t in made]
+
+    @cached
+    def _changes(self) -> tuple[list[tuple[int, int, int]], dict[int, int]]:
+        """Allocations in order: when, which number, on which thread; and when numbers ended."""
+        made, ends = list[tuple[int, int, int]](), dict[int, int]()
+        for start in self._starts:
+            for one in self._indexed[start]:
+                # Without an id nothing took it. A number has one allocation, and one release.
+                if one.name == _MEMORY and (change := one.typed[1]).id is not None:
+                    number, at = int(change.allocation_id), start - self._base_ns
+                    if change.alloc_size > 0:
+                        made.append((at, number, one.start_tid))
+                    else:
+                        ends[number] = at
+        return made, ends
+
+    @cached
     def _starts(self) -> list[int]:
         return sorted(self._indexed)
 
@@ -784,6 +815,12 @@ def _number(argument: Any) -> int:
     number = getattr(argument, "allocation_id", None)
     # Tensors wrapped by torch.func have no memory of their own, and share one number.
     return _NONE if number is None or not argument.storage_data_ptr else int(number)
+
+
+def _object(argument: Any) -> Taken:
+    if isinstance(argument, list):
+        return tuple(getattr(one, "impl_ptr", _NONE) for one in argument)
+    return getattr(argument, "impl_ptr", _NONE)
 
 
 def _listed(one: Any) -> ListedTensors | None:

@@ -28,9 +28,9 @@ from pytest_torchprof.trace.tree import marked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 #: The operator that stores a gradient for the optimizer; `autograd.grad` does not run it.

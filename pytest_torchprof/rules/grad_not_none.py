@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _ZEROES_LISTS: Final = Names(r"aten::_foreach_zero_$")

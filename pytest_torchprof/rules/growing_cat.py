@@ -14,8 +14,8 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.evidence.calls import BYTE_NS, CALL_NS, guessed, least_ns
 from pytest_torchprof.rules.evidence.loops import JOIN, between, call_of, chains, may_have_more
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.trace.dataflow import listed
 from pytest_torchprof.trace.names import DEVICE_KINDS
+from pytest_torchprof.trace.tensors import listed
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:

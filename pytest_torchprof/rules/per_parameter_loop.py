@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_torchprof.rules.evidence.parameters import OptimizerStep, _Shape
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")

@@ -44,9 +44,9 @@ from pytest_torchprof.work.operands import ELEMENT_BYTES, torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
 _CLONE: Final = Names(r"aten::clone$")
@@ -479,7 +479,7 @@ def _again(trace: Events, rows: Ints, kind: Ints, least: int, kinds: list[_Kind]
         number = int(tensor[group[0]])
         changes = np.sort(trace.ts[np.array(written[number], np.int64)])
         change = np.searchsorted(changes, trace.ts[rows[group]]).tolist()
-        mine = [(int(trace.ts[rows[i]]), objects[i]) for i in group.tolist()]
+        mine = [(int(trace.ts[rows[i]]), _first(objects[i])) for i in group.tolist()]
         same = defaultdict[Any, list[int]](list)
         parts = _parts(mine, views[number], prod(kinds[kind[group[0]]].shape))
         for position, at, part in zip(group.tolist(), change, parts, strict=True):
@@ -516,7 +516,7 @@ def _views(trace: Events, tensors: set[int], copies: Ints) -> dict[int, list[_Vi
     for row, taken in zip(rows.tolist(), trace.taken(rows) or [], strict=True):
         if (number := _first(taken)) in tensors:
             at = np.array([row])
-            (args,), (of,) = trace.operands(at), trace.objects(at) or [0]
+            (args,), (of,) = trace.operands(at), map(_first, trace.objects(at) or [(0,)])
             name = trace.names[trace.name[row]]
             part = (name, bytes(args.dims), bytes(args.strides), bytes(args.concrete))
             is_part = name in PARTS or name == "aten::as_strided"

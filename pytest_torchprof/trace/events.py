@@ -22,7 +22,6 @@ from pytest_torchprof.trace.arguments import (
     int64_column,
     whole_number,
 )
-from pytest_torchprof.trace.dataflow import keys_of
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
@@ -39,13 +38,14 @@ from pytest_torchprof.trace.names import (
 )
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.steps import selected_by
+from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.arguments import Arguments
-    from pytest_torchprof.trace.dataflow import Taken, Tensors
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.steps import Scope
+    from pytest_torchprof.trace.tensors import Taken, Tensors
 
 
 # ---- Allocations and frees, as columns.
@@ -470,8 +470,8 @@ class Events:
         """
         return None if self.tensors is None else self.tensors.made(*keys_of(self, events))
 
-    def objects(self, events: Ints) -> list[int] | None:
-        """For each of these operators, the identity of its first argument's object; None as above.
+    def objects(self, events: Ints) -> list[tuple[Taken, ...]] | None:
+        """For each of these operators, the identity of each argument's object; None as above.
 
         Views are separate objects. A later object may reuse the number of a deleted one.
         """

@@ -5,27 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from pytest_torchprof.core.process import late
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part, decode_texts
 from pytest_torchprof.trace.names import (
     ANNOTATION,
     OPERATOR,
+    STEP,
     Kind,
     Names,
     are_named,
     are_operators,
     count,
     events_named,
+    marks_named,
+    named,
+    numbers_of,
     once_per_trace,
     operators_between,
+    operators_marked,
     operators_named,
 )
-from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.nesting import among, distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -409,3 +414,296 @@ def _forward_numbers(trace: Events) -> tuple[Ints, Ints]:
     ops, number = ops[known], number[known]
     order = np.lexsort((ops, number))
     return ops[order], number[order]
+
+
+# ---- Which operators a user's code called, and in which step.
+
+#: Annotations around torch's own code: loading a batch, and the optimizers.
+_LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")
+_STEP_ENDS = Names(r"Optimizer\.step#")
+_STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
+_BACKWARD = Names(r"(?s:.*)Backward\d+$")
+_CLOSED = Names(r"(?s:.*)(::|Backward\d+$)")
+_AUTOGRAD = Names(r"autograd::")
+_CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
+
+
+def called(trace: Events) -> Bools:
+    """Operators called by code outside torch: not nested in an operator, nor in a backward.
+
+    Operators in a `torch.autograd.Function`, a compiled region or an annotation count as called
+    from outside; those in a DataLoader's fetch or an optimizer's step do not.
+    """
+    return once_nested(trace, _called)
+
+
+def _called(trace: Events) -> Bools:
+    found = np.zeros(len(trace), bool)
+    rows = operators_named(trace, _CALLED)
+    found[rows] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows)
+    return found
+
+
+def may_be_called(trace: Events) -> Ints:
+    """All of these operators, and some others: those not directly in torch's own, in time order."""
+    return once_nested(trace, _may_be_called)
+
+
+def _may_be_called(trace: Events) -> Ints:
+    rows = operators_named(trace, _CALLED)
+    found: Ints = rows[~are_closed(trace, trace.parent[rows])]
+    return found
+
+
+def are_called(trace: Events, rows: Ints) -> Bools:
+    """The same for these events only."""
+    found = are_named(trace, rows, _CALLED)
+    found &= trace.kind[rows] == OPERATOR
+    found[found] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows[found])
+    return found
+
+
+def _closed(trace: Events) -> Bools:
+    """For each event, whether nothing nested in it was called by code outside torch; the extra last
+    entry, index -1, is false.
+    """
+    closed = operators_marked(trace, _CLOSED)
+    closed[:-1] |= named(trace, _LIBRARY)
+    return closed
+
+
+def are_closed(trace: Events, rows: Ints) -> Bools:
+    """Which of these events contain nothing called by code outside torch."""
+    return once_nested(trace, _closed)[rows]
+
+
+def in_backward(trace: Events, rows: Ints) -> Bools:
+    """Which of these events belong to an autograd node, an optimizer, or a DataLoader."""
+
+    def is_own(events: Ints) -> Bools:
+        node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
+        node &= trace.kind[events] == OPERATOR
+        return node | are_named(trace, events, _LIBRARY)
+
+    return within(trace, rows, is_own)
+
+
+def passes(trace: Events) -> Ints:
+    """When nodes of backward passes began, in order."""
+    return np.sort(trace.ts[marks_named(trace, _AUTOGRAD)])
+
+
+def step_of(trace: Events, rows: Ints) -> Ints:
+    """The number of the step in which each event begins.
+
+    A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with an
+    optimizer's step; without any of these everything is one step.
+    """
+    return np.searchsorted(trace.once(step_bounds), trace.ts[rows], side="right")
+
+
+def step_bounds(trace: Events) -> Ints:
+    """When these steps begin or end, in order; empty if everything is one step."""
+    begins, ends = marks_named(trace, _STEP_BEGINS), marks_named(trace, _STEP_ENDS)
+    return np.sort(np.concatenate([trace.ts[begins], trace.ts[ends] + trace.dur[ends]]))
+
+
+# ---- Nodes of autograd graphs: which operators record them, and which ones a backward pass runs.
+#
+# An operator's sequence number is the one that its thread's next node will have. torch records it
+# whenever grad mode is on, whether or not the operator makes a node, so an operator has made
+# nodes if the next operator's number is larger.
+
+#: A function compiled by torch.compile, recorded as an operator around what it calls.
+_REGION: Final = Names(r"Torch-Compiled Region")
+#: A step of the engine; each, except for accumulating gradients, runs an operator's node.
+_RUNS: Final = Names(r"autograd::engine::evaluate_function: ")
+_GRADIENT: Final = Names(r".*::AccumulateGrad$")
+#: How many calls ahead the number of the next node is searched.
+_FAR: Final = 100
+
+
+class Recorded(NamedTuple):
+    """Calls that recorded nodes, with the numbers of their first node and of the next one."""
+
+    rows: Ints
+    first: Ints
+    after: Ints
+
+    def where(self, chosen: Bools) -> Recorded:
+        """Select some of them."""
+        return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
+
+
+def has_regions(trace: Events) -> bool:
+    """Whether compiled code ran, whose operators are nested in others but count as called."""
+    return bool(len(operators_named(trace, _REGION)))
+
+
+@once_per_trace
+def forward_calls(trace: Events) -> Ints:
+    """Like `calls`, without the engine's steps, but with what compiled regions call."""
+    rows = calls(trace)
+    rows = rows[~are_engine_steps(trace, rows)]
+    regions = operators_named(trace, _REGION)
+    if not len(regions):
+        return rows
+    opened = np.zeros(len(trace), bool)
+    opened[regions] = True
+    operators = np.flatnonzero((trace.kind == OPERATOR) & ~opened)
+    inside = operators[within(trace, operators, lambda at: opened[at])]
+    inside = inside[~within(trace, inside, lambda at: (trace.kind[at] == OPERATOR) & ~opened[at])]
+    inside = inside[~compiled(trace, inside)]
+    rows = np.sort(np.concatenate([rows[~opened[rows]], inside]))
+    return rows[np.argsort(trace.thread[rows], kind="stable")]
+
+
+@once_per_trace
+def recorded(trace: Events, names: Names | None) -> Recorded:
+    """Calls with such names, or all, that recorded nodes of a graph."""
+    rows = forward_calls(trace)
+    at = np.arange(len(rows)) if names is None else are_named(trace, rows, names).nonzero()[0]
+    number = numbers(trace, rows[at])
+    at, number = at[number >= 0], number[number >= 0]
+    after, last = _numbers_after(trace, rows, at)
+    made = after > number
+    # Nothing tells if the last call made one node: assume what calls of its name did before.
+    name = trace.name[rows[at]]
+    alike = ~made & last & among(name, name[made])
+    after[alike] = number[alike] + 1
+    return Recorded(rows[at], number, after).where(made | alike)
+
+
+def _numbers_after(trace: Events, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
+    """The number of the next call on the thread that has one, or else the last one within this
+    call; and whether it is the latter.
+    """
+    found = np.full(len(at), -1, np.int64)
+    thread = np.append(trace.thread[rows], -1)
+    todo = np.arange(len(at))
+    for away in range(1, _FAR):
+        next_call = np.minimum(at[todo] + away, len(rows))
+        todo = todo[thread[next_call] == thread[at[todo]]]
+        if not len(todo):
+            break
+        found[todo] = numbers(trace, rows[at[todo] + away])
+        todo = todo[found[todo] < 0]
+    last = found < 0
+    for one in np.flatnonzero(last).tolist():
+        # The largest number within the call: the numbers of earlier nodes are used up.
+        row = int(rows[at[one]])
+        later = np.arange(row, int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row])))
+        inside = (trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])
+        found[one] = int(numbers(trace, later[inside]).max(initial=-1))
+    return found, last
+
+
+def node_steps(trace: Events) -> Ints:
+    """The autograd engine's steps that ran a node made by an operator."""
+    rows = calls(trace)
+    return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]
+
+
+def numbers(trace: Events, rows: Ints) -> Ints:
+    """Sequence numbers, -1 for none."""
+    # Operators that are called without a graph have none: to look for the word is quicker.
+    raws = [
+        raw if raw is not None and b"Sequence number" in raw else None
+        for raw in trace.args[rows].tolist()
+    ]
+    return np.array([args.sequence for args in decode_texts(AutogradArgs, raws)], np.int64)
+
+
+def all_used(trace: Events, names: Names) -> bool:
+    """Whether each outermost operator with such a name has the number of a node that ran.
+
+    A quick check that usually settles the matter in training. False settles nothing.
+    """
+    ran = trace.once(_ran)
+    if len(ran) < 2 or has_regions(trace):
+        return False
+    layers = trace.args[outermost_named(trace, names)]
+    return ran.issuperset([args.sequence for args in decode(AutogradArgs, layers)])
+
+
+def _ran(trace: Events) -> set[int]:
+    rows, args = engine_nodes(trace)
+    ends = frozenset(numbers_of(trace, _GRADIENT))
+    names = trace.name[rows].tolist()
+    return {-1, *[one.sequence for one, name in zip(args, names, strict=True) if name not in ends]}
+
+
+@once_per_trace
+def engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
+    """The autograd engine's steps that run nodes, and the node that each one runs."""
+    rows = operators_named(trace, _RUNS)
+    return rows, decode(AutogradArgs, trace.args[rows])
+
+
+def backward_of(trace: Events, calls: Ints) -> Ints:
+    """The first step of the engine that ran a node of each of these calls; -1 for none.
+
+    The other way is `forward_of`. The engine runs the nodes of a call last to first.
+    """
+    made = recorded(trace, None)
+    steps, args = engine_nodes(trace)
+    number = np.fromiter((one.sequence for one in args), np.int64, len(args))
+    steps, number = steps[number >= 0], number[number >= 0]
+    order = np.lexsort((steps, -number))  # of a call's nodes, the last one made runs first
+    steps, number = steps[order], -number[order]
+    by_event = np.argsort(made.rows)
+    at = np.minimum(made.rows[by_event].searchsorted(calls), len(made.rows) - 1)
+    found = np.full(len(calls), -1, np.int64)
+    if not (len(made.rows) and len(steps)):
+        return found
+    mine = by_event[at]
+    ran = np.minimum(number.searchsorted(1 - made.after[mine]), len(number) - 1)
+    inside = (-number[ran] >= made.first[mine]) & (-number[ran] < made.after[mine])
+    known = (made.rows[mine] == calls) & inside
+    found[known] = steps[ran[known]]
+    return found
+
+
+def are_last(trace: Events, rows: Ints) -> Bools:
+    """Calls after which the trace has no other: the recording may have ended before their use."""
+    last = calls(trace)
+    latest: Bools = rows == last[np.argmax(trace.ts[last])]
+    return latest
+
+
+# ---- Backward passes: which of the autograd engine's steps belong together, and what began them.
+
+#: ``backward`` begins with this, on the user's line: the gradient of the loss itself.
+_BEGINS = Names(r"aten::ones_like$")
+
+
+def pass_of(trace: Events, steps: Ints) -> Ints:
+    """The number of the backward pass of each of these steps, which are in time order.
+
+    Between two passes, the user's code calls something.
+    """
+    if not len(steps):
+        return np.zeros(0, np.int64)
+    place = np.searchsorted(np.sort(trace.ts[_others(trace)]), trace.ts[steps])
+    return np.cumsum(np.diff(place, prepend=place[0]) != 0)
+
+
+def begun_by(trace: Events, first: Ints) -> Ints:
+    """The call with which each pass began, by its first step; that step if unknown.
+
+    A step is placed where its node was recorded, this call where ``backward`` was called.
+    """
+    others = np.sort(_others(trace))
+    at = np.searchsorted(others, first) - 1
+    before = others[np.maximum(at, 0)]
+    known = (at >= 0) & are_named(trace, before, _BEGINS)
+    return np.where(known, before, first)
+
+
+def _others(trace: Events) -> Ints:
+    return trace.once(_calls)
+
+
+def _calls(trace: Events) -> Ints:
+    rows = outermost(trace)
+    return rows[~are_engine_steps(trace, rows) & ~compiled(trace, rows)]

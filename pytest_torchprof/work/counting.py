@@ -490,7 +490,8 @@ def work_parent(trace: Events) -> Ints:
 
 
 @once_of_whole
-def _computing(trace: Events) -> Bools:
+def all_computing(trace: Events) -> Bools:
+    """Calls that read or write the data of tensors themselves, selected or not; see below."""
     ran = trace.is_kind(Kind.OP) & ~_ran(trace).fake
     own, composed = (ran & trace.names_where(one) for one in (has_kernel, may_compose))
     # What only calls others counts by them, if the trace has them.
@@ -500,7 +501,7 @@ def _computing(trace: Events) -> Bools:
 
 def computing(trace: Events) -> Bools:
     """Selected calls that read or write the data of tensors themselves; of nested ones, one."""
-    return _computing(trace) & trace.selection
+    return all_computing(trace) & trace.selection
 
 
 def only_shapes(trace: Events) -> Bools:

@@ -18,8 +18,8 @@ from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.dataflow import ListedTensors, Taken
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.tensors import ListedTensors, Taken
 
 #: What each call takes, and what it makes.
 Said: TypeAlias = list[tuple[tuple[int, ...], set[int]]]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from support.live import captured
 
-from pytest_torchprof.trace.dataflow import ListedTensors, addresses, listed
 from pytest_torchprof.trace.names import operators_named
+from pytest_torchprof.trace.tensors import ListedTensors, addresses, listed
 
 if TYPE_CHECKING:
     from pathlib import Path

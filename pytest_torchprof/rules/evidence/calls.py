@@ -1,12 +1,11 @@
 """Which operators a user's code called, in which step, and with what."""
 
+# ruff: noqa: PLC0414 - re-exports, until the rules import from `trace.tree` and `work.repeats`
+
 from __future__ import annotations
 
 import math
-import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -14,59 +13,47 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.dataflow import listed
 from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
-    OPERATOR,
-    STEP,
     Kind,
     Names,
     are_named,
     are_operators,
     count,
-    marks_named,
-    named,
-    operators_marked,
-    operators_named,
 )
+from pytest_torchprof.trace.tensors import listed
+from pytest_torchprof.trace.tree import are_called as are_called
+from pytest_torchprof.trace.tree import are_closed as are_closed
 from pytest_torchprof.trace.tree import (
-    BACKWARD,
-    FETCH,
-    are_engine_steps,
     are_outermost,
-    calls,
-    compiled,
-    once_nested,
     once_selected,
-    outermost,
-    within,
 )
+from pytest_torchprof.trace.tree import begun_by as begun_by
+from pytest_torchprof.trace.tree import called as called
+from pytest_torchprof.trace.tree import in_backward as in_backward
+from pytest_torchprof.trace.tree import may_be_called as may_be_called
+from pytest_torchprof.trace.tree import pass_of as pass_of
+from pytest_torchprof.trace.tree import passes as passes
+from pytest_torchprof.trace.tree import step_bounds as step_bounds
+from pytest_torchprof.trace.tree import step_of as step_of
 from pytest_torchprof.work.counting import total_flops
 from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.repeats import APART as APART
+from pytest_torchprof.work.repeats import CallSequence as CallSequence
+from pytest_torchprof.work.repeats import Stretch as Stretch
+from pytest_torchprof.work.repeats import sequence as sequence
+from pytest_torchprof.work.repeats import stretches as stretches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
-
-# ---- Which operators a user's code called, and in which step: the basis for counting repetition.
-
-#: Annotations around torch's own code: loading a batch, and the optimizers.
-_LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")
-_STEP_ENDS = Names(r"Optimizer\.step#")
-_STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
-_BACKWARD = Names(r"(?s:.*)Backward\d+$")
-_CLOSED = Names(r"(?s:.*)(::|Backward\d+$)")
-_AUTOGRAD = Names(r"autograd::")
-_CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
 
 #: Operators of modules: products, convolutions, normalizations, look-ups, attention.
 LAYER: Final = Names(
@@ -76,86 +63,6 @@ LAYER: Final = Names(
     r"|scaled_dot_product_attention)$"
     r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
 )
-
-
-def called(trace: Events) -> Bools:
-    """Operators called by code outside torch: not nested in an operator, nor in a backward.
-
-    Operators in a `torch.autograd.Function`, a compiled region or an annotation count as called
-    from outside; those in a DataLoader's fetch or an optimizer's step do not.
-    """
-    return once_nested(trace, _called)
-
-
-def _called(trace: Events) -> Bools:
-    found = np.zeros(len(trace), bool)
-    rows = operators_named(trace, _CALLED)
-    found[rows] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows)
-    return found
-
-
-def may_be_called(trace: Events) -> Ints:
-    """All of these operators, and some others: those not directly in torch's own, in time order."""
-    return once_nested(trace, _may_be_called)
-
-
-def _may_be_called(trace: Events) -> Ints:
-    rows = operators_named(trace, _CALLED)
-    found: Ints = rows[~are_closed(trace, trace.parent[rows])]
-    return found
-
-
-def are_called(trace: Events, rows: Ints) -> Bools:
-    """The same for these events only."""
-    found = are_named(trace, rows, _CALLED)
-    found &= trace.kind[rows] == OPERATOR
-    found[found] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows[found])
-    return found
-
-
-def _closed(trace: Events) -> Bools:
-    """For each event, whether nothing nested in it was called by code outside torch; the extra last
-    entry, index -1, is false.
-    """
-    closed = operators_marked(trace, _CLOSED)
-    closed[:-1] |= named(trace, _LIBRARY)
-    return closed
-
-
-def are_closed(trace: Events, rows: Ints) -> Bools:
-    """Which of these events contain nothing called by code outside torch."""
-    return once_nested(trace, _closed)[rows]
-
-
-def in_backward(trace: Events, rows: Ints) -> Bools:
-    """Which of these events belong to an autograd node, an optimizer, or a DataLoader."""
-
-    def is_own(events: Ints) -> Bools:
-        node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
-        node &= trace.kind[events] == OPERATOR
-        return node | are_named(trace, events, _LIBRARY)
-
-    return within(trace, rows, is_own)
-
-
-def passes(trace: Events) -> Ints:
-    """When nodes of backward passes began, in order."""
-    return np.sort(trace.ts[marks_named(trace, _AUTOGRAD)])
-
-
-def step_of(trace: Events, rows: Ints) -> Ints:
-    """The number of the step in which each event begins.
-
-    A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with an
-    optimizer's step; without any of these everything is one step.
-    """
-    return np.searchsorted(trace.once(step_bounds), trace.ts[rows], side="right")
-
-
-def step_bounds(trace: Events) -> Ints:
-    """When these steps begin or end, in order; empty if everything is one step."""
-    begins, ends = marks_named(trace, _STEP_BEGINS), marks_named(trace, _STEP_ENDS)
-    return np.sort(np.concatenate([trace.ts[begins], trace.ts[ends] + trace.dur[ends]]))
 
 
 def sizes(dims: object) -> tuple[int, ...] | None:
@@ -241,94 +148,6 @@ def filled_shapes(trace: Events, row: int) -> list[str]:
     if "_foreach_" in name or not isinstance(dims, list):
         return []
     return [str(one) for one in dims[:1]]
-
-
-# ---- Calls that repeat: the same operators in one iteration after the other, like a loop's body.
-
-#: Nested operators that may appear next to their parent on a clock of whole microseconds.
-_PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
-#: Never in the body of a loop over a tensor's elements: training, and batches of a loader.
-_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
-#: What is nested in these is torch's own.
-_LIBRARY_CALL: Final = Names(rf"{re.escape(FETCH)}|Optimizer\.step#")
-#: Operators that split a tensor at once: ``for row in x`` is an unbind.
-APART: Final = Names(r"aten::(unbind|(unsafe_)?(split|split_with_sizes|chunk)|tensor_split)$")
-
-
-class CallSequence(Frozen, frozen=True):
-    """Calls in order, thread by thread: event and name; ``key`` also distinguishes separate parts
-    of the trace. ``apart`` are the events that split a tensor, which are not included as calls, and
-    ``before`` is the number of calls before each of them.
-    """
-
-    rows: Ints
-    name: Ints
-    key: Ints
-    apart: Ints
-    before: Ints
-
-
-class Stretch(Frozen, frozen=True):
-    """Calls of a sequence from ``start`` to ``stop``, whose names repeat with this period."""
-
-    start: int
-    stop: int
-    period: int
-
-    @property
-    def repeats(self) -> int:
-        """The number of whole iterations."""
-        return (self.stop - self.start) // self.period
-
-
-def sequence(trace: Events) -> CallSequence:
-    """The calls of the measured code, in order."""
-    return trace.once(_sequence)
-
-
-def _sequence(trace: Events) -> CallSequence:
-    rows = calls(trace)
-    rows = rows[trace.selection[rows] & ~are_named(trace, rows, _BOUNDARY, _PARTS)]
-    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _LIBRARY_CALL))]
-    boundaries = marks_named(trace, _BOUNDARY)
-    thread = trace.thread[rows].astype(np.int64)
-    part = np.searchsorted(boundaries, rows) + (len(boundaries) + 1) * thread
-    key = part * len(trace.names) + trace.name[rows]
-    apart = are_named(trace, rows, APART)
-    before: Ints = np.cumsum(~apart, dtype=np.int64)[apart]
-    kept = rows[~apart]
-    return CallSequence(kept, trace.name[kept], key[~apart], rows[apart], before)
-
-
-def stretches(key: Ints, repeats: int, longest: int) -> Iterator[Stretch]:
-    """All stretches with at least ``repeats`` iterations, those with the shortest period first.
-
-    A stretch is left out if another one, whose period divides its own, covers it.
-    """
-    known: dict[int, list[Stretch]] = {}
-    for period in range(1, min(longest, len(key) // repeats) + 1):
-        same = key[period:] == key[:-period]
-        least = (repeats - 1) * period
-        if np.count_nonzero(same) < least:
-            continue
-        edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0))
-        starts, stops = edges[::2], edges[1::2]
-        long = stops - starts >= least
-        shorter = [known[one] for one in known if period % one == 0]
-        found = []
-        for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True):
-            one = Stretch(start, stop + period, period)
-            if not any(_covered(one, others) for others in shorter):
-                found.append(one)
-        if found:
-            known[period] = found
-            yield from found
-
-
-def _covered(one: Stretch, others: list[Stretch]) -> bool:
-    """Whether one of these, which are in order, covers all of it."""
-    at = bisect_right(others, one.start, key=lambda other: other.start) - 1
-    return at >= 0 and one.stop <= others[at].stop
 
 
 # ---- What a test does in total, by counts, which repeat from run to run while times do not.
@@ -492,41 +311,3 @@ def _shape(name: str, dims: object) -> set[Own]:
         return set()
     chosen = dims if at is None else [dims[i] for i in at if i < len(dims)]
     return {(name, repr(chosen))}
-
-
-# ---- Backward passes: which of the autograd engine's steps belong together, and what began them.
-
-#: ``backward`` begins with this, on the user's line: the gradient of the loss itself.
-_BEGINS = Names(r"aten::ones_like$")
-
-
-def pass_of(trace: Events, steps: Ints) -> Ints:
-    """The number of the backward pass of each of these steps, which are in time order.
-
-    Between two passes, the user's code calls something.
-    """
-    if not len(steps):
-        return np.zeros(0, np.int64)
-    place = np.searchsorted(np.sort(trace.ts[_others(trace)]), trace.ts[steps])
-    return np.cumsum(np.diff(place, prepend=place[0]) != 0)
-
-
-def begun_by(trace: Events, first: Ints) -> Ints:
-    """The call with which each pass began, by its first step; that step if unknown.
-
-    A step is placed where its node was recorded, this call where ``backward`` was called.
-    """
-    others = np.sort(_others(trace))
-    at = np.searchsorted(others, first) - 1
-    before = others[np.maximum(at, 0)]
-    known = (at >= 0) & are_named(trace, before, _BEGINS)
-    return np.where(known, before, first)
-
-
-def _others(trace: Events) -> Ints:
-    return trace.once(_calls)
-
-
-def _calls(trace: Events) -> Ints:
-    rows = outermost(trace)
-    return rows[~are_engine_steps(trace, rows) & ~compiled(trace, rows)]

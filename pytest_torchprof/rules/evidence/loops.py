@@ -19,8 +19,8 @@ from pytest_torchprof.core.process import late
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.evidence.calls import LAYER
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.dataflow import LONGEST_LIST, listed
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named
+from pytest_torchprof.trace.tensors import LONGEST_LIST, listed
 from pytest_torchprof.trace.tree import calls
 from pytest_torchprof.work.dispatch import VIEWS
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.calls import CallSequence as Sequence
     from pytest_torchprof.rules.evidence.calls import Stretch
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.dataflow import Taken
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 # ---- A loop's body: what its operators take in each iteration, and which parts of which tensors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ class Tensors(Protocol):
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
         """The tensors whose memory was allocated within each operator, kept, and taken later."""
 
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        """The object that each operator's first argument is; views differ from their tensor."""
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """The object that each argument is, as for `taken`; views differ from their tensor."""
+
+    def lifetimes(self) -> Mapping[int, tuple[int, int]]:
+        """When each tensor's memory was allocated and released, ns on the trace's clock; -1: not
+        within the trace.
+        """
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, as memory events have it."""

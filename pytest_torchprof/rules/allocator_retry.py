@@ -10,7 +10,6 @@ from pytest_torchprof.analysis.device_time import measured_ns
 from pytest_torchprof.analysis.idle_causes import Cause, paused_ns
 from pytest_torchprof.analysis.missing import pauses_gap
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.evidence.calls import step_bounds, step_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace import steps as profiler_steps
@@ -23,7 +22,7 @@ from pytest_torchprof.trace.names import (
     are_named,
     events_named,
 )
-from pytest_torchprof.trace.tree import operators_around
+from pytest_torchprof.trace.tree import operators_around, step_bounds, step_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import measured_ns
-from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.small_collectives import CALLS
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list
 from pytest_torchprof.trace.names import DEVICE_KINDS, OPERATOR, Kind, Names
-from pytest_torchprof.trace.tree import marked, within_named
+from pytest_torchprof.trace.tree import in_backward, marked, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.communication import CommCalls

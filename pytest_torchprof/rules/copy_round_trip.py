@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.evidence.calls import called, step_of
 from pytest_torchprof.rules.moves import (
     comes_from,
     copy_callers,
@@ -17,6 +16,7 @@ from pytest_torchprof.rules.moves import (
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, events_named
+from pytest_torchprof.trace.tree import called, step_of
 from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:

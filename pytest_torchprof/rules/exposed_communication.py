@@ -9,11 +9,10 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.communication import collectives
 from pytest_torchprof.analysis.device_time import measured_ns
-from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.names import Names
-from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.trace.tree import in_backward, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.communication import Collectives

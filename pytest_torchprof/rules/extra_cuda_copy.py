@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.rules.chip import device_type
-from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.rules.moves import (
     comes_from,
     copy_callers,
@@ -22,6 +21,7 @@ from pytest_torchprof.rules.moves import (
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import H2D, Kind, Names, are_named
+from pytest_torchprof.trace.tree import called
 from pytest_torchprof.work.operands import torch_name
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.device_time import idle_by_waits
-from pytest_torchprof.rules.evidence.calls import called, sizes
-from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, are_named, events_named
+from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, events_named
 from pytest_torchprof.trace.tree import parents
+from pytest_torchprof.work.dataflow import dataflow
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 #: Only ``torch.nn.Module.to`` calls this, after it has moved a parameter.
 _OF_A_MODULE: Final = Names(r"aten::_has_compatible_shallow_copy_type$")
 _COPY: Final = "aten::copy_"
-_IN_PLACE: Final = Names(r"aten::\w*[^_]_$")
-#: What operators record for arguments that are no tensors.
-_NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "Device"})
 #: A series of at least this many tensors, of this many sizes, is more than a batch.
 _MANY, _SIZES = 6, 4
 
@@ -59,12 +56,11 @@ def what_is_copied(trace: Events, row: int) -> tuple[tuple[int, ...], str] | Non
 
 def operand(trace: Events, row: int, at: int) -> tuple[tuple[int, ...], str] | None:
     """Shape and dtype of an argument of an operator; None if it is no tensor, or unknown."""
-    (args,) = trace.operands(np.array([row]))
-    dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
-    if not isinstance(dims, list) or not isinstance(types, list):
+    rows = np.array([row])
+    (shapes,), (types,) = trace.input_shapes(rows), trace.input_types(rows)
+    if at >= min(len(shapes), len(types)) or types[at] not in ELEMENT_BYTES:
         return None
-    shape, dtype = sizes([*dims, *[None] * (at + 1)][at]), [*types, *[""] * (at + 1)][at]
-    return None if shape is None or dtype in _NO_TENSORS else (shape, str(dtype))
+    return tuple(shapes[at]), types[at]
 
 
 def source_of(trace: Events, row: int) -> int:
@@ -73,25 +69,14 @@ def source_of(trace: Events, row: int) -> int:
 
 
 def comes_from(trace: Events, first: int, last: int) -> bool | None:
-    """Whether one call copies what another made, filled in place or copied, or what calls between
-    them made from it; None if none of them made it, or in a trace that does not identify tensors.
+    """Whether one call copies what another made, or what was computed from that; None if nothing
+    tells who made it, as of NumPy's, or in a trace that does not identify tensors.
     """
-    rows = np.flatnonzero(called(trace) & trace.selection)
-    rows = rows[(trace.thread[rows] == trace.thread[first]) & (trace.ts[rows] < trace.ts[last])]
-    rows = rows[trace.ts[rows] >= trace.ts[first] + trace.dur[first]]
-    rows = np.concatenate([[first], rows, [last]])
-    taken, made = trace.taken(rows), trace.made(rows)
-    if taken is None or made is None:
-        return None
-    writes = are_named(trace, rows, _IN_PLACE).tolist()
-    mine, others = set[int](), set[int]()
-    for number, (arguments, results, write) in enumerate(zip(taken, made, writes, strict=True)):
-        flat = {n for one in arguments for n in ((one,) if isinstance(one, int) else one)}
-        target = {one for one in arguments[:1] if write and isinstance(one, int)}
-        (others if number and not flat & mine else mine).update(results | target)
-    at = source_of(trace, last)
-    source = taken[-1][at] if len(taken[-1]) > at else -1
-    return True if source in mine else False if source in others else None
+    graph = dataflow(trace)
+    if not graph.exact or graph.depends(last, on=first):
+        return True if graph.exact else None
+    source = graph.values(np.array([last]), source_of(trace, last))
+    return False if source[0] >= 0 and graph.writer_of(source)[0] >= 0 else None
 
 
 def model_moves(trace: Events) -> Ints:

@@ -8,7 +8,6 @@ import numpy as np
 
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.rules.evidence.calls import in_backward
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
@@ -19,7 +18,7 @@ from pytest_torchprof.trace.names import (
     communicates,
     events_named,
 )
-from pytest_torchprof.trace.tree import marked
+from pytest_torchprof.trace.tree import in_backward, marked
 from pytest_torchprof.work.kernels import operator_category
 
 if TYPE_CHECKING:

@@ -486,6 +486,9 @@ def one_time_work(trace: Events) -> OneTimeWork:
     """All such work in the selection, in time order."""
     compiles = _compilations(trace)
     searches, timed = _searches(trace)
+    # A compilation has all the time of a search within it.
+    alone = ~within_named(trace, searches, COMPILING)
+    searches, timed = searches[alone], timed[alone]
     calls, what = _calls(trace)
     # Idle time is given to the outermost annotation of a compilation, whatever it calls.
     outside = ~within_named(trace, calls, COMPILING) & ~captured(trace, calls)

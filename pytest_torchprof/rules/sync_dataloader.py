@@ -70,7 +70,8 @@ def sync_dataloader(trace: Events) -> Matches:
     took = trace.dur[rows]
     pays = bool(took.mean() >= _HAND_OVER_NS)
     ms = format_quantity(int(took.sum()) / 1e6, "ms")
-    message = f"a DataLoader without workers loads in this process: {len(rows)} fetches take {ms}"
+    fetches_take = "1 fetch takes" if len(rows) == 1 else f"{len(rows)} fetches take"
+    message = f"a DataLoader without workers loads in this process: {fetches_take} {ms}"
     message += "" if pays else ", too little for workers"
     return Matches(
         rows,

@@ -41,8 +41,8 @@ class Known:
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         return {}
 
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        return [taken[0] for taken in self.taken(starts, names) if isinstance(taken[0], int)]
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        return self.taken(starts, names)
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [-1 for _ in zip(starts, names, strict=True)]

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 _STREAM: Final = late(r"\w*StreamSynchronize")
-#: Without earlier work, the host waits for less than this, beyond twice the time of the copy: of
-#: 8,656 copies of up to 64 KiB to idle devices in 31 public traces, for 11 to 18 us (5 % to 95 %),
-#: and 99 % for less than 29 us.
-_QUEUED_NS: Final = 50_000
 _WAITS: Final = "the host waits for a copy to the device, and then launches late"
 
 
@@ -52,10 +48,9 @@ def blocked_copy(
     ## What it does
 
     Looks at copies to the device for which the host waits, in a blocking call or in a
-    synchronization right after it, for more than twice the time of the copy and 50 us, because the
-    device has earlier work. They are a finding if there are `copies` or more, or one of `wait` or
-    more, and if the device was idle for `share` of its span, and `idle_ms`, between such copies and
-    what the host launched next.
+    synchronization right after it, while the device still has earlier work. They are a finding if
+    there are `copies` or more, or one of `wait` or more, and if the device was idle for `share` of
+    its span, and `idle_ms`, between such copies and what the host launched next.
 
     Not counted: what `pageable-copy` and `extra-cuda-copy` count; the weights of a model that is
     moved once; copies from the device. Times decide, so the matches are not compared with a
@@ -87,12 +82,14 @@ def blocked_copy(
     rows = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     rows = rows[names_fit(trace, rows, H2D.search)]
     rows = rows[~among(rows, of_pageable_memory(trace, 64 * 1024)[0])]
-    end = _waited_until(trace, rows)
-    waited = end - trace.ts[trace.launch[rows]] - 2 * trace.dur[rows]
-    rows, end = rows[waited > _QUEUED_NS], end[waited > _QUEUED_NS]
+    begin, end = trace.ts[trace.launch[rows]], _waited_until(trace, rows)
+    # The copy comes after earlier work, mostly, and the host waits for both.
+    earlier = 2 * idle(trace).busy_between(begin, trace.ts[rows])
+    queued = (earlier >= trace.ts[rows] - begin) & (earlier > 0) & (end > begin)
+    rows, begin, end = rows[queued], begin[queued], end[queued]
     if not len(rows):
         return NO_MATCHES
-    begin, done = trace.ts[trace.launch[rows]], trace.ts[rows] + trace.dur[rows]
+    done = trace.ts[rows] + trace.dur[rows]
     idle_after = np.minimum(idle_by_waits(trace, done, end), end - begin)
     found = idle_after > 0
     many = found.sum() >= copies or (end - begin)[found].max(initial=0) >= wait * 1e6

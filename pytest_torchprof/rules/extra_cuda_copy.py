@@ -133,14 +133,14 @@ def filled_copies(trace: Events) -> list[FilledCopy]:
     calls = calls[np.argsort(trace.thread[calls], kind="stable")]
     events = copy_callers(trace, copies)
     top = nesting.nearest(called(trace), trace.parent, events)
+    moves = (top >= 0) & are_named(trace, np.maximum(top, 0), _MOVES)
     place = np.full(len(trace) + 1, -1, np.int64)
     place[calls] = np.arange(len(calls))
     found = list[FilledCopy]()
-    for copy, event, call in zip(copies.tolist(), events.tolist(), top.tolist(), strict=True):
-        if call < 0 or not are_named(trace, np.array([call]), _MOVES)[0]:
+    for copy, event, call in np.stack([copies, events, top], axis=1)[moves].tolist():
+        if (maker := _maker(trace, calls, int(place[call]))) < 0:
             continue
-        maker = _maker(trace, calls, int(place[call]))
-        moved, made = what_is_copied(trace, event), _filled(trace, maker) if maker >= 0 else None
+        moved, made = what_is_copied(trace, event), _filled(trace, maker)
         if moved is None or made is None:
             continue
         if made[0] is not None and prod(made[0]) != prod(moved[0]):

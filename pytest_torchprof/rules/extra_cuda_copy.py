@@ -119,10 +119,11 @@ def _there(name: str, device: str) -> str:
     >>> _there("aten::randn", "cuda"), _there("aten::normal_", "cuda")
     ('torch.randn(…, device="cuda")', 'torch.empty(…, device="cuda").normal_(…)')
     """
-    function = name.removeprefix("aten::")
+    function, where = name.removeprefix("aten::"), f'device="{device}"'
     if function.endswith("_"):
-        return f'torch.empty(…, device="{device}").{function}(…)'
-    return f'{"x" if function.startswith("new_") else "torch"}.{function}(…, device="{device}")'
+        return f"torch.empty(…, {where}).{function}({'' if function == 'zero_' else '…'})"
+    like = "x" if function.endswith("_like") else "…"
+    return f"{'x' if function.startswith('new_') else 'torch'}.{function}({like}, {where})"
 
 
 def filled_copies(trace: Events) -> list[FilledCopy]:

@@ -9,8 +9,8 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import launches
 from pytest_torchprof.analysis.missing import wall_ns
 from pytest_torchprof.rules.host_sync import knows_waits
-from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import LAUNCHES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -8,8 +8,8 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import spans_of
 from pytest_torchprof.analysis.idle_causes import OneTime, one_time_work
-from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.names import LAUNCHES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

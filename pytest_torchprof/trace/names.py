@@ -117,6 +117,8 @@ SYNC_CALL = late(
 LAUNCH_CALL = late(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
 )
+#: Calls that launch kernels: without one, nothing ran on a device. A rule's trigger.
+LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 #: Calls by which memory comes from the driver, or goes back to it: of a device, pinned, or mapped.
 ALLOCATION_CALL = late(
     r"^(cuda|hip|musa|xpu)(Malloc|Free|HostAlloc|HostRegister|HostUnregister|MallocHost|FreeHost"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, around, rule
 from pytest_torchprof.trace.names import Names, marks_named

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.rule import rule as rule
     from pytest_torchprof.verdict.metrics import Metric as Metric
     from pytest_torchprof.verdict.own import metric as metric
+    from pytest_torchprof.work.dataflow import dataflow as dataflow
     from pytest_torchprof.work.devices import Device as Device
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "augment",
     "compare_ranks",
+    "dataflow",
     "diff",
     "load_ranks",
     "metric",
@@ -55,6 +57,7 @@ _MODULES = {
     "Threshold": "rules.rule",
     "TraceError": "core.errors",
     "__version__": "core.version",
+    "dataflow": "work.dataflow",
     "metric": "verdict.own",
     "rule": "rules.rule",
 }

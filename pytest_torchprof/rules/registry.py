@@ -118,8 +118,6 @@ CODES = (
 _FILES = {
     "fp32-matmul": "products",
     "unaligned-matmul": "products",
-    "repeated-cast": "repetition",
-    "contiguous-copy": "repetition",
 }
 
 

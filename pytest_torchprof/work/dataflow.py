@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.core.records import cached
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part
+from pytest_torchprof.trace.arguments import alike, decode_list, decode_part
 from pytest_torchprof.trace.names import (
     D2H,
     H2D,
@@ -20,11 +20,11 @@ from pytest_torchprof.trace.names import (
     are_named,
     operators_named,
 )
-from pytest_torchprof.trace.tree import engine_steps
+from pytest_torchprof.trace.tree import engine_steps, marked
 from pytest_torchprof.work.bytes import compulsory_bytes, is_elementwise, written
 from pytest_torchprof.work.counting import all_computing
 from pytest_torchprof.work.dispatch import EXPANSIONS, MAY_COPY, SPLITS, VIEWS, WHOLE, aten
-from pytest_torchprof.work.operands import ELEMENT_BYTES, Operands, Tensor, UnknownOperandError
+from pytest_torchprof.work.operands import ELEMENT_BYTES, Operands, Tensor
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -47,14 +47,20 @@ _OVERWRITES: Final = aten(
 )
 #: Operators of other libraries, which may write to any argument, and torch's fused optimizers.
 _WRITES_ALL: Final = Names(r"(?!aten::|autograd::|torch::|prim)\w+::\w+$|aten::_fused_\w+_$")
-#: Positions of other arguments that are written to: running statistics.
+#: Operators that write to other arguments too: running statistics, and what scales gradients.
+_NORMS: Final = aten(
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
+)
 _ALSO_WRITES: Final = {
-    f"aten::{name}": (3, 4)
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
-                 "_native_batch_norm_legit", "_batch_norm_with_update")
-}  # fmt: skip
+    **dict.fromkeys(_NORMS, (3, 4)),
+    "aten::_batch_norm_with_update": (3, 4),
+    "aten::_amp_foreach_non_finite_check_and_unscale_": (1,),
+    "aten::_amp_update_scale_": (1,),
+}
 #: Operators that give Python a number, so that their last argument is no place for a result.
 _TO_PYTHON: Final = aten("_local_scalar_dense equal allclose is_nonzero")
+#: Operators that put a list of tensors into one.
+_JOINS: Final = aten("cat _cat stack")
 #: Operators that do not compute the same each time.
 _RANDOM: Final = Names(
     r"aten::(\w*(rand|normal|uniform|bernoulli|dropout|exponential|geometric|cauchy|poisson|"
@@ -123,6 +129,8 @@ class Dataflow:
         self.trace, self.exact = trace, trace.tensors is not None
         self.event = _nodes(trace)
         self.thread = trace.thread[self.event]
+        self._begin = trace.ts[self.event]
+        self._end = self._begin + trace.dur[self.event]
         flow = _identified(trace, self.event) if self.exact else _possible(trace, self.event)
         self.in_place: Bools = flow.in_place
         self.backward: Bools = nesting.below(_marks(trace), trace.parent, self.event)
@@ -155,17 +163,15 @@ class Dataflow:
         trace = self.trace
         end = trace.ts[event] + trace.dur[event]
         low = int(self.event.searchsorted(event))
-        high = int(trace.ts[self.event].searchsorted(end, side="right"))
+        high = int(self._begin.searchsorted(end, side="right"))
         some = np.arange(low, max(high, low))
-        some = some[self.thread[some] == trace.thread[event]]
-        inside: Ints = some[trace.ts[self.event[some]] + trace.dur[self.event[some]] <= end]
-        return inside
+        inside = (self.thread[some] == trace.thread[event]) & (self._end[some] <= end)
+        found: Ints = some[inside]
+        return found
 
     def node_of(self, events: Ints) -> Ints:
         """The number of the node that each event is, or is within; -1 for none."""
-        mark = np.zeros(len(self.trace) + 1, bool)
-        mark[self.event] = True
-        around = nesting.nearest(mark, self.trace.parent, events)
+        around = nesting.nearest(self._is_node, self.trace.parent, events)
         return np.where(around >= 0, self.event.searchsorted(around), -1)
 
     # ---------------------------------------- what a call takes and leaves
@@ -189,7 +195,7 @@ class Dataflow:
         -1 if that is no tensor, or a list. The calls need not be nodes.
         """
         key, node = self._keys(events, argument), self.event.searchsorted(events)
-        return np.where(key >= 0, self._value(np.maximum(key, 0), node), -1)
+        return np.where(key >= 0, self._value(key, node), -1)
 
     # ---------------------------------------- who wrote it, who reads it
 
@@ -229,12 +235,9 @@ class Dataflow:
 
         ``tensor``: its number, as of `Events.taken`. What the first event itself writes counts.
         """
-        at = self._number.searchsorted(tensor)
-        if at == len(self._number) or self._number[at] != tensor:
-            return False
-        times = self.event.searchsorted([after, before])
-        first, last = self._value(np.array([at, at]), times)
-        return bool(first != last)
+        key = self._key(np.array([tensor, tensor]))
+        first, last = self._value(key, self.event.searchsorted([after, before]))
+        return bool(first != last and key[0] >= 0)
 
     def unused(self) -> Writes:
         """What nodes wrote and nothing read, whether or not something wrote over it."""
@@ -274,18 +277,15 @@ class Dataflow:
             return out
         known = dict[Any, int]()
         kinds, _, _ = alike(trace.name[events], trace.args[events])
-        free = ~are_named(trace, events, _RANDOM, IN_PLACE)
+        free = ~are_named(trace, events, _RANDOM, IN_PLACE, _WRITES_ALL)
         taken, nodes = trace.taken(events) or [], self.event.searchsorted(events)
-        parts = self._parts_of(events)
+        parts = self.parts(events)
         for i in free.nonzero()[0].tolist():
-            every = _flat(taken[i])
-            if every and min(every) >= 0:
-                keys = self._number.searchsorted(np.array(every))
-                values = self._value(
-                    np.minimum(keys, len(self._number) - 1), np.full(len(keys), nodes[i])
-                )
-                key = int(kinds[i]), tuple(values.tolist()), parts[i]
-                out[i] = known.setdefault(key, len(known))
+            if parts[i] and -1 not in parts[i]:
+                numbers = np.array(_flat(taken[i]))
+                key = self._key(numbers)
+                value = np.where(key >= 0, self._value(key, nodes[i]), -2 - numbers)
+                out[i] = known.setdefault((int(kinds[i]), *value.tolist(), parts[i]), len(known))
         return out
 
     # ---------------------------------------- what is kept
@@ -312,7 +312,7 @@ class Dataflow:
         return len(self.event) + 1
 
     def _value(self, key: Ints, node: Ints) -> Ints:
-        """The value of the tensor with this key as each of these nodes begins."""
+        """The value of the tensor with this key as each of these nodes begins; of -1, any."""
         at = self._written.searchsorted(key * self._span + node) - 1
         hit = at >= 0
         hit[hit] = self._written[at[hit]] // self._span == key[hit]
@@ -328,6 +328,10 @@ class Dataflow:
         return columns.where(_spread(low, high - low))
 
     @cached
+    def _is_node(self) -> Bools:
+        return marked(self.trace, self.event)
+
+    @cached
     def _by_value(self) -> tuple[Ints, Ints]:
         order = np.argsort(self.reads.value, kind="stable")
         return order, self.reads.value[order]
@@ -340,22 +344,27 @@ class Dataflow:
         else:
             some = [one[argument] if argument < len(one) else -1 for one in taken]
             numbers = np.array([one if isinstance(one, int) else -1 for one in some], np.int64)
+        return self._key(numbers)
+
+    def _key(self, numbers: Ints) -> Ints:
+        """The keys of tensors with these numbers; -1 for those that no node reads or writes."""
         at = self._number.searchsorted(numbers)
-        at[at == len(self._number)] = -1
-        known = (numbers >= 0) & (at >= 0)
+        known = at < len(self._number)
         known[known] = self._number[at[known]] == numbers[known]
         return np.where(known, at, -1)
 
-    def _parts_of(self, events: Ints) -> list[tuple[int, ...]]:
+    def parts(self, events: Ints) -> list[tuple[int, ...]]:
         """Which part of its tensor each argument of these calls is: numbers, equal for one part.
 
-        A view's object is not told where it is made, only where it is taken: an object that was not
-        seen before is what the latest views of its tensor made.
+        Only of tensors, also of those in lists; -1 for one that is not identified. A view's object
+        is not told where it is made, only where it is taken: an object that was not seen before is
+        what the latest views of its tensor made.
         """
         trace, known = self.trace, dict[Any, int]()
         wanted = {number for one in trace.taken(events) or () for number in _flat(one)}
         views = operators_named(trace, _VIEW)
         views = views[~are_named(trace, trace.parent[views], _VIEW)]
+        views = views[self.node_of(views) < 0]
         rows = nesting.distinct(np.concatenate([views, self.event, events]))
         origins: dict[int, _Origins] = {number: _Origins(known) for number in wanted}
         asked = dict[int, tuple[int, ...]](dict.fromkeys(events.tolist(), ()))
@@ -368,16 +377,15 @@ class Dataflow:
             strict=True,
         )
         for row, is_view, taken, objects in each:
-            pairs = [
-                one for one in zip(_all(taken), _all(objects), strict=True) if one[0] in wanted
-            ]
+            both = [one for one in zip(_all(taken), _all(objects), strict=True) if one[1] >= 0]
+            pairs = [one for one in both if one[0] in wanted]
             if is_view:
                 for number, one in pairs[:1]:
                     origins[number].view(one, _selects(trace, row))
             elif pairs:
                 parts = [origins[number].of(one) for number, one in pairs]
                 if row in asked:
-                    asked[row] = tuple(parts)
+                    asked[row] = tuple(parts + [-1] * (len(both) - len(pairs)))
         return [asked[row] for row in events.tolist()]
 
 
@@ -399,9 +407,7 @@ def _nodes(trace: Events) -> Ints:
 
 def _marks(trace: Events) -> Bools:
     """The steps of the autograd engine, as from `tree.marked`."""
-    mark = np.zeros(len(trace) + 1, bool)
-    mark[engine_steps(trace)] = True
-    return mark
+    return marked(trace, engine_steps(trace))
 
 
 class _Flow(NamedTuple):
@@ -426,17 +432,17 @@ def _identified(trace: Events, event: Ints) -> _Flow:
     names = [trace.names[number] for number in trace.name[event].tolist()]
     writes_first = are_named(trace, event, IN_PLACE)
     writes_all = are_named(trace, event, _WRITES_ALL)
-    allocates = _allocates(trace, event)
+    allocates, idle = _allocates(trace, event), _evaluates(trace, event)
     reads, writes = list[tuple[int, int, int]](), list[tuple[int, int]]()
     over = list[bool]()  # whether what is there is not read
     in_place = np.zeros(len(event), bool)
     for node, (name, arguments, new) in enumerate(zip(names, taken, made, strict=True)):
-        targets: Iterable[int] = _ALSO_WRITES.get(name, ())
+        targets: Iterable[int] = () if node in idle else _ALSO_WRITES.get(name, ())
         replaces = name in _OVERWRITES
         if writes_all[node]:
             targets = range(len(arguments))
         elif writes_first[node]:
-            targets = (0,)
+            targets = (0, *targets)
         elif not allocates[node] and _may_have_out(name, arguments):
             targets, replaces = (len(arguments) - 1,), True
         for argument, one in enumerate(arguments):
@@ -463,6 +469,13 @@ def _identified(trace: Events, event: Ints) -> _Flow:
     return _Flow((node, argument, number), (write[0], write[1]), in_place, allocated, None)
 
 
+def _evaluates(trace: Events, event: Ints) -> set[int]:
+    """Nodes that normalize by running statistics, which they leave as they are."""
+    norms = are_named(trace, event, *_NORMS).nonzero()[0]
+    flags = [decode_list(args.concrete)[5:6] for args in trace.operands(event[norms])]
+    return {node for node, flag in zip(norms.tolist(), flags, strict=True) if flag == ["False"]}
+
+
 def _may_have_out(name: str, arguments: tuple[Taken, ...]) -> bool:
     """Whether the last argument may be where the result is put: ``torch.mul(a, b, out=c)``."""
     if len(arguments) < 2 or name in _TO_PYTHON or not name.startswith("aten::"):
@@ -476,9 +489,7 @@ def _allocates(trace: Events, event: Ints) -> Bools:
     memory = trace.memory
     if not len(memory.event):
         return np.ones(len(event), bool)
-    mark = np.zeros(len(trace) + 1, bool)
-    mark[event] = True
-    around = nesting.nearest(mark, trace.parent, trace.enclosing(memory.event))
+    around = nesting.nearest(marked(trace, event), trace.parent, trace.enclosing(memory.event))
     kept = np.zeros(len(trace) + 1, np.int64)
     np.add.at(kept, around, memory.bytes)
     found: Bools = kept[event] > 0
@@ -522,7 +533,14 @@ def _elements(shape: Any, strides: Any = None) -> int:
 
 # ---- Which part of a tensor is taken: views made on the way, by their arguments.
 
-_VIEW: Final = Names("|".join(f"{name}$" for name in sorted(VIEWS - MAY_COPY)))
+#: Views that are another object than what they are of.
+_VIEW: Final = Names(
+    "|".join(
+        f"{name}$"
+        for name in sorted(VIEWS - MAY_COPY - aten("resolve_conj resolve_neg positive lift_fresh"))
+        if not name.endswith("_")
+    )
+)
 
 
 def _selects(trace: Events, row: int) -> Any:
@@ -644,11 +662,13 @@ def _alike(name: str, *parts: bytes) -> _Alike:
     if not isinstance(dims, list) or not isinstance(types, list) or len(dims) != len(types):
         return _Alike((), (), IN_PLACE.match(name) is not None)
     reads = list[tuple[int, Any]]()
-    for at, (shape, kind) in enumerate(zip(dims, types, strict=True)):
+    for at, (shape, of) in enumerate(zip(dims, types, strict=True)):
+        kind = str(of)
         if kind == "TensorList" and isinstance(shape, list):  # their type is not in the trace
             reads += [(at, (_elements(one), "float")) for one in shape]
         elif kind in ELEMENT_BYTES and not (shape == [] and at and kind in ("double", "long")):
             reads.append((at, (_elements(shape), kind)))
+    reads = [one for one in reads if one[1][0] >= 0]
     in_place = IN_PLACE.match(name) is not None
     if in_place:
         writes = [key for at, key in reads if at == 0]
@@ -664,6 +684,8 @@ def _alike(name: str, *parts: bytes) -> _Alike:
 def _results(name: str, call: Operands, reads: list[tuple[int, Any]]) -> list[Any]:
     """What an operator makes: elements and type."""
     first = next((key for _, key in reads), None)
+    if name in _JOINS:
+        return [(sum(key[0] for at, key in reads if at == 0), "float")]
     if first is None or name == ACCUMULATE or name in _TO_PYTHON:
         return []
     try:
@@ -674,7 +696,7 @@ def _results(name: str, call: Operands, reads: list[tuple[int, Any]]) -> list[An
             return [first]
         moved = compulsory_bytes(name, call.dims, call.types, call.strides, call.concrete)
         rest = None if moved is None else moved - sum(one.bytes for one in call.tensors())
-    except (UnknownOperandError, LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):  # malformed
         return [first]
     item = ELEMENT_BYTES[first[1]]
     return [first] if rest is None or rest <= 0 or rest % item else [(rest // item, first[1])]
@@ -693,9 +715,8 @@ def _on_device(trace: Events, event: Ints) -> tuple[Bools, Bools]:
     rows = trace.device_rows
     rows = rows[trace.launch[rows] >= 0]
     if len(rows) and len(event):
-        mark = np.zeros(len(trace) + 1, bool)
-        mark[event] = True
-        around = nesting.nearest(mark, trace.parent, trace.launch[rows].astype(np.int64))
+        call = trace.launch[rows].astype(np.int64)
+        around = nesting.nearest(marked(trace, event), trace.parent, call)
         rows, around = rows[around >= 0], around[around >= 0]
         node = event.searchsorted(around)
         copies = trace.is_kind(Kind.MEMCPY)[rows]

@@ -201,6 +201,6 @@ def experts_of_one_parameter_made_in_the_test_cast_once_each():
     return check
 
 
-@EXAMPLES.near_miss("repeated-cast", cpu_share=0.02)
+@EXAMPLES.near_miss("repeated-cast", cpu_share=0.2)
 def a_mask_cast_after_each_layer_with_a_higher_threshold():
     return a_mask_cast_after_each_layer_of_small_images()

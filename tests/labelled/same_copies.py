@@ -118,6 +118,6 @@ def a_projection_made_in_the_test_laid_out_for_each_frame():
     return check
 
 
-@EXAMPLES.near_miss("contiguous-copy", cpu_share=0.02)
+@EXAMPLES.near_miss("contiguous-copy", cpu_share=0.2)
 def a_table_laid_out_in_each_layer_with_a_higher_threshold():
     return a_table_laid_out_in_each_layer_of_small_images()

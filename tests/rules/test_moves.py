@@ -38,11 +38,10 @@ class Known:
         keys = zip(starts, names, strict=True)
         return [frozenset(self.message.get(key, ((), set()))[1]) for key in keys]
 
+    objects = taken
+
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         return {}
-
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
-        return self.taken(starts, names)
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [-1 for _ in zip(starts, names, strict=True)]

@@ -98,7 +98,7 @@ def placed(
     One in a test's own file only advises, unless a budget counts it. ``time_ms`` is the test's.
     """
     more, allowed, asked = new_findings(profile, baseline), measured.allowed, _asked(measured)
-    memory = {rule.code for rule in measured.rules if rule.memory}
+    memory = _about_memory(measured)
 
     def placed_one(finding: Finding) -> Finding:
         rule, reason, here = finding.rule, allowed.get(finding.rule), None
@@ -149,6 +149,11 @@ def _asked(measured: Measured) -> set[str]:
     }
 
 
+def _about_memory(measured: Measured) -> set[str]:
+    """The rules of which a match matters even if it takes no time."""
+    return {rule.code for rule in measured.rules if rule.memory}
+
+
 def time_of(profile: Profile) -> float | None:
     """The test's time in ms, None if it was not measured."""
     value = profile.metrics.get("wall_ms")
@@ -158,8 +163,10 @@ def time_of(profile: Profile) -> float | None:
 def worth_locating(measured: Measured, profile: Profile, baseline: Baseline | None) -> bool:
     """Whether a finding that is not accepted will be listed if it is not in a test's own file."""
     more, time_ms = new_findings(profile, baseline), time_of(profile)
+    memory = _about_memory(measured)
     return any(
-        finding.rule in more and is_listed(finding, time_ms, in_test=False)
+        finding.rule in more
+        and is_listed(finding, None if finding.rule in memory else time_ms, in_test=False)
         for checked in (measured.checked, *(one.checked for one in measured.processes))
         for finding in checked.findings(by_operator)
     )
@@ -197,7 +204,9 @@ def with_findings_in_tests(
             for rule, number in before.findings_in_tests.items()
             if counted is None or rule in asked
         }
-        return struct_replace(part, findings_in_tests={**(counted or {}).get(name, {}), **own})
+        both = {**(counted or {}).get(name, {}), **own}
+        kept = {rule: number for rule, number in both.items() if number and rule in part.compared}
+        return struct_replace(part, findings_in_tests=kept)
 
     regions = {
         name: told(name, part, baseline and baseline.regions.get(name))

@@ -556,7 +556,7 @@ def _accepts(
     return replace(
         _numbers(profile, found.whole, found.baseline),
         findings=offered(measured, profile, found.baseline),
-        findings_in_tests=_stored_in_tests(profile),
+        findings_in_tests=profile.findings_in_tests,
         times=times,
         cpu_capability=cpu,
         unstable=ranges_of(profile, again, found.baseline, found.policy.tolerances),
@@ -570,7 +570,7 @@ def _accepts(
                     region, found.regions[name], found.baseline and found.baseline.regions.get(name)
                 ),
                 findings={rule: n for rule, n in sorted(region.compared.items()) if n},
-                findings_in_tests=_stored_in_tests(region),
+                findings_in_tests=region.findings_in_tests,
                 laps=region.laps,
                 times=_own_times(region),
                 unstable=ranges_of(
@@ -584,11 +584,6 @@ def _accepts(
             if not all(isinstance(value, MissingValue) for value in region.metrics.values())
         },
     )
-
-
-def _stored_in_tests(profile: Profile) -> dict[str, int]:
-    kept = (rule for rule in profile.compared if profile.findings_in_tests.get(rule))
-    return {rule: profile.findings_in_tests[rule] for rule in kept}
 
 
 def _numbers(profile: Profile, verdicts: Sequence[Verdict], accepted: Baseline | None) -> Baseline:

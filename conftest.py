@@ -77,12 +77,6 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found in examples must not depend on what else runs, such as other tests."""
-    monkeypatch.setattr("pytest_torchprof.capture.load._LOAD", None)
-
-
-@pytest.fixture(autouse=True)
 def _signals_as_in_a_terminal() -> Iterator[None]:
     """What is started in the background ignores these, and so would those that a test sends to."""
     usual = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}

@@ -127,7 +127,6 @@ def _keep_freed_memory() -> None:
 def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
     """Slip and fix in turn for this many seconds, at least three pairs, each profiled once."""
     from pytest_torchprof.capture.compiling import CompileCount
-    from pytest_torchprof.capture.load import processors
     from pytest_torchprof.trace.facts import Quantity
 
     slip, fixed = pair
@@ -152,7 +151,6 @@ def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
         torch="2",
         wall_ms=Quantity(median=slip_ms),
         cpu_ms=Quantity(median=median(before[1] for before, _ in samples)),
-        processors=processors(),
     )
     runs = min(_PROFILED, max(3, int(seconds * 5000 / slip_ms)))
     profiled = sorted((_profiled(slip, rule, facts) for _ in range(runs)), key=itemgetter(0))

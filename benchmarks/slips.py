@@ -222,8 +222,6 @@ def _images_decoded_in_each_epoch() -> Pair:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    from pytest_torchprof.capture.load import processors
-
     class Files(Dataset[torch.Tensor]):
         """Each item takes as long as decoding and cropping a small JPEG."""
 
@@ -248,7 +246,7 @@ def _images_decoded_in_each_epoch() -> Pair:
 
         return body
 
-    workers = max(1, min(2, (processors() or 3) - 1))
+    workers = max(1, min(2, (multiprocessing.cpu_count() or 3) - 1))
     return training(), training(num_workers=workers, persistent_workers=True)
 
 

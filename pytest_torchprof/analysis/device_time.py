@@ -163,6 +163,19 @@ def device_time(trace: Events) -> DeviceTime:
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
 
 
+def measured_ns(trace: Events) -> int:
+    """The span of the devices' events, or without a device of all events, in ns, at least 1.
+
+    That of several devices is their mean.
+    """
+    spans = list(spans_of(trace).values())
+    if not spans:
+        rows = np.flatnonzero(trace.selection)
+        ends = trace.ts[rows] + trace.dur[rows]
+        spans = [(int(trace.ts[rows].min()), int(ends.max()))] if len(rows) else [(0, 0)]
+    return max(sum(end - begin for begin, end in spans) // len(spans), 1)
+
+
 def launched_ns(trace: Events) -> Ints:
     """The device time of all that each host event launched; 0 for other events."""
     below, device = np.zeros(len(trace), np.int64), trace.device_rows

@@ -18,6 +18,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     ALLOCATION_CALL,
     D2H,
+    DEVICE_KINDS,
     FREE_CALL,
     H2D,
     HOST_KINDS,
@@ -412,6 +413,19 @@ def _with_waits(
     )
 
 
+def paused_ns(trace: Events, events: Ints, *causes: Cause) -> Ints:
+    """For each of these host events: ns for which it kept devices idle by such a cause, at most
+    its duration; of several devices the mean. Without a device, its duration.
+    """
+    if not trace.has(*DEVICE_KINDS):
+        return trace.dur[events]
+    parts = idle_parts(trace)
+    chosen = nesting.among(parts.cause, causes) & (parts.event >= 0)
+    kept = np.zeros(len(trace), np.int64)
+    np.add.at(kept, parts.event[chosen], parts.ns[chosen])
+    return np.minimum(kept[events] // max(len(spans_of(trace)), 1), trace.dur[events])
+
+
 # ---- Work that a process does once, on first use: while a capture lasts, it distorts all its
 # times.
 #
@@ -472,6 +486,9 @@ def one_time_work(trace: Events) -> OneTimeWork:
     """All such work in the selection, in time order."""
     compiles = _compilations(trace)
     searches, timed = _searches(trace)
+    # A compilation has all the time of a search within it.
+    alone = ~within_named(trace, searches, COMPILING)
+    searches, timed = searches[alone], timed[alone]
     calls, what = _calls(trace)
     # Idle time is given to the outermost annotation of a compilation, whatever it calls.
     outside = ~within_named(trace, calls, COMPILING) & ~captured(trace, calls)

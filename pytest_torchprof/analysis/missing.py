@@ -120,6 +120,14 @@ def device_gap(trace: Events) -> Reason | None:
     return trace.once(absent_gap) or trace.once(partial_gap)
 
 
+def pauses_gap(trace: Events) -> Reason | None:
+    """Why it is not known how long the host kept an accelerator idle; None without one."""
+    gap = trace.once(device_gap)
+    if gap is None or gap.code != Why.NO_DEVICE.code:
+        return gap
+    return because(*Why.NO_DEVICE_RECORDS) if trace.metadata.get("deviceProperties") else None
+
+
 def absent_gap(trace: Events) -> Reason | None:
     """There is no accelerator, or its events are unsupported or were not recorded."""
     if (noted := trace.facts.no_device) is not None:

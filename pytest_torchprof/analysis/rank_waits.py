@@ -148,6 +148,7 @@ class RankWaits(Frozen, frozen=True):
         apart_ns: half of the ends of collectives are closer to each other than this, on the shifted
             clocks; None without collectives.
         earliest_ns: by rank: the longest wait of a rank at each of its calls, -1 if unknown.
+        own_ns: by rank: how long itself waited at each of its calls, -1 if unknown.
         mismatches: what could not be compared.
     """
 
@@ -159,6 +160,7 @@ class RankWaits(Frozen, frozen=True):
     shift_ns: Ints
     apart_ns: int | None
     earliest_ns: Mapping[int, Ints]
+    own_ns: Mapping[int, Ints]
     mismatches: tuple[Mismatch, ...]
 
 
@@ -177,7 +179,9 @@ def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
     column = {rank: i for i, rank in enumerate(ranks)}
     wait = np.zeros((len(ranks), len(ranks)), np.int64)
     last, met = np.zeros((2, len(ranks)), np.int64)
-    earliest = {rank: np.full(len(by_rank[rank]), -1, np.int64) for rank in ranks}
+    earliest, own = (
+        {rank: np.full(len(by_rank[rank]), -1, np.int64) for rank in ranks} for _ in range(2)
+    )
     for one in together:
         if not len(one.call):
             continue
@@ -188,6 +192,7 @@ def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
         for i in range(len(at)):
             np.add.at(wait[at[i]], at[latest], waited[:, i])
             earliest[one.ranks[i]][one.call[:, i]] = waited.max(axis=1)
+            own[one.ranks[i]][one.call[:, i]] = waited[:, i]
         np.add.at(last, at[latest], 1)
         met[at] += len(one.call)
     count = sum(len(one.call) for one in together)
@@ -200,6 +205,7 @@ def waits_between(by_rank: Mapping[int, RankCalls]) -> RankWaits:
         shift,
         round(_apart(list(ranks), shift, together)) if count else None,
         earliest,
+        own,
         mismatches,
     )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.patches import REAL, no_collection, real_bytes
+from pytest_torchprof.capture.patches import REAL, no_collection
 from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 
 # ---- Detect other load on the machine while a test is timed.
@@ -22,7 +21,6 @@ from pytest_torchprof.core.unknown import Reason, Sentence, Why, because
 STAT = Path("/proc/stat")
 THROTTLES = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup/cpu.stat")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 #: Shorter windows are too coarse: the system counts CPU time in ticks of 10 ms.
 LEAST_S = 0.2
@@ -30,36 +28,6 @@ LEAST_S = 0.2
 #: Share of all CPUs that other processes may use (a desktop's idle programs need a tenth), and that
 #: the hypervisor may take.
 _OTHERS, _STOLEN = 0.25, 0.05
-
-
-#: Bound here, since tests may replace it; Windows has none.
-_LOAD: Callable[[], tuple[float, float, float]] | None = getattr(os, "getloadavg", None)
-#: Linux only.
-_ALLOWED: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-
-
-def load_per_processor() -> float | None:
-    """The load average of the last minute by the number of processors; None if unknown."""
-    if _LOAD is None:
-        return None
-    try:
-        return _LOAD()[0] / (REAL.cpus() or 1)
-    except OSError:
-        return None
-
-
-def processors() -> int | None:
-    """How many processors this process may use; None if unknown.
-
-    As a DataLoader counts them, but no more than a container's quota.
-    """
-    allowed: int | None = REAL.cpus()
-    with suppress(OSError):
-        allowed = len(_ALLOWED(0)) if _ALLOWED is not None else allowed
-    with suppress(OSError, ValueError):  # "max" if there is none
-        quota, period = map(int, real_bytes(QUOTA).split())
-        allowed = min(allowed or quota, -(-quota // period))
-    return allowed
 
 
 class Window(NamedTuple):

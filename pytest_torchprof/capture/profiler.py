@@ -25,7 +25,7 @@ from pytest_torchprof.capture.compiling import CompiledCalls
 from pytest_torchprof.capture.dynamo import Packages, foreign, graph_facts, look_for_graphs
 from pytest_torchprof.capture.limits import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.capture.lines import StorageNumbers
-from pytest_torchprof.capture.load import load_per_processor, processors, run_reference
+from pytest_torchprof.capture.load import run_reference
 from pytest_torchprof.capture.machine import (
     accelerator,
     allows_tf32,
@@ -581,7 +581,5 @@ def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> 
         else None,
         no_device_memory=unseen_allocator(),
         allow_tf32=allows_tf32(),
-        load_per_processor=load_per_processor(),
-        processors=processors(),
     )
     return of_process | graph_facts()

@@ -7,6 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from pytest_torchprof.analysis.communication import collectives
+from pytest_torchprof.analysis.rank_waits import rank_calls, waits_between
 from pytest_torchprof.commands.inputs import SHOWN, part_of, rule_book, warn
 from pytest_torchprof.commands.tables import (
     FAILED,
@@ -32,9 +36,11 @@ from pytest_torchprof.render import findings as text
 from pytest_torchprof.render.ci import MOST_ANNOTATIONS, plain_line, workflow_commands
 from pytest_torchprof.render.findings import defaults, page, page_of
 from pytest_torchprof.render.table import Table, fields_of, to_json
+from pytest_torchprof.rules.exposed_communication import exposed_communication
 from pytest_torchprof.rules.registry import check_chosen
 from pytest_torchprof.rules.rule import codes, parse_thresholds, span_ns
-from pytest_torchprof.trace.names import Kind
+from pytest_torchprof.trace.names import Kind, communicates
+from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.render.table import Row
     from pytest_torchprof.rules.check import Checked
     from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
 
 
 # ---- Formats of `torchprof lint` that services of CI read.
@@ -94,6 +102,9 @@ def print_for_ci(
 
 #: Formats with all fields of a finding.
 _WHOLE = ("csv", "parquet")
+#: A finding that waits for other ranks may make.
+_EXPOSED = exposed_communication.code
+_GAIN = exposed_communication.thresholds["gain"].default
 #: Columns of a finding in a Markdown table.
 _MARKDOWN = (
     *("rule", "count", "cost_ms", "share", "bytes"),
@@ -112,6 +123,7 @@ def run_lint(options: Namespace) -> int:
         ignored=sorted(ignored),
         thresholds=options.thresholds,
     )
+    _without_waits(found)
     rows, added = _by_cost(rows_of_each(found, found.each("findings"))), tuple[str, ...]()
     if options.merge:
         rows, added = _merged(found), added_fields(FINDINGS, found)
@@ -160,11 +172,53 @@ def lint_part(trace: Trace, settings: Mapping[str, Any]) -> Body:
         trace,
         findings=finding_rows(trace, found),
         span_ms=span_ns(trace.events) / 1e6,
+        exposed=_exposed(trace.events, found),
+        calls=rank_calls(trace.events) if communicates(trace.events) else None,
         gaps={rule: why.text for rule, why in found.gaps.items()},
         errors=dict(found.errors),
         unchecked=len(found.unchecked),
         blind=what_was_blind(trace, found),
     )
+
+
+def _exposed(trace: Events, found: Checked) -> dict[str, tuple[Ints, Ints, Ints]]:
+    """By kind, of collectives that are not hidden: when each ended, how long it took, and what is
+    to gain, in ns.
+    """
+    if _EXPOSED not in found.counts:
+        return {}
+    each = collectives(trace)
+    mine = {kind: np.flatnonzero(among(each.kind, [kind])) for kind in {*each.kind}}
+    ends, took = trace.ts[each.event] + trace.dur[each.event], trace.dur[each.event]
+    return {kind: (ends[at], took[at], each.gain_ns[at]) for kind, at in mine.items()}
+
+
+def _without_waits(found: Parts) -> None:
+    """Of what is not hidden, only the transfer counts: a wait for another rank would still be one.
+
+    What then gains too little is no finding.
+    """
+    calls = {rank: one for rank, one in found.each("calls").items() if one is not None}
+    if found.apart or len(calls) < 2 or not any(found.each("exposed").values()):
+        return
+    waited = waits_between(calls).own_ns
+    for rank, exposed in found.each("exposed").items():
+        share = dict[str, float]()
+        for kind, (end, took, gain) in exposed.items():
+            at = np.minimum(calls[rank].end.searchsorted(end), len(calls[rank]) - 1)
+            known = (calls[rank].end[at] == end) & (waited[rank][at] >= 0)
+            left = np.where(known, np.minimum(gain, took - waited[rank][at]), gain)
+            share[kind] = float(left.clip(0).sum() / max(gain.sum(), 1))
+        kept = []
+        for row in found[rank].body.values["findings"]:
+            kinds = [one for one in share if row["message"].startswith(f"{one} ")]
+            if row["rule"] == _EXPOSED and kinds and row["cost_ms"] is not None:
+                row["cost_ms"] *= share[kinds[0]]
+                row["share"] = _share(row["cost_ms"], found[rank].body.values["span_ms"])
+                if share[kinds[0]] < 1 and (row["share"] or 0) < _GAIN:
+                    continue
+            kept.append(row)
+        found[rank].body.values["findings"] = _by_cost(kept)
 
 
 def finding_rows(trace: Trace, found: Checked) -> list[Row]:

@@ -7,33 +7,22 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import names_fit
-from pytest_torchprof.analysis.device_time import idle, idle_by_waits
-from pytest_torchprof.analysis.missing import waits_gap
+from pytest_torchprof.analysis.device_time import idle, idle_by_waits, measured_ns
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.copies import of_pageable_memory
-from pytest_torchprof.rules.evidence.devices import copy_callers, host_filled_tensors, model_moves
-from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.rules.host_sync import knows_waits
+from pytest_torchprof.rules.moves import copy_callers
+from pytest_torchprof.rules.pageable_copy import of_other_rules, of_pageable_memory
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import H2D, SYNC_CALL, Kind
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.unknown import Reason
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 _STREAM: Final = late(r"\w*StreamSynchronize")
-#: Without earlier work, the host waits for less than this, beyond twice the time of the copy: of
-#: 8,656 copies of up to 64 KiB to idle devices in 31 public traces, for 11 to 18 us (5 % to 95 %),
-#: and 99 % for less than 29 us.
-_QUEUED_NS: Final = 50_000
 _WAITS: Final = "the host waits for a copy to the device, and then launches late"
-
-
-def _knows_waits(trace: Events) -> Reason | None:
-    """The calls in which the host waits, which are known on CUDA and ROCm."""
-    return trace.once(waits_gap)
 
 
 @rule(
@@ -42,7 +31,7 @@ def _knows_waits(trace: Events) -> Reason | None:
     "the function that creates it, and keep what stays the same there",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="device",
-    ready=_knows_waits,
+    ready=knows_waits,
     timed=True,
     share=Threshold(0.05, "1", "less is not worth a change"),
     copies=Threshold(
@@ -59,10 +48,9 @@ def blocked_copy(
     ## What it does
 
     Looks at copies to the device for which the host waits, in a blocking call or in a
-    synchronization right after it, for more than twice the time of the copy and 50 us, because the
-    device has earlier work. They are a finding if there are `copies` or more, or one of `wait` or
-    more, and if the device was idle for `share` of its span, and `idle_ms`, between such copies and
-    what the host launched next.
+    synchronization right after it, while the device still has earlier work. They are a finding if
+    there are `copies` or more, or one of `wait` or more, and if the device was idle for `share` of
+    its span, and `idle_ms`, between such copies and what the host launched next.
 
     Not counted: what `pageable-copy` and `extra-cuda-copy` count; the weights of a model that is
     moved once; copies from the device. Times decide, so the matches are not compared with a
@@ -94,20 +82,20 @@ def blocked_copy(
     rows = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     rows = rows[names_fit(trace, rows, H2D.search)]
     rows = rows[~among(rows, of_pageable_memory(trace, 64 * 1024)[0])]
-    end = _waited_until(trace, rows)
-    waited = end - trace.ts[trace.launch[rows]] - 2 * trace.dur[rows]
-    rows, end = rows[waited > _QUEUED_NS], end[waited > _QUEUED_NS]
+    begin, end = trace.ts[trace.launch[rows]], _waited_until(trace, rows)
+    # The copy comes after earlier work, mostly, and the host waits for both.
+    earlier = 2 * idle(trace).busy_between(begin, trace.ts[rows])
+    queued = (earlier >= trace.ts[rows] - begin) & (earlier > 0) & (end > begin)
+    rows, begin, end = rows[queued], begin[queued], end[queued]
     if not len(rows):
         return NO_MATCHES
-    begin, done = trace.ts[trace.launch[rows]], trace.ts[rows] + trace.dur[rows]
+    done = trace.ts[rows] + trace.dur[rows]
     idle_after = np.minimum(idle_by_waits(trace, done, end), end - begin)
     found = idle_after > 0
     many = found.sum() >= copies or (end - begin)[found].max(initial=0) >= wait * 1e6
     found &= many and idle_after[found].sum() >= max(share * measured_ns(trace), idle_ms * 1e6)
     if found.any():
-        found &= ~among(rows, trace.once(model_moves))
-        if trace.records_shapes:
-            found &= ~among(rows, [f.copy for f in trace.once(host_filled_tensors)])
+        found &= ~of_other_rules(trace, rows)
     rows, begin, end = rows[found], begin[found], end[found]
     return Matches(
         copy_callers(trace, rows),

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.rules.evidence.calls import begun_by, pass_of, sizes
 from pytest_torchprof.rules.rule import (
     NO_MATCHES_OF_CALLS,
     Matches,
     Threshold,
+    around,
     rule,
 )
-from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import are_named, operators_named, selected_operators
-from pytest_torchprof.trace.nesting import among, distinct
-from pytest_torchprof.trace.tree import are_engine_steps, engine_steps, once_selected
+from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.tree import (
+    are_engine_steps,
+    begun_by,
+    engine_steps,
+    once_selected,
+    pass_of,
+)
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -109,9 +114,6 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
     )
 
 
-# ------------------------------------------------------------------------------------- anomalies
-
-
 def _anomalies(trace: Events, least: float) -> _Found:
     """One row per backward pass whose gradients were checked."""
     checks = selected_operators(trace, _NAN)
@@ -122,37 +124,37 @@ def _anomalies(trace: Events, least: float) -> _Found:
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
     of_pass = pass_of(trace, steps)
-    number = of_pass[np.searchsorted(steps, trace.parent[checks])]
-    which = distinct(number)
+    which, number = np.unique(
+        of_pass[np.searchsorted(steps, trace.parent[checks])], return_inverse=True
+    )
     if len(which) < least and not trace.facts.anomaly_before:
         return _NONE
-    rows = begun_by(trace, steps[np.searchsorted(of_pass, which)])
-    begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)
-    last = np.array([_ends(trace, steps[of_pass == one]).max() for one in which], np.int64)
-    asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
-    return rows, asking.astype(np.int64), begin, last
-
-
-def _asking_ns(trace: Events, checks: Ints) -> Ints:
-    """From the start of each check to the end of the engine's last call for it."""
-    step = trace.parent[checks]
+    begin, end = around(trace, steps)
+    first = np.searchsorted(of_pass, which)
+    last = np.maximum.reduceat(end, first)
+    # From the start of each check to the next one, or to the end of the engine's last call for it.
     until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
-    spent: Ints = np.minimum(until, _ends(trace, step)) - trace.ts[checks]
-    return spent
-
-
-# ----------------------------------------------------------------------------------------- fills
+    spent = np.minimum(until, around(trace, trace.parent[checks])[1]) - trace.ts[checks]
+    cost = np.bincount(number, spent, len(which)).astype(np.int64)
+    return begun_by(trace, steps[first]), cost, begin[first], last
 
 
 def _fills(trace: Events, least: float) -> _Found:
     """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
     fills = once_selected(trace, _of_empty)
-    moved = _bytes(trace, fills)
+    moved = np.array(
+        [
+            prod(shapes[0]) * ELEMENT_BYTES.get(types[0], 0) if shapes and types else 0
+            for shapes, types in zip(
+                trace.input_shapes(fills), trace.input_types(fills), strict=True
+            )
+        ],
+        np.int64,
+    )
     fills, moved = fills[moved >= _PAGE], moved[moved >= _PAGE]
     if moved.sum() < least:
         return _NONE
-    made = trace.parent[fills]
-    return fills, trace.dur[fills], trace.ts[made], _ends(trace, made)
+    return fills, trace.dur[fills], *around(trace, trace.parent[fills])
 
 
 def _of_empty(trace: Events) -> Ints:
@@ -160,16 +162,3 @@ def _of_empty(trace: Events) -> Ints:
     fills = operators_named(trace, _FILL)
     found: Ints = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
     return found
-
-
-def _bytes(trace: Events, rows: Ints) -> Ints:
-    found = []
-    for args in trace.operands(rows):
-        dims, types = decode_part(args.dims) or [None], decode_part(args.types) or [""]
-        shape = sizes(dims[0])
-        found.append(0 if shape is None else prod(shape) * ELEMENT_BYTES.get(types[0], 0))
-    return np.array(found, np.int64)
-
-
-def _ends(trace: Events, rows: Ints) -> Ints:
-    return trace.ts[rows] + trace.dur[rows]

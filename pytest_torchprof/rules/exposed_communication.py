@@ -8,12 +8,11 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.communication import collectives
-from pytest_torchprof.rules.evidence.calls import in_backward
-from pytest_torchprof.rules.evidence.pauses import measured_ns
+from pytest_torchprof.analysis.device_time import measured_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting, steps
 from pytest_torchprof.trace.names import Names
-from pytest_torchprof.trace.tree import within_named
+from pytest_torchprof.trace.tree import in_backward, within_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.communication import Collectives
@@ -71,8 +70,9 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
     Looks at kernels that communicate (NCCL, RCCL and others) beside which no computation runs. It
     is a finding for each kind of collective, group and place if all are so exposed for `share`
     (0.05) or more of the device's span, and hiding them would gain `gain` (0.01) or more. The cost
-    is the exposed time just before the next computation, if the host was not late anyway. Whether
-    they mostly wait for other ranks is said; `torchprof ranks` tells for which.
+    is the exposed time just before the next computation, if the host was not late anyway. Of the
+    traces of several ranks, `torchprof lint` counts the transfer only, not the wait for the last
+    rank; of one trace, it says whether they mostly wait. `torchprof ranks` tells for which rank.
 
     Not counted: groups of one rank, what is before the first computation or after the last, and
     what occurs in only one of three or more steps. Times decide here, so the matches are not

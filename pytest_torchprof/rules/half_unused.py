@@ -11,7 +11,7 @@ from pytest_torchprof.analysis.breakdown import categories
 from pytest_torchprof.analysis.device_time import idle_of, spans_of
 from pytest_torchprof.analysis.kernels import device_of
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.rules.evidence.devices import chip_of, device_type
+from pytest_torchprof.rules.chip import chip_of, device_type
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, launched_between, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import LAUNCHES, Kind

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.evidence.devices import chip_of
+from pytest_torchprof.rules.chip import chip_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, launched_between, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import LaunchArgs, decode, decode_list

@@ -10,7 +10,7 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.evidence.devices import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.chip import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.rule import Matches, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list

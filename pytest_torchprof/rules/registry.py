@@ -115,27 +115,10 @@ CODES = (
     "accumulated-graph",
 )
 
-_FILES = {
-    "sync-dataloader": "data_loading",
-    "starved-loader": "data_loading",
-    "host-sync": "waiting",
-    "host-read": "waiting",
-    "launch-bound": "waiting",
-    "extra-cuda-copy": "copies",
-    "pageable-copy": "copies",
-    "copy-round-trip": "copies",
-    "gc-pause": "pauses",
-    "allocator-retry": "pauses",
-    "small-collectives": "collective_calls",
-    "blocking-collective": "collective_calls",
-    "graph-break": "compilation",
-    "recompile": "compilation",
-}
-
 
 def _load(code: str) -> Rule:
-    file = _FILES.get(code, code.replace("-", "_"))
-    found = vars(import_module(f"pytest_torchprof.rules.{file}")).values()
+    file = import_module(f"pytest_torchprof.rules.{code.replace('-', '_')}")
+    found = vars(file).values()
     return next(one for one in found if isinstance(one, Rule) and one.code == code)
 
 

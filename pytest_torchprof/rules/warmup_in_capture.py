@@ -41,32 +41,19 @@ def warmup_in_capture(trace: Events, *, share: float, least: float) -> Matches:
     ## What it does
 
     Adds up the time that a device lost, between its first and its last event, to work of these
-    kinds, and matches if it is at least `least` (5 ms) and `share` (0.1) of that span:
-
-    - initialization: a call of the driver that creates a context, a stream or an event, or asks
-      for a device's properties, and takes 5 ms or more, the first of its name; and a `cudaFree`
-      of 5 ms or more within an operator, by which libraries initialize themselves, unless it
-      follows an allocation, or more than two are as slow in operators of that name;
-    - loading kernels: a launch that takes 5 ms or more and is the first of its kernel, and all
-      calls that load modules and libraries;
-    - `torch.compile` at work, if what it compiled runs at least twice in the trace;
-    - a search for the fastest kernel: convolutions that wait for each kernel they try
-      (`torch.backends.cudnn.benchmark`), and Inductor's autotuning where it is annotated.
+    kinds, and matches if it is at least `least` (5 ms) and `share` (0.1) of that span: the driver
+    or a library is initialized; kernels are loaded, of which a slow first launch is a sign;
+    `torch.compile` works on what runs at least twice; kernels are timed to find the fastest one.
 
     The device loses the time in which it is idle because of this, and in which it runs kernels
     that are only timed. Not counted: what comes before the first event of the device; a slow
-    launch of a kernel that ran before, which is a hiccup of the machine; recompilations, see
-    `recompile`; the capture of a CUDA graph, and a trace of one compilation, which are recorded
-    on purpose; and allocations, even the first. A search by MIOpen or by Triton's own `autotune`
-    is not recognized, for nothing in a trace marks it.
-
-    All of one kind is one finding, at the place of its costliest event. Times decide here, so the
-    matches may change with the machine.
+    launch of a kernel that ran before; recompilations, see `recompile`; the capture of a CUDA
+    graph, and allocations. A search by MIOpen or by Triton's `autotune` leaves no sign. All of one
+    kind is one finding, at its costliest event. Times decide here.
 
     ## Why it is slow
 
-    It is slow once. A capture of a few steps that includes it shows mainly that, and every time,
-    share and average in it is about a process that starts.
+    It is slow once: every time, share and average of the capture is about a process that starts.
 
     ## Example
 

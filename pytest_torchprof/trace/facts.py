@@ -200,9 +200,6 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         chip: the chip for which its work is estimated.
         estimated_cuda_bytes: the peak on a device, estimated by a run of one thread's memory, where
             this one has none.
-        load_per_processor: the load average of the last minute by the number of processors; above
-            1, programs wait for each other.
-        processors: how many of them the process may use.
     """
 
     version: int | None = None
@@ -238,8 +235,6 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     asked: tuple[str, ...] | None = None
     chip: str | None = None
     estimated_cuda_bytes: int | None = None
-    load_per_processor: float | None = None
-    processors: int | None = None
 
     def __or__(self, more: Facts) -> Facts:
         """The facts of both; ``more`` wins where both know one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
@@ -138,38 +137,3 @@ def test_the_probes_work_here_or_are_not_there() -> None:
         except (OSError, ValueError):
             continue
         assert probe.explain(Window(0.0, 1.0, 1)) is None
-
-
-def _unreadable() -> NoReturn:
-    raise OSError("no load average here")
-
-
-@pytest.mark.parametrize(
-    ("load", "expected"), [(lambda: (6.0, 1.0, 1.0), 1.5), (None, None), (_unreadable, None)]
-)
-def test_the_load_by_processor(
-    monkeypatch: pytest.MonkeyPatch, load: Any, expected: float | None
-) -> None:
-    monkeypatch.setattr(busy, "_LOAD", load)
-    monkeypatch.setattr(REAL, "cpus", lambda: 4)
-    assert expected == busy.load_per_processor()
-
-
-def _refused(_: int) -> NoReturn:
-    raise PermissionError("not here")
-
-
-def test_the_processors_are_those_that_the_process_may_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(busy, "QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(REAL, "cpus", lambda: 4)
-    monkeypatch.setattr(busy, "_ALLOWED", lambda _: {1, 3})
-    assert busy.processors() == 2
-    monkeypatch.setattr(busy, "_ALLOWED", _refused)
-    assert busy.processors() == 4
-    monkeypatch.setattr(busy, "_ALLOWED", None)
-    assert busy.processors() == 4
-    for quota, allowed in (("150000 100000", 2), ("max 100000", 4), ("900000 100000", 4)):
-        (tmp_path / "cpu.max").write_text(quota)
-        assert busy.processors() == allowed

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from labelled.communication import layers, reduced
 from support.command_line import Say, say
 from support.sessions import replaced_rules
 from support.trace_builder import TraceBuilder
@@ -20,6 +21,7 @@ from pytest_torchprof import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
 from pytest_torchprof.render.notes import NotMeasured
+from pytest_torchprof.rules.exposed_communication import exposed_communication
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
 from pytest_torchprof.trace.names import selected_operators
@@ -313,6 +315,35 @@ def test_a_share_is_of_the_time_from_the_first_event_to_the_last(say: Say, trace
     document = linted(say, trace)
     first = document["findings"][0]
     assert first["share"] == pytest.approx(first["cost_ms"] / 0.0345, rel=0.01)
+
+
+def a_rank(number: int, compute_ms: float, reduce_ms: float) -> TraceBuilder:
+    """Steps of one of two ranks, whose collectives end together."""
+    b = TraceBuilder(H100)
+    b.metadata("distributedInfo", {"backend": "nccl", "rank": number, "world_size": 2})
+    for _ in range(4):
+        layers(b, compute_ms)
+        reduced(b, reduce_ms)
+    layers(b, 1)
+    return b
+
+
+def test_a_wait_for_another_rank_is_no_communication_that_is_not_hidden(
+    say: Say, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    a_rank(0, 4, 10).save(folder / "rank0.json")
+    a_rank(1, 12, 2).save(folder / "rank1.json")
+    wanted = {0: 4 * 10.0, 1: 4 * 2.0}
+    with replaced_rules() as known:
+        known[exposed_communication.code] = exposed_communication
+        for rank, cost_ms in wanted.items():
+            (alone,) = linted(say, folder, "--rank", str(rank))["findings"]
+            assert alone["cost_ms"] == pytest.approx(cost_ms, rel=0.05)
+        both = linted(say, folder)["findings"]
+    assert {0, 1} == {row["rank"] for row in both}
+    assert all(row["cost_ms"] == pytest.approx(4 * 2, rel=0.05) for row in both)
 
 
 def test_several_ranks_are_distinguished(say: Say, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from labelled.copies import GPU, down, filled, up
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.check import check
-from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.rules.registry import RULES
 from pytest_torchprof.trace.names import REGION, Kind
 from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.trace.tree import called
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -51,15 +51,18 @@ class Known:
 
 
 def known(b: TraceBuilder, message: Said) -> Events:
-    """The trace, in which each call, and the ``copy_`` in it, is known to take and to make this."""
+    """The trace, in which each call, and what fills its result, is known to take and make this."""
     trace = parse_trace(b.to_bytes())
     rows = np.flatnonzero(called(trace))
     found = {}
     for row, (taken, made) in zip(rows.tolist(), message, strict=True):
         found[int(trace.ts[row]), trace.names[trace.name[row]]] = (taken, made)
         inside = (trace.ts > trace.ts[row]) & (trace.ts < trace.ts[row] + trace.dur[row])
-        for copy in np.flatnonzero(inside & trace.named("aten::copy_") & trace.is_kind(Kind.OP)):
-            found[int(trace.ts[copy]), "aten::copy_"] = ((*made, *taken), set())
+        for part in np.flatnonzero(inside & trace.is_kind(Kind.OP)).tolist():
+            name = trace.names[trace.name[part]]
+            said = (*made, *taken) if name == "aten::copy_" else tuple(made)
+            if name.endswith("_"):
+                found[int(trace.ts[part]), name] = (said, set())
     return replace(trace, tensors=Known(found))
 
 
@@ -125,7 +128,8 @@ def test_what_is_moved_is_what_was_filled(source: int, expected: int) -> None:
 def test_what_was_pinned_is_still_what_was_filled() -> None:
     b = TraceBuilder(GPU)
     filled(b, "randn", SHAPE)
-    b.op("aten::pin_memory", [SHAPE, []], ["float", ""])
+    with b.op("aten::pin_memory", [SHAPE, []], ["float", ""]):
+        b.op("aten::copy_", [SHAPE, SHAPE, []], ["float", "float", "Scalar"])
     up(b, SHAPE, pageable=False)
     trace = known(b, [((-1,), {1}), ((1,), {2}), ((2,), {7})])
     assert counted("extra-cuda-copy", trace) == 1

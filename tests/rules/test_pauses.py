@@ -16,7 +16,6 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.unknown import Why
 from pytest_torchprof.rules.check import check
 from pytest_torchprof.rules.registry import RULES
-from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
@@ -154,17 +153,6 @@ def test_a_device_that_is_not_recorded_leaves_a_loader_unchecked() -> None:
     reason = gap(recorded(b), "starved-loader")
     assert reason is not None
     assert reason.code == Why.NO_DEVICE_RECORDS.code
-
-
-@pytest.mark.parametrize(("load", "matches"), [(None, 1), (1.5, 1), (12.0, 0)])
-def test_a_loaded_machine_excuses_workers_of_a_live_test(load: float | None, matches: int) -> None:
-    b = TraceBuilder()
-    b.facts(Facts(load_per_processor=load))
-    with b.annotation("torchprof::call"):
-        for _ in range(4):
-            starving.fetch(b, 20)
-            b.op("aten::linear", [[4, 4], [4, 4]], dur_us=20_000)
-    assert len(check(recorded(b), [RULES["starved-loader"]]).findings()) == matches
 
 
 # ----------------------------------------------------------------------------------------- copies

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof.capture.compiling import CompileCount
 from pytest_torchprof.capture.lines import LineTracer
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 prime()
 
-#: As on a large machine without other work.
-_ANYWHERE: Mapping[str, Any] = {"load_per_processor": None, "processors": None}
-
 
 def captured_file(
     block: Callable[[], Any],
@@ -34,8 +30,7 @@ def captured_file(
 ) -> tuple[Events, Path]:
     """The trace of a block that is run once, and its file. What it returns is not kept.
 
-    ``facts``: to be noted instead of those that every capture in a session notes, except what other
-    processes decide, and the size of the machine.
+    ``facts``: to be noted instead of those that every capture in a session notes.
     """
     before = CompileCount.now()
     capture = Capture(tensors=tensors)
@@ -44,7 +39,6 @@ def captured_file(
         block()
         if facts is None:
             facts = facts_now(probe_machine(1), CompileCount.now().since(before))
-            facts = replace(facts, **_ANYWHERE)
         recording = capture.stop(folder, facts)
         return recording.events(), recording.path
     finally:

@@ -82,8 +82,6 @@ FACTS = Facts(
     asked=("launches",),
     chip="H100 SXM",
     estimated_cuda_bytes=512,
-    load_per_processor=0.5,
-    processors=4,
 )
 
 #: As it was written before facts had a version.

@@ -1,0 +1,157 @@
+"""The rule about tensors that go to the host and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchprof.core.unknown import Reason, because
+from pytest_torchprof.rules.moves import (
+    comes_from,
+    copy_callers,
+    copy_costs,
+    copy_spans,
+    what_is_copied,
+)
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, events_named
+from pytest_torchprof.trace.tree import called, step_of
+from pytest_torchprof.work.operands import torch_name
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+
+#: For each copy to the device, at most this many earlier copies to the host are checked.
+_LATEST: Final = 16
+#: Operators that make a tensor without copying data from another one.
+_NEW: Final = Names(
+    r"aten::(empty|zeros|ones|full|rand|randn|randint|normal|arange|linspace|tensor|lift_fresh|"
+    r"stack|cat|concat|concatenate|hstack|vstack|from_file|index|index_select|gather|embedding|"
+    r"\w+_like|new_\w+)$"
+)
+
+
+def _has_operators(trace: Events) -> Reason | None:
+    """Without operators, what the host did with a copy is unknown."""
+    known = trace.has(Kind.OP) or not trace.has(Kind.MEMCPY)
+    return None if known else because("without_operators", "recorded without operators")
+
+
+@rule(
+    "copy-round-trip",
+    fix="keep it on the device: do the host's work there, or keep a reference",
+    triggers=r".*(HtoD|HostToDevice|M2D)",
+    needs="device",
+    ready=_has_operators,
+    bytes=Threshold(
+        4096, "B", "smaller ones are results that are read, and the next inputs of the same shape"
+    ),
+)
+def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
+    """A tensor is copied from the device to the host, and back to the device.
+
+    ## What it does
+
+    Pairs, within a step and thread, each copy to the device with the latest earlier copy from it of
+    the same size, shape and dtype, from `bytes` on. A live test is captured once more to find out
+    whether what is copied back was copied out, or computed from that.
+
+    Not counted in a stored trace: what the host may have created, loaded or indexed in between, and
+    batches whose results have their size. Deliberately offloaded activations do count.
+
+    ## Why it is slow
+
+    The host waits for the device to finish, the bus transfers everything twice, and the device
+    is idle until the data is back.
+
+    ## Example
+
+    ```python
+    scores = torch.from_numpy(scores.cpu().numpy().clip(0, 1)).cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    scores = scores.clamp(0, 1)
+    ```
+    """
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
+    up = trace.names_where(H2D.search)[copies]
+    keep = (up | trace.names_where(D2H.search)[copies]) & (trace.bytes[copies] >= bytes)
+    copies, up = copies[keep], up[keep]
+    if up.all() or not up.any():
+        return NO_MATCHES
+    order = np.argsort(trace.ts[trace.launch[copies]], kind="stable")
+    copies, up = copies[order], up[order]
+    events, calls = copy_callers(trace, copies), trace.launch[copies]
+    groups: dict[Any, list[int]] = {}
+    for i, key in enumerate(
+        zip(
+            trace.bytes[copies].tolist(),
+            [what_is_copied(trace, event) for event in events.tolist()],
+            trace.thread[calls].tolist(),
+            step_of(trace, calls).tolist(),
+            strict=True,
+        )
+    ):
+        groups.setdefault(key, []).append(i)
+    pairs, messages = list[tuple[int, int]](), list[str]()
+    for (size, what, *_), members in groups.items():
+        mine = _round_trips(trace, [(i, int(events[i]), bool(up[i])) for i in members])
+        said = f"{size} bytes" if what is None else f"{list(what[0])} {torch_name(what[1])}"
+        messages += [f"{said} copied to the host and back"] * len(mine)
+        pairs += mine
+    if not pairs:
+        both = any(len({*up[members].tolist()}) > 1 for members in groups.values())
+        return NONE_SO_FAR if both else NO_MATCHES
+    out, back = np.array(pairs, np.int64).T
+    cost = copy_costs(trace, copies, events)
+    begin, end = copy_spans(trace, copies, events)
+    return Matches(
+        events[back],
+        messages,
+        None,
+        cost[out] + cost[back],
+        2 * trace.bytes[copies[back]],
+        span_ns=(begin[out], end[back]),
+        wants_tensors=True,
+    )
+
+
+def _round_trips(trace: Events, copies: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
+    """Pairs of one kind, given the number, event and direction of each copy: each copy up with the
+    latest copy down that it may return.
+    """
+    from_host = copies[0][2]
+    waiting, pairs = dict[int, int](), list[tuple[int, int]]()
+    for i, event, up in copies:
+        if not up:
+            waiting[i] = event
+            continue
+        found = None
+        for out, down in list(waiting.items())[: -_LATEST - 1 : -1]:
+            known = _came_down(trace, down, event)
+            if known or (known is None and found is None and not from_host):
+                found = out
+            if known:
+                break
+        if found is not None:
+            del waiting[found]
+            pairs.append((found, i))
+    return pairs
+
+
+def _came_down(trace: Events, down: int, up: int) -> bool | None:
+    """Whether one ``copy_`` returns to the device what another one took from it; None if unknown.
+
+    In between, NumPy makes tensors whose origin is unknown.
+    """
+    if trace.tensors is not None:
+        return comes_from(trace, down, up)
+    makers = events_named(trace, _NEW)
+    makers = makers[called(trace)[makers] & (trace.thread[makers] == trace.thread[down])]
+    begin = trace.ts[makers]
+    between = (begin >= trace.ts[down] + trace.dur[down]) & (begin < trace.ts[up])
+    return False if between.any() else None

@@ -69,7 +69,7 @@ def _attentions(trace: Events) -> list[Attention]:
         if len(shape) < 3 or axis not in {"-1", "", str(len(shape) - 1)} or shape[-2] < 2:
             continue
         before = _before(trace, softmax, prod(shape), _MOST)
-        chain = np.array([*before, softmax, *_after(trace, softmax)])
+        chain = np.array([*before, softmax, *_after(trace, softmax, shape)])
         if not (before and are_named(trace, chain[-1:], PRODUCT)[0]):
             continue
         *_, (_, m, k), (_, _, n) = _shapes(trace, before[0])
@@ -110,14 +110,20 @@ def _before(trace: Events, event: int, elements: int, most: int) -> list[int]:
     return []
 
 
-def _after(trace: Events, event: int) -> list[int]:
+def _after(trace: Events, event: int, shape: tuple[int, ...]) -> list[int]:
     """The operators from this one to the only product that takes the weights, as far as they do
     what a fused form does.
     """
+
+    def takes(row: int) -> bool:  # in a possible graph, tensors of as many numbers look alike
+        dims = [one for one in _shapes(trace, row) if prod(one) == prod(shape)]
+        return graph.exact or any(shape[-1] in one[-2:] for one in dims)
+
     graph, found = dataflow(trace), list[int]()
     while len(found) < _MOST:
         rows = graph.readers(event)
         rows = rows[~graph.backward[graph.node_of(rows)]]
+        rows = rows[[takes(row) for row in rows.tolist()]]
         if len(rows) != 1 or not are_named(trace, rows, _AFTER, PRODUCT)[0]:
             return []
         event = int(rows[0])

@@ -159,7 +159,7 @@ def a_text_encoder_with_a_bias_and_casts(b: Heads) -> None:
         b.cast(shape, FLOAT, BRAIN)
         b.op("aten::dropout", [shape, [], []], [BRAIN, "Scalar", "Scalar"], ["", "0.1", "False"])
         b.matmul(shape, heads, BRAIN, BF16)
-        linear(b, 512, 4096, 1024, BRAIN, BF16)
+        linear(b, 512, 4096, 4096, BRAIN, BF16)
 
 
 def other_captions() -> Heads:

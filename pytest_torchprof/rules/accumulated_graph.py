@@ -19,7 +19,13 @@ from pytest_torchprof.rules.rule import (
 )
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named
-from pytest_torchprof.trace.tree import backward_of, has_regions, outermost_named, recorded
+from pytest_torchprof.trace.tree import (
+    all_used,
+    backward_of,
+    has_regions,
+    outermost_named,
+    recorded,
+)
 from pytest_torchprof.work.autograd import forward_passes, hides_backward
 
 if TYPE_CHECKING:
@@ -77,6 +83,8 @@ def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     often = np.bincount(trace.name[layers]).max(initial=0) >= steps
     if not often and not has_regions(trace):
         return NO_MATCHES_OF_CALLS
+    if all_used(trace, _JOINS):
+        return NO_MATCHES
     found = recorded(trace)
     used = backward_of(trace, found.rows) >= 0
     joins = set(found.rows[~used & are_named(trace, found.rows, _JOINS)].tolist())

@@ -13,8 +13,8 @@ from pytest_torchprof.rules.calls import is_trifle, shapes
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named, operators_named
-from pytest_torchprof.trace.tree import compiled, marked
+from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.tree import backward_of, compiled, marked
 from pytest_torchprof.work.dataflow import dataflow
 
 if TYPE_CHECKING:
@@ -83,14 +83,17 @@ def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
         return NO_MATCHES
     graph, biased = dataflow(trace), np.array([*channels], np.int64)
     values = graph.values(norms)
+    norms, values = norms[values >= 0], values[values >= 0]
     sources = nesting.nearest(marked(trace, biased), trace.parent, graph.writer_of(values))
     found = dict[int, int]()
-    inputs = (dims[0] if dims else None for dims in shapes(trace, norms))
-    each = zip(sources.tolist(), norms.tolist(), values.tolist(), inputs, strict=True)
-    for layer, norm, value, shape in each:
-        known = layer >= 0 and shape is not None and shape[1:2] == channels[layer]
+    inputs = ((*dims, None)[0] or () for dims in shapes(trace, norms))
+    alone = _take_alone(trace, graph, norms, values).tolist()
+    for layer, norm, one, shape in zip(
+        sources.tolist(), norms.tolist(), alone, inputs, strict=True
+    ):
+        known = layer >= 0 and shape[1:2] == channels[layer]
         linear = trace.names[trace.name[layer]].startswith("aten::linear")
-        if known and not (linear and len(shape) > 2) and _takes_alone(trace, graph, norm, value):
+        if known and one and not (linear and len(shape) > 2):
             found[layer] = norm
     if trace.tensors is not None:  # such as an encoder of two inputs, of which one is normalized
         weights = dict(zip(layers.tolist(), graph.values(layers, 2).tolist(), strict=True))
@@ -126,17 +129,28 @@ def _train(trace: Events, norms: Ints) -> Bools:
         [part for part in decode_part(args.concrete) or [] if part in {"True", "False"}]
         for args in trace.operands(norms)
     ]
-    found: Bools = are_named(trace, norms, _ALWAYS_TRAINS)
-    return found | np.array([one[:1] == ["True"] for one in flags], bool)
+    found: Bools = np.array([one[:1] == ["True"] for one in flags], bool)
+    found |= are_named(trace, norms, _ALWAYS_TRAINS)
+    return found
 
 
-def _takes_alone(trace: Events, graph: Dataflow, norm: int, value: int) -> bool:
-    """Whether a norm is all that reads a value in a forward pass; False in doubt."""
-    end = trace.ts[norm] + trace.dur[norm]
+def _take_alone(trace: Events, graph: Dataflow, norms: Ints, values: Ints) -> Bools:
+    """Which norms are all that reads their value in a forward pass; False in doubt."""
     reads = graph.reads.where(~graph.backward[graph.reads.node])
-    when = trace.ts[graph.event[reads.node]]
     if graph.exact:
-        return not ((reads.value == value) & ((when < trace.ts[norm]) | (when > end))).any()
-    # What takes two tensors that look like this one may take it, too.
-    later = np.sort(reads.node[(reads.tensor == graph.tensor[value]) & (when > end)])
-    return not (later[1:] == later[:-1]).any()
+        owner = np.full(int(values.max(initial=-1)) + 1, -1)
+        owner[values] = norms
+        reads = reads.where(reads.value < len(owner))
+        around = nesting.nearest(marked(trace, norms), trace.parent, graph.event[reads.node])
+        other = (owner[reads.value] >= 0) & (around != owner[reads.value])
+        return ~nesting.among(values, reads.value[other])
+    # Gradients of several readers are added up; without any, what takes two tensors that look like
+    # this one may take it, too.
+    steps = backward_of(trace, norms)
+    added = marked(trace, trace.parent[selected_operators(trace, "aten::add", "aten::add_")])
+    found: Bools = ~added[steps]
+    for at in np.flatnonzero(steps < 0).tolist():
+        alike = (reads.tensor == graph.tensor[values[at]]) & (graph.event[reads.node] > norms[at])
+        node = np.sort(reads.node[alike])
+        found[at] = not (node[1:] == node[:-1]).any()
+    return found

@@ -58,6 +58,8 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
         print(total / number)
     ```
     """
+    if trace.tensors is None and not trace.could_know_tensors:
+        return NO_MATCHES
     bounds = _bounds(trace, steps)
     operators = np.flatnonzero(trace.selection & (trace.kind == OPERATOR))
     more = np.diff(_count(bounds, operators))
@@ -85,20 +87,20 @@ def growing_graph(trace: Events, *, steps: float) -> Matches:
 
 def _bounds(trace: Events, steps: float) -> Ints:
     """The events that begin steps: an optimizer's, or else the runs of the first layer."""
-    marks = np.sort(marks_named(trace, OPTIMIZER_STEP))
-    if len(marks) > steps:
-        return marks
-    layers = outermost_named(trace, LAYER)
-    layers = layers[trace.selection[layers]]
-    if len(layers) <= steps:
-        return layers[:0]
-    owns = own_tensors(trace, layers)
-    return layers[[not own.isdisjoint(owns[0]) for own in owns]]
+    bounds: Ints = np.sort(marks_named(trace, OPTIMIZER_STEP))
+    if len(bounds) <= steps:
+        bounds = outermost_named(trace, LAYER)
+        bounds = bounds[trace.selection[bounds]]
+        bounds = bounds[trace.name[bounds] == trace.name[bounds[:1]]]
+        owns = own_tensors(trace, bounds) if len(bounds) > steps else []
+        bounds = bounds[: len(owns)][[not own.isdisjoint(owns[0]) for own in owns]]
+    return bounds
 
 
 def _count(bounds: Ints, rows: Ints) -> Ints:
     """How many of these events are in each step."""
-    return np.diff(np.searchsorted(rows, bounds))
+    found: Ints = np.diff(np.searchsorted(rows, bounds))
+    return found
 
 
 def _further(trace: Events, bounds: Ints, operators: Ints) -> Ints:
@@ -123,5 +125,6 @@ def _further(trace: Events, bounds: Ints, operators: Ints) -> Ints:
     again = np.ones(len(calls), bool)
     again[np.unique(key, return_index=True)[1]] = False
     rows = np.concatenate([graph.event[graph.reads.node[old]], calls[again & (known >= 0)]])
-    rows = nesting.distinct(rows[(rows >= bounds[0]) & (rows < bounds[-1])])
-    return rows[more[0][trace.name[rows]] > 0]
+    rows = rows[(rows >= bounds[0]) & (rows < bounds[-1]) & (more[0][trace.name[rows]] > 0)]
+    found: Ints = nesting.distinct(rows)
+    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.calls import LAYER, mean_elements, shapes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
@@ -46,7 +47,7 @@ _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
 _LONGEST: Final = 24
 
 
-class Loop(NamedTuple):
+class Loop(Frozen, frozen=True):
     """What is done to ``count`` tensors: the calls, and the names of those on each of them.
 
     ``of_model``: they are a model's, as far as known; ``step``: the optimizer's class that does it.
@@ -108,9 +109,9 @@ def loops_in(trace: Events, least: int) -> Iterator[Loop]:
     for one in stretches(key, least, _LONGEST):
         body, kinds = rows[:0].reshape(0, one.period), set[tuple[int, ...]]()
         for start in range(one.start, one.start + one.period):
-            at = np.arange(start, one.stop - (one.stop - start) % one.period)
-            at = at.reshape(-1, one.period)
-            of_each = [set(chain.from_iterable(shape[i] for i in some)) for some in at.tolist()]
+            stop = one.stop - (one.stop - start) % one.period
+            at: Ints = np.arange(start, stop).reshape(-1, one.period)
+            of_each = [set(chain.from_iterable(shape[i] for i in some)) for some in [*at]]
             alike = [len(some) == 1 for some in of_each]
             if sum(alike) > len(body):
                 body, kinds = rows[at[alike]], set(chain(*compress(of_each, alike)))

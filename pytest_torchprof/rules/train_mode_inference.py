@@ -66,6 +66,8 @@ def train_mode_inference(trace: Events, *, repeats: float) -> Matches:
             predictions.append(model(batch).argmax(1))
     ```
     """
+    if trace.tensors is None and not trace.could_know_tensors:
+        return NO_MATCHES
     rows = forward_calls(trace)
     rows = np.sort(rows[trace.selection[rows]])
     rows = rows[~nesting.among(rows, recorded(trace).rows)]

@@ -102,7 +102,7 @@ def _unused(trace: Events, graph: Dataflow, least_bytes: float) -> tuple[Bools, 
     filled = _over(graph) & are_named(trace, graph.event, _FILL)
     firsts = (operands_of(args).optional(0) for args in trace.operands(graph.event[filled]))
     sizes[filled] = [0 if one is None else one.bytes for one in firsts]
-    found = (~live & beside) | filled
+    found: Bools = (~live & beside) | filled
     found &= (sizes >= least_bytes) & trace.selection[graph.event] & ~graph.backward
     return found, filled
 

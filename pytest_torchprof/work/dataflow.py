@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.core.records import cached
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike, decode_part
+from pytest_torchprof.trace.arguments import alike, decode_list, decode_part
 from pytest_torchprof.trace.names import (
     D2H,
     H2D,
@@ -47,12 +47,16 @@ _OVERWRITES: Final = aten(
 )
 #: Operators of other libraries, which may write to any argument, and torch's fused optimizers.
 _WRITES_ALL: Final = Names(r"(?!aten::|autograd::|torch::|prim)\w+::\w+$|aten::_fused_\w+_$")
-#: Positions of other arguments that are written to: running statistics.
+#: Operators that write to other arguments too: running statistics, and what scales gradients.
+_NORMS: Final = aten(
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
+)
 _ALSO_WRITES: Final = {
-    f"aten::{name}": (3, 4)
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
-                 "_native_batch_norm_legit", "_batch_norm_with_update")
-}  # fmt: skip
+    **dict.fromkeys(_NORMS, (3, 4)),
+    "aten::_batch_norm_with_update": (3, 4),
+    "aten::_amp_foreach_non_finite_check_and_unscale_": (1,),
+    "aten::_amp_update_scale_": (1,),
+}
 #: Operators that give Python a number, so that their last argument is no place for a result.
 _TO_PYTHON: Final = aten("_local_scalar_dense equal allclose is_nonzero")
 #: Operators that put a list of tensors into one.
@@ -439,17 +443,17 @@ def _identified(trace: Events, event: Ints) -> _Flow:
     names = [trace.names[number] for number in trace.name[event].tolist()]
     writes_first = are_named(trace, event, IN_PLACE)
     writes_all = are_named(trace, event, _WRITES_ALL)
-    allocates = _allocates(trace, event)
+    allocates, idle = _allocates(trace, event), _evaluates(trace, event)
     reads, writes = list[tuple[int, int, int]](), list[tuple[int, int]]()
     over = list[bool]()  # whether what is there is not read
     in_place = np.zeros(len(event), bool)
     for node, (name, arguments, new) in enumerate(zip(names, taken, made, strict=True)):
-        targets: Iterable[int] = _ALSO_WRITES.get(name, ())
+        targets: Iterable[int] = () if node in idle else _ALSO_WRITES.get(name, ())
         replaces = name in _OVERWRITES
         if writes_all[node]:
             targets = range(len(arguments))
         elif writes_first[node]:
-            targets = (0,)
+            targets = (0, *targets)
         elif not allocates[node] and _may_have_out(name, arguments):
             targets, replaces = (len(arguments) - 1,), True
         for argument, one in enumerate(arguments):
@@ -474,6 +478,13 @@ def _identified(trace: Events, event: Ints) -> _Flow:
 
     node, argument, number = read[:, kept]
     return _Flow((node, argument, number), (write[0], write[1]), in_place, allocated, None)
+
+
+def _evaluates(trace: Events, event: Ints) -> set[int]:
+    """Nodes that normalize by running statistics, which they leave as they are."""
+    norms = are_named(trace, event, *_NORMS).nonzero()[0]
+    flags = [decode_list(args.concrete)[5:6] for args in trace.operands(event[norms])]
+    return {node for node, flag in zip(norms.tolist(), flags, strict=True) if flag == ["False"]}
 
 
 def _may_have_out(name: str, arguments: tuple[Taken, ...]) -> bool:
@@ -668,6 +679,7 @@ def _alike(name: str, *parts: bytes) -> _Alike:
             reads += [(at, (_elements(one), "float")) for one in shape]
         elif kind in ELEMENT_BYTES and not (shape == [] and at and kind in ("double", "long")):
             reads.append((at, (_elements(shape), kind)))
+    reads = [one for one in reads if one[1][0] >= 0]
     in_place = IN_PLACE.match(name) is not None
     if in_place:
         writes = [key for at, key in reads if at == 0]

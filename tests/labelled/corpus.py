@@ -197,6 +197,12 @@ class Retimed:
         ask = getattr(self._tensors, name)
         return lambda starts, names: ask([self._starts[one] for one in starts], names)
 
+    def lifetimes(self) -> dict[int, tuple[int, int]]:
+        """When memory events tell that tensors begin and end."""
+        now = {-1: -1, **{before: start for start, before in self._starts.items()}}
+        known = self._tensors.lifetimes()
+        return {number: (now[begin], now[end]) for number, (begin, end) in known.items()}
+
 
 def overlooked(answer: Answer) -> list[Any]:
     """What the rules say only if they are asked whatever occurs in the trace, and what they say

@@ -15,12 +15,12 @@ from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.trace.tree import calls, engine_steps
 from pytest_torchprof.work.counting import op_flops
-from pytest_torchprof.work.loops import call_of
+from pytest_torchprof.work.op_calls import call_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
-    from pytest_torchprof.work.loops import OpCall, Shape
+    from pytest_torchprof.work.op_calls import OpCall, Shape
 
 #: Layers with weights, and the positions of these; attention has none.
 _LAYER: Final = Names(

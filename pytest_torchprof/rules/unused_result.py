@@ -112,7 +112,7 @@ def _live(graph: Dataflow, least_bytes: float) -> Bools:
     trace, event, made = graph.trace, graph.event, made_bytes(graph)
     call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, event)
     # What makes nothing gives Python a number; of a loss, only its backward pass may be used.
-    kept = graph.in_place | graph.backward | (made == 0) | (backward_of(trace, call) >= 0)
+    kept: Bools = graph.in_place | graph.backward | (made == 0) | (backward_of(trace, call) >= 0)
     if graph.exact:
         kept[graph.writes.node[graph.released_ns(graph.writes.value) < 0]] = True
     else:

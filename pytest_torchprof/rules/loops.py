@@ -1,156 +1,31 @@
-"""What the iterations of a loop select, and whether one of them needs what another one made."""
+"""What a loop goes through, and whether one iteration needs what another one made."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection
-from functools import lru_cache
+from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.core.records import Frozen
-from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.work.dispatch import VIEWS
+from pytest_torchprof.rules.calls import LAYER
+from pytest_torchprof.trace.names import DEVICE_KINDS
+from pytest_torchprof.work.op_calls import IndexedPart, OpCall, Shape, calls_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
+    from pytest_torchprof.work.repeats import CallSequence
 
-Shape: TypeAlias = tuple[int, ...]
-
-#: Types of arguments other than tensors, as traces name them.
-_NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "None", "Device", "Generator"})
-#: Types of Python numbers where an operator expects a tensor.
-_NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex<double>"})
-_INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
-
-
-# ---- Operators as traces record them.
-
-
-class IndexedPart(Frozen, frozen=True):
-    """What an index selects: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
-
-    shape: Shape
-    axis: int
-    low: int
-    high: int
-    keeps: bool
-
-    @property
-    def result(self) -> Shape:
-        """The shape of the selection."""
-        size = (self.high - self.low,) if self.keeps else ()
-        return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
-
-    def meets(self, other: IndexedPart) -> bool:
-        """Whether both may overlap: they are along different axes, or have an index in common."""
-        return self.axis != other.axis or (self.low < other.high and other.low < self.high)
-
-
-class OpCall(Frozen, frozen=True):
-    """An operator's name and its recorded arguments.
-
-    ``shapes``: for each argument, the shapes of its tensors; empty for anything else.
-    """
-
-    name: str
-    shapes: tuple[tuple[Shape, ...], ...]
-    types: tuple[str, ...]
-    concrete: bytes
-    part: IndexedPart | None
-
-    @property
-    def numbers(self) -> list[int | None]:
-        """The arguments after the first one, as far as they are integers."""
-        concrete = decode_part(self.concrete)
-        return [whole_number(one) for one in concrete[1:]] if isinstance(concrete, list) else []
-
-    @property
-    def first(self) -> Shape:
-        """The shape of its first tensor."""
-        return self.shapes[0][0] if self.shapes and self.shapes[0] else ()
-
-    @property
-    def tensors(self) -> list[Shape]:
-        """The shapes of all tensors among the arguments, without Python numbers."""
-        every = [
-            (one, kind) for kind, some in zip(self.types, self.shapes, strict=True) for one in some
-        ]
-        own = next((kind for _, kind in every), "")
-        return [one for one, kind in every if one or kind == own or kind not in _NUMBERS]
-
-    @property
-    def base(self) -> str:
-        """Its name without the namespace."""
-        return self.name.rpartition("::")[2].partition(".")[0]
-
-    @property
-    def is_view(self) -> bool:
-        """Whether it makes a view, or may."""
-        return self.name.partition(".")[0] in VIEWS
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it writes into its first argument."""
-        return self.base.endswith("_") and not self.base.endswith("__")
-
-
-def call_of(name: str, args: OpArgs) -> OpCall:
-    """An operator, from its recorded arguments."""
-    return _call_of(name, bytes(args.dims), bytes(args.types), bytes(args.concrete))
-
-
-@lru_cache(maxsize=1000)
-def _call_of(name: str, *args: bytes) -> OpCall:
-    dims, types, concrete = map(decode_part, args)
-    dims = dims if isinstance(dims, list) else []
-    kinds = types if isinstance(types, list) and len(types) == len(dims) else ["?"] * len(dims)
-    shapes = tuple(_shapes(one, str(kind)) for one, kind in zip(dims, kinds, strict=True))
-    part = None
-    if _INDEX.match(name) and shapes and shapes[0] and isinstance(concrete, list):
-        part = _part(name, shapes[0][0], [whole_number(one) for one in concrete[1:5]])
-    return OpCall(name, shapes, tuple(map(str, kinds)), args[2], part)
-
-
-def _shapes(dims: Any, kind: str) -> tuple[Shape, ...]:
-    if not isinstance(dims, list) or kind in _NO_TENSORS or (kind == "?" and not dims):
-        return ()
-    if dims and isinstance(dims[0], list):
-        return tuple(tuple(one) for one in dims)
-    return () if kind == "TensorList" else (tuple(dims),)
-
-
-def _part(name: str, shape: Shape, numbers: list[int | None]) -> IndexedPart | None:
-    axis, low, end = (*numbers, None, None, None)[:3]
-    if axis is None or not shape or not -len(shape) <= axis < len(shape):
-        return None
-    axis, size = axis % len(shape), shape[axis]
-    is_slice = "slice" in name
-    if is_slice:
-        low, end = low or 0, size if end is None else end
-    elif low is None or ("narrow" in name and end is None):
-        return None
-    low = low + size if low < 0 else low
-    if not is_slice:
-        keeps = "narrow" in name
-        return IndexedPart(shape, axis, low, low + ((end or 0) if keeps else 1), keeps)
-    end = end or 0
-    low, end = min(max(low, 0), size), min(end + size if end < 0 else end, size)
-    return IndexedPart(shape, axis, low, max(end, low), keeps=True)
-
-
-def whole_number(text: Any) -> int | None:
-    """The integer that a recorded argument is; None for anything else."""
-    return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
-
-
-# ---- The first iterations of a loop, and whether one of them needs what another one made.
-
+#: Operators of which each iteration marks another class or range, and that take what is marked.
+MARKS: Final = late(r"aten::(eq|ne|lt|le|gt|ge|isnan|isfinite)$")
+BY_MASK: Final = late(r"aten::(index|index_select|masked_select|index_put_|nonzero|where)(\.\w+)?$")
+#: What gives Python a number.
+READS: Final = late(r"aten::(item|is_nonzero)$")
+#: Iterations that may have another shape, such as the first and the last.
+ODD: Final = 2
 #: Operators that put values into their first argument without reading it.
 STORES: Final = frozenset({
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "index_put_", "masked_fill_",
@@ -204,10 +79,130 @@ class Body:
         return out
 
 
-def calls_of(trace: Events, rows: Ints) -> list[OpCall]:
-    """These operators with their recorded arguments."""
-    names = [trace.names[number] for number in trace.name[rows].tolist()]
-    return [call_of(name, args) for name, args in zip(names, trace.operands(rows), strict=True)]
+# ---- What a loop goes through.
+
+
+class Split(NamedTuple):
+    """A tensor that was split: its event, number and shape, what one piece is, and how many."""
+
+    row: int
+    tensor: int
+    whole: Shape
+    piece: Shape
+    pieces: int
+    total: int
+
+
+class Moving(NamedTuple):
+    """What a loop goes through: where that begins, a part's shape, and the pieces that it takes.
+
+    ``masks``: the parts are what masks of classes mark.
+    """
+
+    row: int
+    message: str
+    part: Shape
+    pieces: Collection[tuple[int, Shape]]
+    masks: bool = False
+
+
+def splits_of(trace: Events, calls: CallSequence, least: float) -> list[Split]:
+    """Tensors that were split into so many pieces of one shape, and such pieces themselves."""
+    out: dict[tuple[int, Shape], Split] = {}
+    taken = trace.taken(calls.apart) or [(-1,)] * len(calls.apart)
+    every = zip(calls.apart.tolist(), calls_of(trace, calls.apart), taken, strict=True)
+    for row, call, one in every:
+        tensor = one[0] if one and isinstance(one[0], int) else -1
+        if (found := _piece(call)) and (found[1] >= least or (tensor, call.first) in out):
+            outer = out.get((tensor, call.first), Split(row, tensor, call.first, *found, 0))
+            known = out.setdefault((tensor, found[0]), outer._replace(piece=found[0], total=0))
+            out[tensor, found[0]] = known._replace(total=known.total + found[1])
+    return [*out.values()]
+
+
+def _piece(call: OpCall) -> tuple[Shape, int] | None:
+    """The shape of a piece, and how many there are."""
+    shape, (*how, axis) = call.first, call.numbers or [None]
+    if axis is None or not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    size, each = shape[axis], how[0] if how else 1
+    if not size or not each:
+        return None
+    each = -(-size // each) if call.base in ("chunk", "tensor_split") else each
+    return (*shape[:axis], *([each] if how else []), *shape[axis + 1 :]), -(-size // each)
+
+
+def moving_of(body: Body, splits: list[Split], repeats: float) -> Moving | None:
+    """What the loop goes through: by an index, in pieces, or by masks of classes."""
+    pieces = {(one.tensor, one.piece): one for one in splits if _takes_pieces(body, one)}
+    masks = _marks_classes(body, pieces)
+    for at, call in enumerate(body.first):
+        if call.part is not None and _selects_others(body, at, repeats):
+            return Moving(int(body.rows[at]), _message(call), call.part.result, pieces, masks)
+    for one in pieces.values():
+        text = f"a loop takes one piece after the other of a tensor of {[*one.whole]}"
+        return Moving(one.row, text, one.piece, pieces, masks)
+    for at, call in enumerate(body.first):
+        before = body.calls[at - 1]
+        by_list = before.base == "lift_fresh" and before.first == (1,)
+        if call.base.startswith(("index", "masked_select")) and (masks or by_list):
+            return Moving(int(body.rows[at]), _message(call), call.first[1:], pieces, masks)
+    return None
+
+
+def _message(call: OpCall) -> str:
+    shape = [*call.first]
+    return f"a loop calls {call.name} on a tensor of {shape} for one part after the other"
+
+
+def _selects_others(body: Body, at: int, repeats: float) -> bool:
+    """Whether an index selects another part of one tensor each time, and computes with it."""
+    parts = [call.part for call in body.like(at)]
+    alike = [(a, b) for a, b in pairwise(parts) if a and b and a.shape == b.shape]
+    moves = sum(a != b for a, b in alike)
+    tensors, (one, *_) = body.tensors(at), parts
+    if one is None or moves < max(repeats - 1, len(alike) / 2) or len(tensors) > 1:
+        return False
+    size, several = one.high - one.low, any(LAYER.match(call.name) for call in body.first)
+    if one.keeps and (2 * size > one.shape[one.axis] > 2 or (several and size > 1)):
+        return False  # shifts of a stencil, or batches
+    takers = [body.first[by].name for by, _ in body.takers(one.result, tensors)]
+    read = not one.result and takers and all(map(READS.match, takers))
+    return not (read and not body.trace.has(*DEVICE_KINDS))
+
+
+def _takes_pieces(body: Body, split: Split) -> bool:
+    """Whether a call takes a piece of this tensor in each iteration, and not most of them."""
+    if body.taken is None and not split.pieces - ODD <= body.repeats <= split.total + ODD:
+        return False
+    several = any(a != b != 1 for a, b in zip(split.whole, split.piece, strict=False))
+    several &= len(split.whole) == len(split.piece)
+    largest = max((prod(one) for call in body.first for one in call.tensors), default=0)
+    if several and (
+        largest > prod(split.piece) or any(LAYER.match(one.name) for one in body.first)
+    ):
+        return False  # batches
+    on_cpu = not body.trace.has(*DEVICE_KINDS)
+    return any(
+        2 * body.first[at].shapes[number].count(split.piece) < split.total
+        for at, number in body.takers(split.piece, {split.tensor} - {-1})
+        if not (on_cpu and READS.match(body.first[at].name))
+    )
+
+
+def _marks_classes(body: Body, pieces: Collection[tuple[int, Shape]]) -> bool:
+    """Whether each iteration marks another class or range of the same tensor, and takes those."""
+    marks = [at for at, call in enumerate(body.first) if MARKS.match(call.name)]
+    return any(BY_MASK.match(one.name) for one in body.first) and any(
+        len({one.concrete for one in body.like(at)}) >= body.looked
+        or any((one, ()) in pieces for one in body.tensors(at, 1) or {-1})
+        for at in marks
+        if len(body.tensors(at)) < 2
+    )
+
+
+# ---- Whether one iteration needs what another one made.
 
 
 class _Access(NamedTuple):

@@ -45,22 +45,18 @@ _LOOKS: Final = late(
 )
 #: Operators that make a tensor of numbers.
 _FROM_NUMBERS: Final = late(r"aten::(arange|linspace|logspace|full|eye)(\.\w+)?$")
-#: The number of iterations in which dependencies are followed, such as on the year before.
-_FOLLOWED: Final = 128
+_FOLLOWED: Final = 128  # so many iterations may be between a value and what needs it
 
 
 @rule(
     "for-loop-indexing",
-    fix="do it for the whole tensor at once: broadcasting, a reduction over the dimension, "
-    "torch.where, cumsum, index_add or scatter_reduce for groups, torch.vmap, or tolist() for the "
-    "numbers",
+    fix="do it for the whole tensor at once: broadcasting, a reduction over the dimension, cumsum, "
+    "torch.where, index_add or scatter_reduce for groups, torch.vmap, tolist() for the numbers",
     triggers=rf"{_INDEX.pattern}|{APART.pattern}",
     needs="shapes",
     repeats=Threshold(10, "1", "fewer are often unrolled on purpose"),
     operators=Threshold(24, "1", "a longer body is worth a loop, such as a model's layer"),
-    elements=Threshold(
-        65536, "1", "larger parts hide the cost of the calls, or are split to fit in memory"
-    ),
+    elements=Threshold(65536, "1", "larger parts hide the cost of the calls, or have to be split"),
     cpu_share=Threshold(0.003, "1", "of all calls that the test makes on a CPU"),
 )
 def for_loop_indexing(
@@ -80,8 +76,7 @@ def for_loop_indexing(
 
     ## Why it is slow
 
-    Each iteration pays again for its Python code, its calls and its launches, for the work on
-    one element.
+    Each iteration pays again for its Python code, its calls and its launches.
 
     ## Example
 
@@ -151,11 +146,10 @@ def _is_apart(body: Body, moving: Moving, most: float) -> bool:
 
 def _is_serial(body: Body, moving: Moving) -> bool | None:
     """Whether an iteration needs what another one made, or batches; None if shapes do not tell."""
-    if prod(moving.part[:-1]) > 1:
-        for call in body.first:
-            alone = sum(one.part is not None for one in body.first) < 2
-            if _ON_ROWS.match(call.name) and call.first == moving.part and alone:
-                return True
+    takers = [call for call in body.first if call.first == moving.part]
+    alone = sum(call.part is not None for call in body.first) < 2
+    if alone and prod(moving.part[:-1]) > 1 and any(_ON_ROWS.match(one.name) for one in takers):
+        return True
     if body.taken is not None:
         return _is_from_outside(body, moving) or is_carried(body, moving.pieces)
     numbers = any(_FROM_NUMBERS.match(call.name) for call in body.first)

@@ -72,7 +72,9 @@ class Body:
         for at, call in enumerate(self.first):
             rows = (self.taken or [])[at :: self.period]
             for number, some in enumerate(call.shapes):
-                mine = sum(not tensors.isdisjoint(_numbers(one[number])) for one in rows)
+                mine = sum(
+                    not tensors.isdisjoint(_numbers(*one[number : number + 1])) for one in rows
+                )
                 known = not tensors or mine >= len(rows) - 1
                 if not call.is_view and shape in some and known:
                     out.append((at, number))
@@ -243,9 +245,9 @@ def is_carried(body: Body, pieces: Collection[tuple[int, Shape]]) -> bool:
         if call.base == "index" and last < iteration and not body.calls[at - 1].is_view:
             return True  # traces have no index: it may be what was made last
         kind = _kind(call)
-        back = call.base == "copy_" and target in taken[1]  # ``x[i] += 1`` ends so
-        for number, some in enumerate(taken):
-            for shape, one in zip(call.shapes[number], some, strict=False):
+        back = call.base == "copy_" and target in set().union(*taken[1:])  # ``x[i] += 1`` ends so
+        for number, (some, shapes) in enumerate(zip(taken, call.shapes, strict=False)):
+            for shape, one in zip(shapes, some, strict=False):
                 parts = {part for when, part in selected[one] if when == iteration}
                 whole = not parts or prod(shape) > prod(selected[one][-1][1].result)
                 own = None if whole else frozenset(parts)
@@ -298,5 +300,5 @@ def _kind(call: OpCall) -> str:
     return call.base if call.base.startswith("__") else call.base.removesuffix("_")
 
 
-def _numbers(taken: Taken) -> tuple[int, ...]:
+def _numbers(taken: Taken = ()) -> tuple[int, ...]:
     return (taken,) if isinstance(taken, int) else taken

@@ -71,7 +71,7 @@ def unused_result(
     layer.load_state_dict(state)
     ```
     """
-    guess = dataflow(replace(trace.whole, tensors=None))
+    guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
     found, _ = _unused(trace, guess, bytes)
     if trace.tensors is None or not found.any():  # else it would not always be asked who is who
         return NONE_SO_FAR if found.any() and trace.could_know_tensors else NO_MATCHES

@@ -71,6 +71,8 @@ def unused_result(
     layer.load_state_dict(state)
     ```
     """
+    if trace.memory.bytes.max(initial=0) < bytes:
+        return NO_MATCHES
     guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
     found, _ = _unused(trace, guess, bytes)
     if trace.tensors is None or not found.any():  # else it would not always be asked who is who

@@ -18,13 +18,13 @@ from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Thresh
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, operators_named
 from pytest_torchprof.trace.tensors import LONGEST_LIST, listed
 from pytest_torchprof.trace.tree import calls, in_backward
-from pytest_torchprof.work.loops import calls_of
+from pytest_torchprof.work.op_calls import calls_of
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
-    from pytest_torchprof.work.loops import OpCall, Shape
+    from pytest_torchprof.work.op_calls import OpCall, Shape
 
 #: What ``hstack``, ``stack``, ``pad`` and so on call.
 _JOIN: Final = Names(r"aten::(cat|constant_pad_nd)$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def recomputed(
         x = layer(x, cos, sin)
     ```
     """
-    guess = dataflow(replace(trace.whole, tensors=None))
+    guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
     found = _computations(trace, guess, repeats, operators, bytes)
     if trace.tensors is None or not found:  # else it would not always be asked who is who
         return NONE_SO_FAR if found and trace.could_know_tensors else NO_MATCHES
@@ -84,38 +84,28 @@ def recomputed(
     found = _computations(trace, graph, repeats, operators, bytes)
     if not found:
         return NO_MATCHES
-    events = [graph.event[one.nodes] for one in found]
-    names = [trace.names[trace.name[rows[0]]] for rows in events]
-    ns = trace.dur + (trace.once(launched_ns) if trace.has(*DEVICE_KINDS) else 0)
+    events, times = [graph.event[nodes] for nodes, _ in found], [many for _, many in found]
     first, last = (np.array([rows[at] for rows in events]) for at in (0, -1))
+    names = [trace.names[name] for name in trace.name[first].tolist()]
+    ns = trace.dur + (trace.once(launched_ns) if trace.has(*DEVICE_KINDS) else 0)
     return Matches(
         first,
         [
-            f"{name} and what follows compute the same {one.times} times"
-            for name, one in zip(names, found, strict=True)
+            f"{a} and what follows compute the same {n} times"
+            for a, n in zip(names, times, strict=True)
         ],
-        cost_ns=np.array(
-            [
-                int(ns[rows].sum() * (1 - 1 / one.times))
-                for rows, one in zip(events, found, strict=True)
-            ]
+        cost_ns=(np.array([ns[rows].sum() for rows in events]) * (1 - 1 / np.array(times))).astype(
+            np.int64
         ),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
         wants_tensors=True,
     )
 
 
-class _Computation(NamedTuple):
-    """Nodes that compute the same so many times, the first one of those that do work first."""
-
-    nodes: list[int]
-    times: int
-
-
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
-) -> list[_Computation]:
-    """What is computed again, and taken by something new each time."""
+) -> list[tuple[list[int], int]]:
+    """Nodes that compute the same so many times, with results that something new takes."""
     kinds = alike(trace.name[graph.event], trace.args[graph.event])[0]
     if not len(graph) or np.bincount(kinds).max() < repeats:
         return []
@@ -138,7 +128,7 @@ def _computations(
         ):  # something new takes it
             for value, one in known.items():
                 used[one].add(writers[value])
-    made, out = made_bytes(graph), list[_Computation]()
+    made, out = made_bytes(graph), list[tuple[list[int], int]]()
     idle = are_named(trace, graph.event, _NO_WORK)
     for root in sorted({*owner.values()}):
         mine = [node for node, one in owner.items() if one == root]
@@ -149,7 +139,7 @@ def _computations(
         taken = not graph.exact or max(len(used[node]) for node in mine) >= repeats
         if work and enough and taken:
             every = [node for node, one in enumerate(first) if owner.get(one) == root]
-            out.append(_Computation([node for node in every if node >= work[0]], times[work[0]]))
+            out.append(([node for node in every if node >= work[0]], times[work[0]]))
     return out
 
 

@@ -71,7 +71,9 @@ def unused_result(
     layer.load_state_dict(state)
     ```
     """
-    guess = dataflow(replace(trace.whole, tensors=None))
+    if trace.memory.bytes.max(initial=0) < bytes:
+        return NO_MATCHES
+    guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
     found, _ = _unused(trace, guess, bytes)
     if trace.tensors is None or not found.any():  # else it would not always be asked who is who
         return NONE_SO_FAR if found.any() and trace.could_know_tensors else NO_MATCHES
@@ -102,7 +104,7 @@ def _unused(trace: Events, graph: Dataflow, least_bytes: float) -> tuple[Bools, 
     filled = _over(graph) & are_named(trace, graph.event, _FILL)
     firsts = (operands_of(args).optional(0) for args in trace.operands(graph.event[filled]))
     sizes[filled] = [0 if one is None else one.bytes for one in firsts]
-    found = (~live & beside) | filled
+    found: Bools = (~live & beside) | filled
     found &= (sizes >= least_bytes) & trace.selection[graph.event] & ~graph.backward
     return found, filled
 
@@ -112,7 +114,7 @@ def _live(graph: Dataflow, least_bytes: float) -> Bools:
     trace, event, made = graph.trace, graph.event, made_bytes(graph)
     call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, event)
     # What makes nothing gives Python a number; of a loss, only its backward pass may be used.
-    kept = graph.in_place | graph.backward | (made == 0) | (backward_of(trace, call) >= 0)
+    kept: Bools = graph.in_place | graph.backward | (made == 0) | (backward_of(trace, call) >= 0)
     if graph.exact:
         kept[graph.writes.node[graph.released_ns(graph.writes.value) < 0]] = True
     else:

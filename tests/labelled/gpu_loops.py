@@ -116,3 +116,59 @@ def the_last_position_first():
             return head(hidden[:, -1]).argmax(-1)
 
     return block
+
+
+# -------------------------------------------------------------------- recomputed
+
+
+def _turned(*, once):
+    layers = nn.ModuleList(nn.Linear(64, 64, device="cuda") for _ in range(6)).requires_grad_(False)
+    frequencies, x = torch.rand(32, device="cuda"), torch.randn(2, 48, 64, device="cuda")
+
+    def table():
+        angles = torch.outer(torch.arange(48.0, device="cuda"), frequencies)  # <- here
+        return torch.cat([angles.cos(), angles.sin()], -1)
+
+    def block():
+        hidden, known = x, table() if once else None
+        for layer in layers:
+            hidden = layer(hidden) * (known if once else table())
+        return hidden
+
+    return block
+
+
+@ON_GPU.positive("recomputed")
+def a_table_of_angles_for_each_layer_on_a_gpu():
+    return _turned(once=False)
+
+
+@ON_GPU.near_miss("recomputed")
+def a_table_of_angles_made_once_on_a_gpu():
+    return _turned(once=True)
+
+
+# -------------------------------------------------------------------- unused-result
+
+
+def _scored(*, both):
+    head, other = nn.Linear(64, 4, device="cuda"), nn.Linear(64, 1200, device="cuda")
+    x = torch.randn(512, 64, device="cuda")
+
+    @torch.no_grad()
+    def block():
+        hidden = x.relu()
+        labels, words = head(hidden), other(hidden).softmax(-1)  # <- here
+        return int((labels.sum() + words.sum() if both else labels.sum()) > 0)
+
+    return block
+
+
+@ON_GPU.positive("unused-result", also="host-sync")
+def a_head_whose_result_is_dropped_on_a_gpu():
+    return _scored(both=False)
+
+
+@ON_GPU.near_miss("unused-result", also="host-sync")
+def two_heads_that_are_used_on_a_gpu():
+    return _scored(both=True)

@@ -71,6 +71,11 @@ def a_table_of_fewer_operators_than_a_higher_threshold():
     return _rotated(6)
 
 
+@EXAMPLES.positive("recomputed", operators=9, bytes=1000)
+def a_table_of_more_bytes_than_a_lower_threshold():
+    return _rotated(6)
+
+
 @EXAMPLES.positive("recomputed")
 def a_filter_that_is_designed_for_each_clip():
     clips = [torch.rand(1, 1, 800) for _ in range(5)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -273,7 +274,19 @@ _MISMATCH = pytest.StashKey[BaseException]()
 def _is_test_file(config: pytest.Config, file: str) -> bool:
     """Whether pytest would collect it, or it configures tests; relative names are from the root."""
     patterns = [*config.getini("python_files"), "conftest.py"]
-    return any(fnmatch_ex(pattern, config.rootpath / file) for pattern in patterns)
+    own = any(fnmatch_ex(pattern, config.rootpath / file) for pattern in patterns)
+    return own and not _runs_installed(config.rootpath)
+
+
+def _runs_installed(root: Path) -> bool:
+    """Whether the library under test, a folder or file below ``root``, is imported as installed.
+
+    Its lines are not the user's then: what it does is placed at the line of the test that calls it.
+    """
+    folders = [folder for folder in (root, root / "src") if folder.is_dir()]
+    found = [sys.modules.get(one.stem) for folder in folders for one in folder.iterdir()]
+    files = [Path(file).parts for module in found if (file := getattr(module, "__file__", None))]
+    return any("site-packages" in parts or "dist-packages" in parts for parts in files)
 
 
 class Judge:

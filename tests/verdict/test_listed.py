@@ -78,6 +78,22 @@ def test_a_finding_in_the_tests_own_file_is_no_finding_about_the_library(
     assert listed == {"lib.py:3": (True, True), "test_it.py:9": (False, False)}
 
 
+def test_a_library_that_is_tested_as_installed_is_not_taken_for_the_test(
+    pytester: pytest.Pytester,
+) -> None:
+    """Its lines are nobody's, so it is placed where the test calls it."""
+    write(pytester, lib=2)
+    installed = pytester.mkdir("venv") / "site-packages"
+    installed.mkdir()
+    pytester.mkdir("src")
+    source = (pytester.path / "lib.py").rename(pytester.path / "src" / "lib.py")
+    (installed / "lib.py").write_text(source.read_text("utf-8"), "utf-8")
+    pytester.syspathinsert(installed)
+    ran = run(pytester, "--torchprof")
+    (found,) = ran.tests["test_it"]["findings"]
+    assert (found["location"], found["listed"], found["gated"]) == ("test_it.py:7", True, True)
+
+
 @pytest.mark.parametrize(
     ("before", "now", "marker", "status"),
     [

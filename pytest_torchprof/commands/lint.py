@@ -142,23 +142,26 @@ def run_lint(options: Namespace) -> int:
     }
     hidden = _hidden([row for row in rows if row not in worth], options.min_gain)
     parts["notes"] = blind
+    # What no stored trace can tell is on the rule's page, not below each result.
+    stored = {code: why for code, why in unchecked.items() if "live" not in book[code].needs}
+    told = {**parts, "unchecked": stored}
     if options.format == "json":
         write(to_json(document("lint", found, parts)))
     elif options.format in CI_FORMATS:
         rules = [rule for code, rule in book.items() if code not in ignored]
-        log = _notes({**parts, "left_out": 0}, [], ignored, hidden, idle=idle)
+        log = _notes({**told, "left_out": 0}, [], ignored, hidden, idle=idle)
         print_for_ci(options, parts, worth, rules, log=log, hidden=hidden)
     elif options.format == "table":
         width = terminal_width()
         body = text.findings(shown, width, worth) if worth else "" if rows else "no findings\n"
-        notes = _notes(parts, worth, ignored, hidden, idle=idle)
+        notes = _notes(told, worth, ignored, hidden, idle=idle)
         blocks = [found.heading + "\n", body, text.wrapped(notes, width)]
         write("\n".join(block for block in blocks if block))
     else:
         every = (*fields_of(Finding), "page", "share")
         shown_fields = every if options.format in _WHOLE else _MARKDOWN
         fields = [*shown_fields, *added] if added else columns_of(found, shown_fields)
-        notes = _notes(parts, worth, ignored, hidden, idle=idle)
+        notes = _notes(told, worth, ignored, hidden, idle=idle)
         table = Table(shown, fields)
         print_table(options, table, head=found.heading, notes=notes, several=found)
     return found.status(FAILED if options.fail and (rows or errors or blind) else OK)

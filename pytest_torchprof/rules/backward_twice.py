@@ -11,9 +11,6 @@ from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
-    OPERATOR,
-    Names,
-    are_named,
     once_per_trace,
     operators_named,
     selected_operators,
@@ -27,15 +24,6 @@ if TYPE_CHECKING:
 
 #: The operator that stores a gradient for the optimizer; `autograd.grad` does not run it.
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_OPERATOR: Final = Names(r"(?!autograd::|torch::)(?s:.*)::")
-#: What the engine itself runs beside a node: it adds gradients up, and reduces one that was
-#: expanded, or casts it, to what the node takes.
-_ENGINES: Final = Names(r"aten::(add_?|sum|view|to|_to_copy|real|view_as_real|select)$")
-#: What a node runs to store a gradient: it takes it as it is, copies it, or adds it.
-_STORES: Final = Names(
-    r"aten::(detach|add_?|clone|copy_|new_empty\w*|empty\w*|coalesce|_?indices|_?values|to"
-    r"|_to_copy|sparse_\w+|_sparse_\w+|_coalesced_)$"
-)
 
 
 def _unidentified(trace: Events) -> Reason | None:
@@ -63,8 +51,8 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     run, and add the result to the same gradients, which only a live test can tell. The place is the
     line that leads to the later pass.
 
-    Not counted: if something reads, writes or keeps the earlier pass's results before the later one
-    begins, such as a hook or an optimizer, as each loss then needs its own pass;
+    Not counted: if something keeps the earlier pass's results, or reads or writes them before the
+    later one begins, such as an optimizer, as each loss then needs its own pass;
     `torch.autograd.grad`.
 
     ## Why it is slow
@@ -158,10 +146,4 @@ def _is_free(trace: Events, early: Ints, late: Ints) -> bool:
     left = graph.writes.where((ts[inside] >= begin) & (ts[inside] <= end)).value
     read = ts[graph.readers_of(left)]
     alive = nesting.distinct(graph.tensor[left[graph.outlives(left, int(next_begin))]])
-    if ((read > end) & (read < next_begin)).any() or len(alive) > len(stored):
-        return False
-    rows = np.flatnonzero(trace.kind == OPERATOR)
-    above = trace.parent[rows]
-    foreign = marked(trace, stored)[above] & ~are_named(trace, rows, _STORES)
-    beside = marked(trace, early)[above] & are_named(trace, rows, _OPERATOR)
-    return not (foreign | (beside & ~are_named(trace, rows, _ENGINES))).any()
+    return not ((read > end) & (read < next_begin)).any() and len(alive) <= len(stored)

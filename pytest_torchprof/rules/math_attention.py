@@ -8,26 +8,18 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import blind_kernels
-from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.chip import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.chip import MATH_ATTENTION, has_fused, is_unknown
 from pytest_torchprof.rules.rule import Matches, around, rule
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
-from pytest_torchprof.trace.names import Kind, selected_operators
-from pytest_torchprof.trace.tree import forward_of
+from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
 
-ATTENTION: Final = "aten::scaled_dot_product_attention"
-MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
-_FUSED_ATTENTION: Final = late(
-    r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
-)
+_ATTENTION: Final = "aten::scaled_dot_product_attention"
 #: Source: sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_HEAD: Final = 256
 
@@ -93,7 +85,7 @@ def math_attention(trace: Events) -> Matches:
             kept.append(i)
             messages.append(_message(*inputs))
     above = trace.parent[calls]
-    whole = (above >= 0) & trace.named(ATTENTION)[above]
+    whole = (above >= 0) & trace.named(_ATTENTION)[above]
     event = np.where(whole, above, calls)
     return Matches(
         event[kept], messages, cost_ns=time[kept] // 2, span_ns=around(trace, event[kept])
@@ -116,28 +108,6 @@ def _inputs(args: OpArgs) -> tuple[list[list[int]], str, bool] | None:
     return shapes, dtype, str(dropped).strip("0.") != ""
 
 
-def has_fused(trace: Events, device: int, dtype: str) -> bool:
-    """Whether a device has a fused attention kernel for inputs of this type."""
-    chip = chip_of(trace, device)
-    if chip.fuses_attention(dtype):
-        return True
-    return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
-
-
-def is_unknown(trace: Events, calls: Ints) -> bool:
-    """Whether one of these calls ran on a device of which the trace does not say what it fuses."""
-    kernel, _ = launched_in(trace, calls)
-    devices = nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist()
-    return any(not (chip_of(trace, d).is_known or trace.once(runs_fused, d)) for d in devices)
-
-
-def runs_fused(trace: Events, device: int) -> bool:
-    """Whether a fused attention kernel ran on this device."""
-    calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
-    kernel, _ = launched_in(trace, calls)
-    return bool((trace.device[kernel[kernel >= 0]] == device).any())
-
-
 def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     """The sizes, and the visible reasons why fused kernels do not support them."""
     query, _, value = shapes[:3]
@@ -155,13 +125,3 @@ def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     return f"{SHORT[dtype]} attention in its math form: {listed}" + (
         f", with {' and '.join(why)}" if why else ""
     )
-
-
-def in_math_attention(trace: Events, events: Ints) -> Bools:
-    """Products in the math form of attention, forward and backward: other rules leave them out."""
-    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
-    found = np.zeros(len(events), bool)
-    if len(events) and attention.any():
-        for rows in (events, forward_of(trace, events)):
-            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
-    return found

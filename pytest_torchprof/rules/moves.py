@@ -127,9 +127,9 @@ def filled_copies(trace: Events) -> list[FilledCopy]:
     fits = (maker >= 0) & (number[call] - number[maker] <= _NEAR + 1)
     fits &= are_named(trace, maker, _FILLED) & ~among(copies, trace.once(model_moves))
     found = list[FilledCopy]()
-    for row, *one in np.stack([events, call, maker, copies], axis=1)[fits].tolist():
+    for row, top, made, copy in np.stack([events, call, maker, copies], axis=1)[fits].tolist():
         if (moved := what_is_copied(trace, row)) is not None:
-            found.append(FilledCopy(*one, moved[1], moved[0]))
+            found.append(FilledCopy(top, made, copy, moved[1], moved[0]))
     return found
 
 

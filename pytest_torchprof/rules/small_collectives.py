@@ -11,6 +11,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
+    COLLECTIVE_CALLS,
     OPERATOR,
     STEP,
     Kind,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
-#: Events of calls that communicate.
-CALLS: Final = r"_?c10d(_functional\w*)?::|record_param_comms$|(nccl|rccl|xccl|gloo|mpi|ucc):"
 #: They can carry several tensors at once: `torch.distributed` and NCCL take coalesced ones.
 _BUCKETS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 #: Work between two calls that may make what the second one carries, by categories and by names.
@@ -56,7 +55,7 @@ def _sized(trace: Events) -> Reason | None:
     "small-collectives",
     fix="put the tensors into one flat buffer, so that one collective carries all of them; for "
     "gradients, DistributedDataParallel does",
-    triggers=CALLS,
+    triggers=COLLECTIVE_CALLS,
     ready=_sized,
     calls=Threshold(8, "1", "fewer cost little"),
     size=Threshold(2**20, "B", "larger ones take longer than their start"),

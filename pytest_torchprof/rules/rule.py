@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -40,6 +41,18 @@ NEEDS: Final[tuple[RuleNeed, ...]] = get_args(RuleNeed)
 #: Regular expressions for the start of event names, and how many events each needs: see
 #: `Rule.triggers`.
 Triggers: TypeAlias = str | Mapping[str, float | str] | None
+
+#: Columns of matches: the kinds of their numbers, or what each of their texts may be.
+_COLUMNS: Final[Mapping[str, str | tuple[type, ...]]] = {
+    "message": (str,),
+    "count": "iu",
+    "cost_ns": "iuf",
+    "bytes": "iu",
+    "location": (str, type(None)),
+    "fix": (str,),
+    "parts": (object,),
+    "last": "iu",
+}
 
 #: The headings of a rule's docstring, which is the Markdown of its page, in order.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
@@ -123,23 +136,13 @@ class Matches(Frozen, frozen=True):
         """Only these matches."""
 
         def column(values: Any) -> Any:
-            if values is None or isinstance(values, str):
-                return values
+            if isinstance(values, tuple):
+                return tuple(map(column, values))
             return values[chosen] if isinstance(values, np.ndarray) else [*compress(values, chosen)]
 
-        return replace(
-            self,
-            event=self.event[chosen],
-            message=column(self.message),
-            count=column(self.count),
-            cost_ns=column(self.cost_ns),
-            bytes=column(self.bytes),
-            location=column(self.location),
-            fix=column(self.fix),
-            span_ns=None if self.span_ns is None else tuple(map(column, self.span_ns)),
-            parts=column(self.parts),
-            last=column(self.last),
-        )
+        told = {name: getattr(self, name) for name in ("event", "span_ns", *_COLUMNS)}
+        rows = {n: column(v) for n, v in told.items() if v is not None and not isinstance(v, str)}
+        return replace(self, **rows)
 
 
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
@@ -249,21 +252,8 @@ def rule(
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
     def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        return Rule(
-            code,
-            find,
-            fix,
-            triggers,
-            wanted,  # type: ignore[arg-type]
-            thresholds,
-            ready,
-            blind,
-            gated_by,
-            timed,
-            memory,
-            on_request,
-            sees_host,
-        )
+        more = (ready, blind, gated_by, timed, memory, on_request, sees_host)
+        return Rule(code, find, fix, triggers, wanted, thresholds, *more)  # type: ignore[arg-type]
 
     return make
 
@@ -352,19 +342,8 @@ def _value(what: str, written: str, unit: str) -> float:
 if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
 
-
-class Claims(Frozen, frozen=True):
-    """What matches claim, in columns: the finding that each is of, ns (-1 if unknown), and when its
-    stretch begins and ends.
-
-    ``elsewhere`` marks those whose ns are from another run.
-    """
-
-    finding: Ints
-    ns: Ints
-    begin: Ints
-    end: Ints
-    elsewhere: Bools
+#: More than any stretch is worth, in ns.
+_MOST: Final = np.iinfo(np.int64).max
 
 
 def costs_ms(
@@ -375,98 +354,70 @@ def costs_ms(
     ``finding``: the number of the finding that each match is of, for the matches of all rules in
     order.
     """
-    claims = _claims(trace, matches, finding)
-    other = claims.elsewhere.any()
-    own = _costs_ns(trace, _where(claims, ~claims.elsewhere) if other else claims, count)
+    claimed = (_claimed(trace, found) for found in matches.values())
+    ns, begin, end = (np.concatenate(column) for column in zip(*claimed, strict=True))
+    # What dynamo recorded is from an earlier run, which was not profiled.
+    noted = trace.facts.compiled is not None
+    of_earlier = [noted and rule.gated_by is not None for rule in matches]
+    elsewhere = np.repeat(of_earlier, [*map(len, matches.values())])
+    known = ns >= 0
+    here, other = known & ~elsewhere, known & elsewhere
+    own = _shared(gain(trace), finding[here], ns[here], begin[here], end[here], count)
     if isinstance(gain(trace), Elapsed):
         own *= slowdown_share(trace)
     total = float(own.sum())
     own *= min(span_ns(trace) / total, 1) if total else 1
-    if other:
-        noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
-        own += np.bincount(noted.finding, noted.ns, count)
-    matched = np.bincount(claims.finding, minlength=count) > 0
-    known = matched & (np.bincount(claims.finding, claims.ns < 0, count) == 0)
+    own += np.bincount(finding[other], ns[other], count)
+    unknown = np.bincount(finding, ~known, count) > 0
     return [
-        ns / 1e6 if all_ else None for ns, all_ in zip(own.tolist(), known.tolist(), strict=True)
+        None if not_all else ns / 1e6 for ns, not_all in zip(own.tolist(), unknown, strict=True)
     ]
-
-
-def _claims(trace: Events, matches: Mapping[Rule, Matches], finding: Ints) -> Claims:
-    # What dynamo recorded is from an earlier run, which was not profiled.
-    noted = trace.facts.compiled is not None
-    ns, begin, end = (np.concatenate(column) for column in zip(
-        *(_claimed(trace, found) for found in matches.values()), strict=True
-    ))  # fmt: skip
-    elsewhere = np.repeat(
-        [noted and rule.gated_by is not None for rule in matches], [*map(len, matches.values())]
-    )
-    return Claims(finding, ns, begin, end, elsewhere)
 
 
 def _claimed(trace: Events, found: Matches) -> tuple[Ints, Ints, Ints]:
     """What each match costs, if all its stretch is worth is its own; begin and end of that."""
     rows, known = np.maximum(found.event, 0), found.event >= 0
-    ns = found.cost_ns
     if found.span_ns is not None:
-        begin, end = found.span_ns
-    elif ns is None:
-        begin = np.where(known, trace.ts[rows], 0)
-        end = begin + np.where(known, trace.dur[rows], 0)
+        (begin, end), known = found.span_ns, np.ones(len(found), bool)
+    elif found.cost_ns is None:
+        begin, end = (np.where(known, time, 0) for time in around(trace, rows))
     else:
         begin, end = (np.full(len(found), time) for time in trace.once(span))
-    if ns is None:
-        # All that the stretch is worth.
-        told = known if found.span_ns is None else np.ones(len(found), bool)
-        ns = np.where(told, np.iinfo(np.int64).max, -1)
+    # Else all that the stretch is worth.
+    ns = np.where(known, _MOST, -1) if found.cost_ns is None else found.cost_ns
     return ns, begin, end
 
 
-def _where(claims: Claims, chosen: Bools) -> Claims:
-    finding, ns, begin, end = (
-        column[chosen] for column in (claims.finding, claims.ns, claims.begin, claims.end)
-    )
-    return Claims(finding, ns, begin, end, claims.elsewhere[chosen])
-
-
-def _costs_ns(trace: Events, claims: Claims, count: int) -> Floats:
-    measure = gain(trace)
-    known = claims.ns >= 0
-    ns = np.minimum(claims.ns, measure.between(claims.begin, claims.end))[known]
-    claimed = np.bincount(claims.finding[known], ns, count)
-    owner, begin, end = _merged(claims.finding[known], claims.begin[known], claims.end[known])
+def _shared(
+    measure: Gain | Elapsed, owner: Ints, ns: Ints, begin: Ints, end: Ints, count: int
+) -> Floats:
+    """What each finding gets of the stretches of its claims, if moments are divided that several
+    claim.
+    """
+    claimed = np.bincount(owner, np.minimum(ns, measure.between(begin, end)), count)
+    owner, begin, end = _merged(owner, begin, end)
     worth = np.bincount(owner, measure.between(begin, end), count)
     # Of each moment that a finding covers, it claims this share.
     rate = np.minimum(np.divide(claimed, worth, out=np.zeros(count), where=worth > 0), 1)
-    if count == 1:  # which shares nothing
-        return rate * worth
-    return _shared(measure, rate, owner, begin, end)
-
-
-def _shared(measure: Gain | Elapsed, rate: Floats, owner: Ints, begin: Ints, end: Ints) -> Floats:
-    """What findings get of their stretches, if moments are divided that are claimed twice."""
     times = np.concatenate([begin, end])
     order = np.argsort(times, kind="stable")
-    times, place = times[order], np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    change = np.concatenate([rate[owner], -rate[owner]])[order]
-    claimed = np.cumsum(change)[:-1]
-    worth = measure.between(times[:-1], times[1:]) / np.maximum(claimed, 1)
-    until = np.concatenate([[0], np.cumsum(worth)])
+    times, place = times[order], np.argsort(order)
+    together = np.cumsum(np.concatenate([rate[owner], -rate[owner]])[order])[:-1]
+    each = measure.between(times[:-1], times[1:]) / np.maximum(together, 1)
+    until = np.concatenate([[0], np.cumsum(each)])
     first, last = place[: len(owner)], place[len(owner) :]
-    return rate * np.bincount(owner, until[last] - until[first], len(rate))
+    return rate * np.bincount(owner, until[last] - until[first], count)
 
 
 def _merged(owner: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """The union of each owner's stretches, as disjoint ones: owner, begin, end."""
-    end = np.maximum(begin, end)
-    if len(owner) < 2:
+    if not len(owner):
         return owner, begin, end
+    end = np.maximum(begin, end)
     order = np.lexsort((begin, owner))
     owner, begin, end = owner[order], begin[order], end[order]
-    zero = begin.min()
     # Those of each owner come later than all of the previous one.
-    shift = owner * (end.max() - zero + 1) - zero
+    shift = owner * (end.max() - begin.min() + 1) - begin.min()
     reach = np.maximum.accumulate(end + shift)
     first = np.flatnonzero(np.append(True, (begin + shift)[1:] > reach[:-1]))
     last = np.append(first[1:], len(owner)) - 1
@@ -508,17 +459,6 @@ def span_ns(trace: Events) -> int:
 
 # ---- Check what a rule returns, and describe its errors with the place of the rule.
 
-#: Columns of matches: the kinds of their numbers, or what each of their texts may be.
-_COLUMNS: Final[Mapping[str, str | tuple[type, ...]]] = {
-    "message": (str,),
-    "count": "iu",
-    "cost_ns": "iuf",
-    "bytes": "iu",
-    "location": (str, type(None)),
-    "fix": (str,),
-    "parts": (object,),
-    "last": "iu",
-}
 _OURS: Final = "pytest_torchprof.rules."
 _WANTED = "Matches, or the indices of events"
 
@@ -579,11 +519,8 @@ def fault_of(error: BaseException) -> str:
     """What a rule raised, and the line that raised it."""
     if isinstance(error, AnswerError):
         return str(error)
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    code = at.tb_frame.f_code if at is not None else None
-    line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
+    last = [*walk_tb(error.__traceback__)][-1:]
+    line = "".join(f" ({frame.f_code.co_filename}:{number})" for frame, number in last)
     return f"{error_line(error)}{line}"
 
 
@@ -591,20 +528,13 @@ def _indices(found: object, find: Callable[..., object]) -> Ints:
     """An iterable of events as a column."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes):
         raise AnswerError(find, _shown(found), _WANTED)
-    column = found if isinstance(found, np.ndarray) else _column(list(found))
-    if column.dtype.kind == "b":
+    rows = list(found)
+    if any(isinstance(row, bool | np.bool_) for row in rows):
         raise AnswerError(find, "a mask", "the indices of events: np.flatnonzero(mask)")
-    if column.ndim != 1 or (len(column) and column.dtype.kind not in "iu"):
+    if not all(isinstance(row, int | np.integer) for row in rows):
         first = "an array" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
         raise AnswerError(find, f"{first} that is not a column of whole numbers", _WANTED)
-    return column.astype(np.int64, copy=False)
-
-
-def _column(values: list[Any]) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(values)
-    except ValueError:  # lists of different lengths
-        return np.asarray(values, dtype=object)
+    return np.array(rows, np.int64)
 
 
 def _check(found: Matches, length: int, find: Callable[..., object]) -> None:

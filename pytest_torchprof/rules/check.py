@@ -148,22 +148,14 @@ def of_part(found: Matches, part: Events) -> Matches:
 
 def _by_events(found: Matches, parts: Sequence[Ints], part: Events) -> Matches:
     mine = [events[part.selection[events]] for events in parts]
-    kept = np.array([len(events) > 0 for events in mine], bool)
-    event = [
-        one if one >= 0 and part.selection[one] else int(events[0]) if len(events) else -1
-        for one, events in zip(found.event.tolist(), mine, strict=True)
-    ]
     share = np.array([len(a) / max(len(b), 1) for a, b in zip(mine, parts, strict=True)])
-    cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
+    first = np.array([int(events[0]) if len(events) else -1 for events in mine], np.int64)
+    event = np.where((found.event >= 0) & part.selection[found.event], found.event, first)
     # A stretch may cover several parts, and each of them has it: none looks clean that is not.
-    count = kept.astype(np.int64) if found.count is None else np.rint(found.count * share)
-    return replace(
-        found,
-        event=np.array(event, np.int64),
-        parts=mine,
-        cost_ns=cost,
-        count=count.astype(np.int64),
-    ).where(kept)
+    count = (share > 0) if found.count is None else np.rint(found.count * share)
+    cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
+    part_of = replace(found, event=event, parts=mine, cost_ns=cost, count=count.astype(np.int64))
+    return part_of.where(share > 0)
 
 
 def _scaled(cost_ns: Ints, share: Floats) -> Ints:
@@ -179,11 +171,9 @@ def _shares(found: Matches, begin: Ints, end: Ints, part: Events, inside: Bools)
         return np.where(worth > 0, np.minimum(own, 1), inside)
     since, until = part.once(span)
     rows = np.maximum(found.event, 0)
-    around = (found.event < 0) | (
-        (part.ts[rows] < until) & (part.ts[rows] + part.dur[rows] > since) & ~inside
-    )
+    meets = (part.ts[rows] < until) & (part.ts[rows] + part.dur[rows] > since)
     overlap = np.maximum(np.minimum(end, until) - np.maximum(begin, since), 0)
-    share = np.where(around, overlap / np.maximum(end - begin, 1), 0.0)
+    share = np.where((found.event < 0) | meets, overlap / np.maximum(end - begin, 1), 0.0)
     return np.where(inside, 1.0, share)
 
 

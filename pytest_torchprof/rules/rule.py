@@ -251,11 +251,9 @@ def rule(
     if unknown := wanted.difference(NEEDS):
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
-    def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        more = (ready, blind, gated_by, timed, memory, on_request, sees_host)
-        return Rule(code, find, fix, triggers, wanted, thresholds, *more)  # type: ignore[arg-type]
-
-    return make
+    more = (ready, blind, gated_by, timed, memory, on_request, sees_host)
+    row = (fix, triggers, wanted, thresholds, *more)
+    return lambda find: Rule(code, find, *row)  # type: ignore[arg-type]
 
 
 # ---- Thresholds of rules as users write them: ``pageable-copy.bytes=1 MiB,
@@ -333,11 +331,9 @@ def _value(what: str, written: str, unit: str) -> float:
 
 # ---- What findings cost: what the device would gain, no time counted twice.
 #
-# A finding costs at most what the stretches of its matches are worth: where a trace has all of a
-# device's work, the exposed time of what they launched and the idle time that the host caused in
-# them (see `analysis.breakdown`), else their length. Where several findings claim the same
-# stretch and their claims exceed its worth, each gets its share of it. So all together cost at
-# most what the trace is worth, and what two rules say about the same time is counted once.
+# A finding costs at most what the stretches of its matches are worth, see `Matches.cost_ns` and
+# `analysis.breakdown`. Where several claim more of the same stretch than it is worth, each gets a
+# share. So all together cost at most what the trace is worth.
 
 if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]

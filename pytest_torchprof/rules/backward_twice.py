@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.breakdown import gain
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
     once_per_trace,
@@ -82,15 +82,15 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
         if trace.tensors is None:
             return NONE_SO_FAR if trace.could_know_tensors else NO_MATCHES
         if _is_free(trace, early, late):
-            first = next((one for _, other, one in found if other is early), int(early[0]))
-            found.append((again, late, first))
+            begun = next((one for _, other, one in found if other is early), int(early[0]))
+            found.append((again, late, begun))
     if not found:
         return NO_MATCHES
     # Includes what is between the nodes: additions of gradients, and the engine itself.
-    begin = np.array([trace.ts[again].min() for again, _, _ in found], np.int64)
-    end = np.array([(trace.ts[a] + trace.dur[a]).max() for a, _, _ in found], np.int64)
-    event = begun_by(trace, np.array([late[0] for _, late, _ in found], np.int64))
-    before = begun_by(trace, np.array([first for _, _, first in found], np.int64))
+    times = [around(trace, again) for again, _, _ in found]
+    begin, end = np.array([(a.min(), b.max()) for a, b in times], np.int64).T
+    later, first = np.array([(late[0], early) for _, late, early in found], np.int64).T
+    event, before = begun_by(trace, later), begun_by(trace, first)
     return Matches(
         event,
         "backward runs a graph that an earlier backward has already run",

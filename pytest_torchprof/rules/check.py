@@ -276,16 +276,16 @@ def check(
 
     ``thresholds``: rule → name → value, for values other than the default.
     """
-    every = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
-    on_request = "host_reads" in (trace.facts.asked or ())
+    asked = "host_reads" in (trace.facts.asked or ())
+    every = tuple(r for r in rules if (asked or not r.on_request) and r.code not in ignore)
     if (gap := nothing_seen(trace)) is not None:
-        return Checked(trace, {}, {rule.code: gap for rule in _wanted(every, on_request)})
+        return Checked(trace, {}, {rule.code: gap for rule in every})
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     missing = trace.once(_missing)
-    candidates = _candidates(trace, every, thresholds or {}, on_request, missing)
+    candidates = _candidates(trace, every, thresholds or {}, missing)
     ruled_out = set() if thresholds else once_selected(trace, _ruled_out)
     if any(not one.own for one in candidates):
         _protect(trace)
@@ -337,11 +337,6 @@ def _protect(trace: Events) -> None:
         column.setflags(write=False)
 
 
-def _wanted(rules: tuple[Rule, ...], on_request: bool) -> list[Rule]:
-    """Those to check: some only where the test asks for them."""
-    return [rule for rule in rules if on_request or not rule.on_request]
-
-
 def nothing_seen(trace: Events) -> Reason | None:
     """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
@@ -379,9 +374,7 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
 
 def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
     """The need that is reported, of those that are missing."""
-    if needs.isdisjoint(missing):
-        return None
-    return next(need for need in NEEDS if need in needs and need in missing)
+    return next((need for need in NEEDS if need in needs and need in missing), None)
 
 
 def _lacked(
@@ -412,16 +405,14 @@ def _candidates(
     trace: Events,
     rules: tuple[Rule, ...],
     thresholds: Mapping[str, Mapping[str, float]],
-    on_request: bool,
     missing: Mapping[RuleNeed, Reason],
 ) -> list[_Candidate]:
     """The rules that names do not rule out, in order; the same for all traces of such names."""
     of_host = trace.is_live and not trace.has(*DEVICE_KINDS)
-    kept, key = kept_by_names(trace), (_candidates, on_request, of_host, *missing)
+    kept, key = kept_by_names(trace), (_candidates, of_host, *missing)
     known = kept.get(key)
     if known is None or known[0] != rules or known[1] != thresholds:
-        wanted = _wanted(rules, on_request)
-        found = [_candidate(trace, rule, thresholds, missing, of_host=of_host) for rule in wanted]
+        found = [_candidate(trace, rule, thresholds, missing, of_host=of_host) for rule in rules]
         known = kept[key] = rules, thresholds, [one for one in found if one is not None]
     candidates: list[_Candidate] = known[2]
     return candidates

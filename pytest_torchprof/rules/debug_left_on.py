@@ -45,16 +45,16 @@ _PAGE: Final = 4096
 _Found: TypeAlias = "tuple[Ints, Ints, Ints, Ints]"
 _NONE: Final = (np.zeros(0, np.int64),) * 4
 
-_CHECKED: Final = (
-    "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
+_SAID: Final = (
+    "anomaly detection checks every gradient for NaN, and keeps a traceback for every node",
+    "deterministic mode fills new tensors, which are then overwritten",
 )
-_FILLED: Final = "deterministic mode fills new tensors, which are then overwritten"
 _ANOMALY_FIX: Final = (
     "turn torch.autograd.set_detect_anomaly off, or use it only around the step in question"
 )
-_FILL_FIX: Final = (
-    "set torch.utils.deterministic.fill_uninitialized_memory = False, which keeps deterministic "
-    "algorithms, or turn torch.use_deterministic_algorithms off where it is not needed"
+_FIXES: Final = (
+    _ANOMALY_FIX,
+    "set torch.utils.deterministic.fill_uninitialized_memory = False, or deterministic mode off",
 )
 
 
@@ -105,14 +105,9 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
         return NO_MATCHES_OF_CALLS
     both = _anomalies(trace, passes), _fills(trace, filled)
     event, cost, begin, end = map(np.concatenate, zip(*both, strict=True))
-    checked, written = (len(rows) for rows, *_ in both)
-    return Matches(
-        event,
-        [_CHECKED] * checked + [_FILLED] * written,
-        cost_ns=cost,
-        fix=[_ANOMALY_FIX] * checked + [_FILL_FIX] * written,
-        span_ns=(begin, end),
-    )
+    checked = np.arange(len(event)) < len(both[0][0])
+    said, fixes = ([a if one else b for one in checked] for a, b in (_SAID, _FIXES))
+    return Matches(event, said, cost_ns=cost, fix=fixes, span_ns=(begin, end))
 
 
 def _anomalies(trace: Events, least: float) -> _Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -133,11 +134,9 @@ def _happen_once(trace: Events, found: Collectives) -> Bools:
     if len(every) < _STEPS:
         return nesting.among(found.kind, _ONCE) & (len(every) == 0)
     step = np.searchsorted(every.begin, launched_at(trace, found.event), side="right") - 1
-    in_steps: dict[tuple[str, str], set[int]] = {}
     keys = list(zip(found.kind, found.group, strict=True))
-    for key, one in zip(keys, step.tolist(), strict=True):
-        in_steps.setdefault(key, set()).add(one)
-    return np.array([len(in_steps[key] - {-1}) == 1 for key in keys], bool)
+    in_steps = Counter(key for key, one in {*zip(keys, step.tolist(), strict=True)} if one >= 0)
+    return np.array([in_steps[key] == 1 for key in keys], bool)
 
 
 def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:

@@ -86,31 +86,29 @@ class Matches(Frozen, frozen=True):
         message: what was found, one for all rows or one per row; rows with the same message and
             place become one finding.
         count: how many matches a row stands for; None: 1 each.
-        cost_ns: the estimated time to gain, -1 if unknown; None: all that the event is worth. The
-            reported cost is at most what the match is worth: where the trace has all of a device's
-            work, the exposed device time of what the host launches from begin to end, and the idle
-            time that the host causes in it; else its length. Matches that cover the same time share
-            it, see ``span_ns``.
+        cost_ns: the time to gain, -1 if unknown; None: all that the event is worth: where the trace
+            has all of a device's work, the exposed device time of what the host launches from begin
+            to end, and the idle time that the host causes in it; else its length. The reported cost
+            is at most that. Matches that cover the same time share it, see ``span_ns``.
         bytes: bytes that it moves needlessly, -1 if unknown; None: not that kind of rule.
         location: ``file:line`` of each row if the rule itself knows it, else None.
         fix: what to do instead, one per row, if it differs from the rule's own.
         span_ns: begin and end of each row's match, on the host; None: those of the event if
             ``cost_ns`` is None, else unknown, so all of the trace.
-        wants_tensors: a capture that identifies tensors may have other matches;
-            a live test is then captured once more.
+        wants_tensors: a capture that identifies tensors may have other matches; a live test is then
+            captured once more.
         wants_module_calls: fewer may match in a trace that tells calls of modules; a live test then
             runs once more, with its modules marked.
-        parts: the events of each row, if it stands for a stretch of events instead of only
-            ``event``. Its place is then the innermost line around all of them outside of any
-            module's forward, and its module the outermost one; None: each row has one event.
-        in_steps: ``parts`` are what a loop does, from its first step to its last. Where a function
-            that each step calls has a line around all of them, the place is the line that calls it.
-        apart: events that the place of a stretch must not enclose, such as what must not be wrapped
-            with it; the place is then the line around most of the stretch, which encloses none.
-        last: the last event of each row, if a row is a loop that begins with ``event``. Its place
-            is then the line that is repeated, even if that calls a function which does the work.
-        by_constructor: the events are steps of an optimizer, or fetches of a loader, whose
-            options are to be changed: the place is the line that constructed it, if known.
+        parts: the events of each row that stands for a stretch of events: its place is the
+            innermost line around all of them outside of any module's forward; None: one event each.
+        in_steps: ``parts`` are what a loop does. Where a function that each step calls has a line
+            around all of them, the place is the line that calls it.
+        apart: events that the place of a stretch must not enclose; the place is then the line
+            around most of the stretch.
+        last: the last event of each row, if a row is a loop that begins with ``event``: its place
+            is the line that is repeated.
+        by_constructor: the events are steps of an optimizer, or fetches of a loader: the place is
+            the line that constructed it, if known.
     """
 
     event: Ints
@@ -162,9 +160,8 @@ class Rule(Frozen, frozen=True, eq=False):
             just event indices. It is pure. Its docstring is the rule's page, see `HEADINGS`.
         fix: what to do instead, in one line.
         triggers: a trace has a match only if some event's name starts with a match of this regular
-            expression; for most traces, the rule is finished after that check. Or several
-            expressions with the number of events that each needs: a number, or the name of a
-            threshold. None: always run the rule.
+            expression. Or several expressions with the number of events that each needs: a number,
+            or the name of a threshold. None: always run the rule.
         needs: what the trace must contain; otherwise the rule is *not checked* on it.
         thresholds: by name, as keyword arguments of ``find``.
         ready: returns what else a trace lacks for this rule, a reason or words, or None. The first
@@ -176,11 +173,10 @@ class Rule(Frozen, frozen=True, eq=False):
             match.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
-        timed: its matches depend on time, or are no slip everywhere, so they are advice: told, but
-            not compared with a baseline; a marker may still forbid them.
+        timed: its matches depend on time, or are no slip everywhere: they are told, but not
+            compared with a baseline; a marker may still forbid them.
         on_request: it is checked only in tests that ask for an estimate of a device's work.
-        memory: its matches cost memory as well as time, so `torchprof lint` shows them even if
-            they gain little time.
+        memory: its matches cost memory, too: `torchprof lint` shows them even if they gain no time.
     """
 
     code: str

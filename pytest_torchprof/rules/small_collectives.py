@@ -105,6 +105,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     if not rows:
         return NO_MATCHES
     parts = [found.event[row] for row in rows]
+    until = np.maximum(trace.ts[found.event] + trace.dur[found.event], found.end)
     return Matches(
         np.array([events[0] for events in parts], np.int64),
         [
@@ -116,7 +117,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         cost_ns=np.array([_all_but_one_ns(found, row) for row in rows], np.int64),
         span_ns=(
             np.array([trace.ts[events[0]] for events in parts], np.int64),
-            np.array([_end(trace, found, row) for row in rows], np.int64),
+            np.array([until[row].max() for row in rows], np.int64),
         ),
         parts=parts,
     )
@@ -147,11 +148,6 @@ def _work(trace: Events, found: CommCalls) -> Ints:
     makers = makers[~nesting.below(marked(trace, found.event), trace.parent, makers)]
     begins: Ints = np.sort(trace.ts[np.concatenate([makers, events_named(trace, _STEPS)])])
     return begins
-
-
-def _end(trace: Events, found: CommCalls, row: Ints) -> int:
-    last = found.event[row[-1]]
-    return int(max(trace.ts[last] + trace.dur[last], found.end[row].max()))
 
 
 def _all_but_one_ns(found: CommCalls, row: Ints) -> int:

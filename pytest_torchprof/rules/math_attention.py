@@ -16,7 +16,8 @@ from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.arguments import OpArgs
+    from collections.abc import Sequence
+
     from pytest_torchprof.trace.events import Events
 
 _ATTENTION: Final = "aten::scaled_dot_product_attention"
@@ -78,12 +79,14 @@ def math_attention(trace: Events) -> Matches:
     calls = selected_operators(trace, MATH_ATTENTION)
     kernel, time = launched_in(trace, calls)
     kept, messages = [], []
-    for i, args in enumerate(trace.operands(calls)):
-        inputs = _inputs(args)
+    inputs = zip(trace.input_shapes(calls), trace.input_types(calls), strict=True)
+    for i, ((shapes, types), args) in enumerate(zip(inputs, trace.operands(calls), strict=True)):
+        known = len(shapes) >= 3 and all(len(one) > 1 and 0 not in one for one in shapes[:3])
         device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
-        if inputs is not None and device >= 0 and has_fused(trace, device, inputs[1]):
+        if known and device >= 0 and has_fused(trace, device, types[0]):
             kept.append(i)
-            messages.append(_message(*inputs))
+            dropout = "".join(map(str, decode_list(args.concrete)[4:5]))
+            messages.append(_message(shapes[:4], types[0], dropout.strip("0.") not in {"", "None"}))
     above = trace.parent[calls]
     whole = (above >= 0) & trace.named(_ATTENTION)[above]
     event = np.where(whole, above, calls)
@@ -92,23 +95,7 @@ def math_attention(trace: Events) -> Matches:
     )
 
 
-def _inputs(args: OpArgs) -> tuple[list[list[int]], str, bool] | None:
-    """The shapes of an attention call's inputs and of its mask if any, their dtype, and whether it
-    has a dropout; None if the trace does not have them, or if one is empty.
-    """
-    dims, types, concrete = (decode_list(part) for part in (args.dims, args.types, args.concrete))
-    try:
-        shapes = [[int(size) for size in one] for one in dims[:4]]
-        dtype = str(types[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    if len(shapes) < 3 or any(0 in one or len(one) < 2 for one in shapes[:3]):
-        return None
-    dropped = (len(concrete) > 4 and concrete[4]) or "0"
-    return shapes, dtype, str(dropped).strip("0.") != ""
-
-
-def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
+def _message(shapes: Sequence[Sequence[int]], dtype: str, drops: bool) -> str:
     """The sizes, and the visible reasons why fused kernels do not support them."""
     query, _, value = shapes[:3]
     size, whole = query[-1], 4 if dtype == "float" else 8

@@ -535,20 +535,19 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     if events.ndim != 1 or events.dtype.kind not in "iu":
         what = f"Matches with events of {events.ndim} dimensions and type {events.dtype}"
         raise AnswerError(find, what, "one column of whole numbers")
-    count = len(events)
+    count, each = len(events), "one value for each event"
     for name, allowed in _COLUMNS.items():
         column = getattr(found, name)
         if isinstance(column, str) or (column is None and name != "message"):
             continue
         if not hasattr(column, "__len__"):
-            raise AnswerError(find, f"{_shown(column)} as {name}", "one value for each event")
+            raise AnswerError(find, f"{_shown(column)} as {name}", each)
         if len(column) != count:
-            what = f"{count} events, but {len(column)} values of {name}"
-            raise AnswerError(find, what, "one value for each event")
+            raise AnswerError(find, f"{count} events, but {len(column)} values of {name}", each)
         if not isinstance(allowed, str):
-            wrong = [text for text in column if not isinstance(text, allowed)]
-            if wrong:
-                raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
+            for text in column:
+                if not isinstance(text, allowed):
+                    raise AnswerError(find, f"{_shown(text)} as a {name}", f"each {name} as text")
         elif (kind := np.asarray(column).dtype).kind not in allowed:
             numbers = "numbers" if "f" in allowed else "whole numbers"
             raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")

@@ -409,7 +409,7 @@ def _candidates(
 ) -> list[_Candidate]:
     """The rules that names do not rule out, in order; the same for all traces of such names."""
     of_host = trace.is_live and not trace.has(*DEVICE_KINDS)
-    kept, key = kept_by_names(trace), (_candidates, of_host, *missing)
+    kept, key = kept_by_names(trace), (_candidates, len(rules), of_host, *missing)
     known = kept.get(key)
     if known is None or known[0] != rules or known[1] != thresholds:
         found = [_candidate(trace, rule, thresholds, missing, of_host=of_host) for rule in rules]

@@ -210,9 +210,8 @@ def _rules_in(answer: object, source: str) -> list[Rule]:
         return [answer]
     if isinstance(answer, ModuleType):
         # A module may import a built-in rule, or have two names for one of its own.
-        known = {id(rule) for rule in RULES.values()}
-        found = {id(v): v for v in vars(answer).values() if isinstance(v, Rule)}
-        return [rule for number, rule in found.items() if number not in known]
+        found = dict.fromkeys(one for one in vars(answer).values() if isinstance(one, Rule))
+        return [one for one in found if one not in RULES.values()]
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
         answers = list(answer)
         others = [one for one in answers if not isinstance(one, Rule)]

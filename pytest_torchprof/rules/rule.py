@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import compress
 from traceback import walk_tb
@@ -313,12 +314,9 @@ def parse_thresholds(text: str, rules: Iterable[Rule]) -> Thresholds:
 
 
 def _value(what: str, written: str, unit: str) -> float:
-    try:
-        value: object = float(written)
-    except ValueError:
-        value = written
-    else:
-        value = int(written) if written.isdecimal() else value
+    value: object = written
+    with suppress(ValueError):
+        value = int(written) if written.isdecimal() else float(written)
     try:
         return parse_quantity(value, unit)
     except TorchprofError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace as with_cost
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import Finding
 from pytest_torchprof.places.place import Kinds, PlacedEvents, by_frames
 from pytest_torchprof.rules.rule import (
-    NEEDS,
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     costs_ms,
@@ -289,9 +287,9 @@ def check(
     ruled_out = set() if thresholds else once_selected(trace, _ruled_out)
     if any(not one.own for one in candidates):
         _protect(trace)
-    for rule, values, triggered, lacks, blind, own in candidates:
+    for rule, values, triggered, blind, own in candidates:
         try:
-            if (why := _lacked(trace, rule, lacks, missing)) is not None:
+            if (why := _lacked(trace, rule, missing)) is not None:
                 if triggered:
                     unchecked[rule.code] = why
                 continue
@@ -352,7 +350,7 @@ def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
     found: dict[str, Reason | None] = {}
     for rule in rules:
         try:
-            found[rule.code] = _lacked(trace, rule, _first(rule.needs, missing), missing)
+            found[rule.code] = _lacked(trace, rule, missing)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -361,7 +359,7 @@ def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
 
 
 def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
-    """What rules may need and the trace lacks."""
+    """What rules may need and the trace lacks; of several, the first is reported."""
     found: dict[RuleNeed, Reason] = {}
     if not trace.is_live:
         found["live"] = because(*Why.ONLY_LIVE)
@@ -372,16 +370,10 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
     return found
 
 
-def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
-    """The need that is reported, of those that are missing."""
-    return next((need for need in NEEDS if need in needs and need in missing), None)
-
-
-def _lacked(
-    trace: Events, rule: Rule, need: RuleNeed | None, missing: Mapping[RuleNeed, Reason]
-) -> Reason | None:
-    if need is not None:
-        return missing[need]
+def _lacked(trace: Events, rule: Rule, missing: Mapping[RuleNeed, Reason]) -> Reason | None:
+    for need, gap in missing.items():
+        if need in rule.needs:
+            return gap
     why = rule.ready and rule.ready(trace)
     return None if why is None else reason_of(why, rule.ready or rule.find)
 
@@ -389,14 +381,13 @@ def _lacked(
 class _Candidate(NamedTuple):
     """A rule that may have something to say, with its thresholds.
 
-    ``triggered``: whether all that it looks at occurs often enough. ``lacks``: what it needs and
-    the trace lacks. ``blind``: where to ask what it cannot see. ``own``: it is one of this package.
+    ``triggered``: whether all that it looks at occurs often enough. ``blind``: where to ask
+    what it cannot see. ``own``: it is one of this package.
     """
 
     rule: Rule
     thresholds: Mapping[str, float]
     triggered: bool
-    lacks: RuleNeed | None
     blind: Callable[[Events], Reason | str | None] | None
     own: bool
 
@@ -426,11 +417,11 @@ def _candidate(
     *,
     of_host: bool,
 ) -> _Candidate | None:
-    there, lacks, sees = present(trace), _first(rule.needs, missing), rule.sees_host
+    there, sees = present(trace), rule.sees_host
     least = {names_of(one): many for one, many in rule.least.items()}
     asks = not of_host or not sees or (isinstance(sees, str) and names_of(sees) in there)
     blind, triggered = rule.blind if asks else None, least.keys() <= there
-    if not triggered and (blind is None or lacks is not None):
+    if not triggered and (blind is None or not rule.needs.isdisjoint(missing)):
         return None
     values = {name: threshold.default for name, threshold in rule.thresholds.items()}
     values |= thresholds.get(rule.code, {})
@@ -438,4 +429,4 @@ def _candidate(
     triggered = triggered and all(n <= 1 or count(trace, names) >= n for names, n in some.items())
     if not triggered and blind is None:
         return None
-    return _Candidate(rule, values, triggered, lacks, blind, is_own(rule))
+    return _Candidate(rule, values, triggered, blind, is_own(rule))

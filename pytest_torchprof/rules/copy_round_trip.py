@@ -10,8 +10,7 @@ from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.moves import (
     comes_from,
     copy_callers,
-    copy_costs,
-    copy_spans,
+    costs_of,
     what_is_copied,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
@@ -113,8 +112,7 @@ def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     if not pairs:
         return NONE_SO_FAR if both else NO_MATCHES
     out, back = np.array(pairs, np.int64).T
-    cost = copy_costs(trace, copies, events)
-    begin, end = copy_spans(trace, copies, events)
+    cost, begin, end = costs_of(trace, copies, events)
     return Matches(
         events[back],
         messages,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.rules.chip import device_type
-from pytest_torchprof.rules.moves import copy_costs, copy_spans, filled_copies
+from pytest_torchprof.rules.moves import costs_of, filled_copies
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.work.operands import torch_name
 
@@ -57,6 +57,7 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
         return NO_MATCHES
     event, maker, copies = np.array([one[:3] for one in found], np.int64).T
     names = [trace.names[name] for name in trace.name[maker].tolist()]
+    cost, _, end = costs_of(trace, copies, event)
     return Matches(
         event,
         [
@@ -65,10 +66,10 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
             for one, name in zip(found, names, strict=True)
         ],
         None,
-        trace.dur[maker] + copy_costs(trace, copies, event),
+        trace.dur[maker] + cost,
         trace.bytes[copies],
         fix=[f"create it on the device: {_there(name, device_type(trace))}" for name in names],
-        span_ns=(trace.ts[maker], copy_spans(trace, copies, event)[1]),
+        span_ns=(trace.ts[maker], end),
         wants_tensors=True,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.device_time import idle_by_waits
 from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.rule import around
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, are_named, events_named
 from pytest_torchprof.trace.nesting import among
@@ -52,25 +53,21 @@ class FilledCopy(NamedTuple):
 def copy_callers(trace: Events, copies: Ints) -> Ints:
     """The host event to report for each copy: the operator that made it, or else its call."""
     call = trace.launch[copies]
-    around = parents(trace, call)
-    return np.where(around >= 0, around, call)
+    above = parents(trace, call)
+    return np.where(above >= 0, above, call)
 
 
-def copy_costs(trace: Events, copies: Ints, events: Ints) -> Ints:
-    """Time of each copy on the device, plus the time that the device was idle because the copy
-    delayed the host: while the host waits for work that the device still has, nothing is lost.
+def costs_of(trace: Events, copies: Ints, events: Ints) -> tuple[Ints, Ints, Ints]:
+    """What each copy costs in ns, and begin and end of the host event if any, else of the copy.
+
+    It costs its time on the device, and the time that the device was idle because the copy delayed
+    the host: while the host waits for work that the device still has, nothing is lost.
     """
-    begin = trace.ts[np.maximum(events, 0)]
-    held = np.where(events >= 0, trace.dur[events], 0)
+    begin, end = around(trace, np.where(events >= 0, events, copies))
+    held = np.where(events >= 0, end - begin, 0)
     idle = np.where(events >= 0, idle_by_waits(trace, begin, begin + held), 0)
-    return np.minimum(trace.dur[copies] + idle, np.maximum(trace.dur[copies], held))
-
-
-def copy_spans(trace: Events, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
-    """Begin and end of the host event, if any, else of the call that copies, else of the copy."""
-    calls = np.where(trace.launch[copies] >= 0, trace.launch[copies], copies)
-    rows = np.where(events >= 0, events, calls)
-    return trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+    cost = np.minimum(trace.dur[copies] + idle, np.maximum(trace.dur[copies], held))
+    return cost, begin, end
 
 
 def what_is_copied(trace: Events, row: int) -> tuple[tuple[int, ...], str] | None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_torchprof.rules.moves import (
     are_explained,
     copy_callers,
-    copy_costs,
-    copy_spans,
+    costs_of,
     of_pageable_memory,
 )
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
@@ -71,6 +70,7 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     counted = ~are_explained(trace, copies)
     copies, up = copies[counted], up[counted].tolist()
     event = copy_callers(trace, copies)
+    cost, begin, end = costs_of(trace, copies, event)
     return Matches(
         event,
         [
@@ -78,8 +78,8 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
             for h in up
         ],
         None,
-        copy_costs(trace, copies, event),
+        cost,
         trace.bytes[copies],
         fix=[_PINNED if h else _PINNED_BACK for h in up],
-        span_ns=copy_spans(trace, copies, event),
+        span_ns=(begin, end),
     )

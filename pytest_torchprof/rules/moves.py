@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import launched_at
 from pytest_torchprof.analysis.device_time import idle_by_waits
 from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.chip import on_cpu
 from pytest_torchprof.rules.rule import around
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import D2H, H2D, Kind, Names, are_named, events_named
@@ -114,19 +115,22 @@ def filled_copies(trace: Events) -> list[FilledCopy]:
         source = np.where(values >= 0, graph.writer_of(values), -1)
         # What is pinned is copied, too.
         values = np.where(are_named(trace, source, _COPY), graph.values(source, 1), values)
-    if not graph.exact:  # the sizes of these are not recorded
+    guessed = (source < 0) & (not graph.exact)
+    if guessed.any():  # of what sets its own size, a trace does not record which
         sized = events_named(trace, _SIZED)
-        sized = sized[outer[sized]]
+        sized = sized[outer[sized] & on_cpu(trace, sized)]
         before = np.append(sized, -1)[np.searchsorted(sized, events) - 1]
-        source = np.where(source < 0, before, source)
+        source = np.where(guessed, before, source)
     maker = nesting.nearest(outer, trace.parent, source)
     number = np.cumsum(outer)
-    fits = (maker >= 0) & (number[call] - number[maker] <= _NEAR + 1)
+    fits = (maker >= 0) & (number[call] - number[maker] <= np.where(guessed, 2, _NEAR + 1))
     fits &= are_named(trace, maker, _FILLED) & ~among(copies, trace.once(model_moves))
     found = list[FilledCopy]()
-    for row, top, made, copy in np.stack([events, call, maker, copies], axis=1)[fits].tolist():
-        if (moved := what_is_copied(trace, row)) is not None:
-            found.append(FilledCopy(top, made, copy, moved[1], moved[0]))
+    for at in np.flatnonzero(fits).tolist():
+        made, moved = int(maker[at]), what_is_copied(trace, int(events[at]))
+        types = trace.input_types(np.arange(made, made + 3))
+        if moved is not None and (not guessed[at] or any(moved[1] in one for one in types)):
+            found.append(FilledCopy(int(call[at]), made, int(copies[at]), moved[1], moved[0]))
     return found
 
 

@@ -47,6 +47,17 @@ def regions(trace: Events) -> set[str]:
     return {name.removeprefix(_REGION) for name in trace.names if name.startswith(_REGION)}
 
 
+def first_run(trace: Events, compile_id: str | None) -> int:
+    """The first selected run of this compiled code, or -1."""
+    return first(trace, f"{_REGION}{compile_id}")
+
+
+def first(trace: Events, name: str) -> int:
+    """The first selected event of this name, or -1."""
+    at = np.flatnonzero(trace.named(name) & trace.selection)
+    return int(at[0]) if len(at) else -1
+
+
 def graph_breaks(trace: Events) -> Compiled:
     """The first run's graph breaks, and those of earlier compilations whose code the test ran.
 

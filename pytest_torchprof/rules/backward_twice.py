@@ -8,12 +8,9 @@ import numpy as np
 
 from pytest_torchprof.analysis.breakdown import gain
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
-    OPERATOR,
-    Names,
-    are_named,
     once_per_trace,
     operators_named,
     selected_operators,
@@ -27,15 +24,6 @@ if TYPE_CHECKING:
 
 #: The operator that stores a gradient for the optimizer; `autograd.grad` does not run it.
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_OPERATOR: Final = Names(r"(?!autograd::|torch::)(?s:.*)::")
-#: What the engine itself runs beside a node: it adds gradients up, and reduces one that was
-#: expanded, or casts it, to what the node takes.
-_ENGINES: Final = Names(r"aten::(add_?|sum|view|to|_to_copy|real|view_as_real|select)$")
-#: What a node runs to store a gradient: it takes it as it is, copies it, or adds it.
-_STORES: Final = Names(
-    r"aten::(detach|add_?|clone|copy_|new_empty\w*|empty\w*|coalesce|_?indices|_?values|to"
-    r"|_to_copy|sparse_\w+|_sparse_\w+|_coalesced_)$"
-)
 
 
 def _unidentified(trace: Events) -> Reason | None:
@@ -63,8 +51,8 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     run, and add the result to the same gradients, which only a live test can tell. The place is the
     line that leads to the later pass.
 
-    Not counted: if something reads, writes or keeps the earlier pass's results before the later one
-    begins, such as a hook or an optimizer, as each loss then needs its own pass;
+    Not counted: if something keeps the earlier pass's results, or reads or writes them before the
+    later one begins, such as an optimizer, as each loss then needs its own pass;
     `torch.autograd.grad`.
 
     ## Why it is slow
@@ -94,15 +82,15 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
         if trace.tensors is None:
             return NONE_SO_FAR if trace.could_know_tensors else NO_MATCHES
         if _is_free(trace, early, late):
-            first = next((one for _, other, one in found if other is early), int(early[0]))
-            found.append((again, late, first))
+            begun = next((one for _, other, one in found if other is early), int(early[0]))
+            found.append((again, late, begun))
     if not found:
         return NO_MATCHES
     # Includes what is between the nodes: additions of gradients, and the engine itself.
-    begin = np.array([trace.ts[again].min() for again, _, _ in found], np.int64)
-    end = np.array([(trace.ts[a] + trace.dur[a]).max() for a, _, _ in found], np.int64)
-    event = begun_by(trace, np.array([late[0] for _, late, _ in found], np.int64))
-    before = begun_by(trace, np.array([first for _, _, first in found], np.int64))
+    times = [around(trace, again) for again, _, _ in found]
+    begin, end = np.array([(a.min(), b.max()) for a, b in times], np.int64).T
+    later, first = np.array([(late[0], early) for _, late, early in found], np.int64).T
+    event, before = begun_by(trace, later), begun_by(trace, first)
     return Matches(
         event,
         "backward runs a graph that an earlier backward has already run",
@@ -158,10 +146,4 @@ def _is_free(trace: Events, early: Ints, late: Ints) -> bool:
     left = graph.writes.where((ts[inside] >= begin) & (ts[inside] <= end)).value
     read = ts[graph.readers_of(left)]
     alive = nesting.distinct(graph.tensor[left[graph.outlives(left, int(next_begin))]])
-    if ((read > end) & (read < next_begin)).any() or len(alive) > len(stored):
-        return False
-    rows = np.flatnonzero(trace.kind == OPERATOR)
-    above = trace.parent[rows]
-    foreign = marked(trace, stored)[above] & ~are_named(trace, rows, _STORES)
-    beside = marked(trace, early)[above] & are_named(trace, rows, _OPERATOR)
-    return not (foreign | (beside & ~are_named(trace, rows, _ENGINES))).any()
+    return not ((read > end) & (read < next_begin)).any() and len(alive) <= len(stored)

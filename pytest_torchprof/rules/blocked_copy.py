@@ -8,10 +8,9 @@ import numpy as np
 
 from pytest_torchprof.analysis.attribution import names_fit
 from pytest_torchprof.analysis.device_time import idle, idle_by_waits, measured_ns
+from pytest_torchprof.analysis.missing import waits_gap
 from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.host_sync import knows_waits
-from pytest_torchprof.rules.moves import copy_callers
-from pytest_torchprof.rules.pageable_copy import of_other_rules, of_pageable_memory
+from pytest_torchprof.rules.moves import are_explained, copy_callers, of_pageable_memory
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import H2D, SYNC_CALL, Kind
 from pytest_torchprof.trace.nesting import among
@@ -31,7 +30,7 @@ _WAITS: Final = "the host waits for a copy to the device, and then launches late
     "the function that creates it, and keep what stays the same there",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="device",
-    ready=knows_waits,
+    ready=waits_gap,
     timed=True,
     share=Threshold(0.05, "1", "less is not worth a change"),
     copies=Threshold(
@@ -95,7 +94,7 @@ def blocked_copy(
     many = found.sum() >= copies or (end - begin)[found].max(initial=0) >= wait * 1e6
     found &= many and idle_after[found].sum() >= max(share * measured_ns(trace), idle_ms * 1e6)
     if found.any():
-        found &= ~of_other_rules(trace, rows)
+        found &= ~are_explained(trace, rows)
     rows, begin, end = rows[found], begin[found], end[found]
     return Matches(
         copy_callers(trace, rows),

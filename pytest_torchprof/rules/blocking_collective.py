@@ -8,10 +8,9 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import measured_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.small_collectives import CALLS
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import CollectiveArgs, decode, decode_list
-from pytest_torchprof.trace.names import DEVICE_KINDS, OPERATOR, Kind, Names
+from pytest_torchprof.trace.names import COLLECTIVE_CALLS, DEVICE_KINDS, OPERATOR, Kind, Names
 from pytest_torchprof.trace.tree import in_backward, marked, within_named
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _TORCH: Final = Names(
     "blocking-collective",
     fix="do other work between the start and the wait, or wait for several at once; if there is no "
     "other work, async_op=True is of no use",
-    triggers=CALLS,
+    triggers=COLLECTIVE_CALLS,
     timed=True,
     size=Threshold(2**16, "B", "smaller ones have nothing to hide"),
     share=Threshold(0.01, "1", "less is not worth a change"),

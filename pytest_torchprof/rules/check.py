@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace as with_cost
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +19,6 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.core.values import Finding
 from pytest_torchprof.places.place import Kinds, PlacedEvents, by_frames
 from pytest_torchprof.rules.rule import (
-    NEEDS,
     NO_MATCHES,
     NO_MATCHES_OF_CALLS,
     costs_ms,
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.place import Place, Placing
     from pytest_torchprof.rules.rule import Floats, Matches, Rule, RuleNeed
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.names import Names
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
@@ -61,25 +56,9 @@ _SIZES = late(r"\[\d+(, \d+)*\]|^\d+ layers?(?= )|(?<= updates )\d+(?= parameter
 _NUMBER = late(r"(?<=[._])\d+(?=\.|$)")
 
 
-@dataclass
-class _Group:
-    """Sums over matches with one place, and one message except for sizes; -1 bytes if unknown.
-
-    ``number``: its position among the rule's groups; ``place``: the first match's; ``modules``: the
-    paths of all, in order.
-    """
-
-    number: int
-    message: str
-    place: Place
-    count: int = 0
-    bytes: int = -1
-    modules: dict[str, None] = field(default_factory=dict)
-
-
 def grouped(
     rule: Rule, found: Matches, places: Sequence[Place], place: Ints
-) -> tuple[list[Finding], list[int]]:
+) -> tuple[list[Finding], Ints]:
     """The findings of one rule, without costs; and which of them each match is of.
 
     ``place`` is the position in ``places`` of each match.
@@ -90,43 +69,36 @@ def grouped(
         lines.setdefault((p.location, None) if p.location else (p.path, _layer(p.module)), i)
         for i, p in enumerate(places)
     ]
-    groups: dict[tuple[int, str, str | None, str], _Group] = {}
-    numbers = list[int]()
-    for at, message, own, fix, times, moved in zip(
-        place.tolist(),
-        repeat(found.message) if isinstance(found.message, str) else found.message,
-        repeat(None) if found.location is None else found.location,
-        repeat(rule.fix) if found.fix is None else found.fix,
-        repeat(1) if found.count is None else found.count.tolist(),
-        repeat(0) if found.bytes is None else found.bytes.tolist(),
-        strict=False,
-    ):
+    many, at = len(found), place.tolist()
+    said = [found.message] * many if isinstance(found.message, str) else found.message
+    owns, fixes = found.location or [None] * many, found.fix or [rule.fix] * many
+    groups: dict[tuple[int, str, str | None, str], list[int]] = {}
+    for row, (number, message, own, fix) in enumerate(zip(at, said, owns, fixes, strict=True)):
         # Several sizes at one place have one cause: batches and sequences differ in size each time.
-        key = (-1 if own else line[at], _SIZES.sub("", message), own, fix)
-        group = groups.setdefault(key, _Group(len(groups), message, places[at]))
-        numbers.append(group.number)
-        if group.message != message:
-            group.message = _SIZES.sub(_several, message)
-        if (module := places[at].module) is not None:
-            group.modules[module] = None
-        group.count += times
-        if moved >= 0:
-            group.bytes = max(group.bytes, 0) + moved
-    findings = [
-        Finding(
-            rule=rule.code,
-            count=max(group.count, 1),  # of what matched once in all, this may be a part
-            message=group.message,
-            location=own or group.place.location or group.place.path,
-            fix=fix,
-            bytes=None if found.bytes is None or group.bytes < 0 else group.bytes,
-            path=group.place.path,
-            module=_layers(group.modules),
-            modules=len(group.modules) or None,
-            gated=not rule.timed,
+        key = (-1 if own else line[number], _SIZES.sub("", message), own, fix)
+        groups.setdefault(key, []).append(row)
+    findings, numbers = list[Finding](), np.zeros(many, np.int64)
+    for (_, _, own, fix), rows in groups.items():
+        numbers[rows] = len(findings)
+        here, message = [places[at[row]] for row in rows], said[rows[0]]
+        modules = dict.fromkeys(one.module for one in here if one.module is not None)
+        moved = [] if found.bytes is None else found.bytes[rows][found.bytes[rows] >= 0].tolist()
+        alike = all(said[row] == message for row in rows)
+        count = len(rows) if found.count is None else int(found.count[rows].sum())
+        findings.append(
+            Finding(
+                rule=rule.code,
+                count=max(count, 1),  # of what matched once in all, this may be a part
+                message=message if alike else _SIZES.sub(_several, message),
+                location=own or here[0].location or here[0].path,
+                fix=fix,
+                bytes=sum(moved) if moved else None,
+                path=here[0].path,
+                module=_layers(modules),
+                modules=len(modules) or None,
+                gated=not rule.timed,
+            )
         )
-        for (_, _, own, fix), group in groups.items()
-    ]
     return findings, numbers
 
 
@@ -166,7 +138,7 @@ def of_part(found: Matches, part: Events) -> Matches:
     inside = (found.event >= 0) & part.selection[found.event]
     if found.span_ns is None or found.cost_ns is None:
         return found.where(inside)
-    share = _shares(found, part, inside)
+    share = _shares(found, *found.span_ns, part, inside)
     kept = inside | (share > 0)
     count = inside.astype(np.int64) if found.count is None else found.count
     return replace(found, cost_ns=_scaled(found.cost_ns, share), count=count).where(kept)
@@ -174,33 +146,22 @@ def of_part(found: Matches, part: Events) -> Matches:
 
 def _by_events(found: Matches, parts: Sequence[Ints], part: Events) -> Matches:
     mine = [events[part.selection[events]] for events in parts]
-    kept = np.array([len(events) > 0 for events in mine], bool)
-    event = [
-        one if one >= 0 and part.selection[one] else int(events[0]) if len(events) else -1
-        for one, events in zip(found.event.tolist(), mine, strict=True)
-    ]
     share = np.array([len(a) / max(len(b), 1) for a, b in zip(mine, parts, strict=True)])
-    cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
+    first = np.array([int(events[0]) if len(events) else -1 for events in mine], np.int64)
+    event = np.where((found.event >= 0) & part.selection[found.event], found.event, first)
     # A stretch may cover several parts, and each of them has it: none looks clean that is not.
-    count = kept.astype(np.int64) if found.count is None else np.rint(found.count * share)
-    return replace(
-        found,
-        event=np.array(event, np.int64),
-        parts=mine,
-        cost_ns=cost,
-        count=count.astype(np.int64),
-    ).where(kept)
+    count = (share > 0) if found.count is None else np.rint(found.count * share)
+    cost = None if found.cost_ns is None else _scaled(found.cost_ns, share)
+    part_of = replace(found, event=event, parts=mine, cost_ns=cost, count=count.astype(np.int64))
+    return part_of.where(share > 0)
 
 
 def _scaled(cost_ns: Ints, share: Floats) -> Ints:
     return np.where(cost_ns < 0, cost_ns, cost_ns * share).astype(np.int64)
 
 
-def _shares(found: Matches, part: Events, inside: Bools) -> Floats:
+def _shares(found: Matches, begin: Ints, end: Ints, part: Events, inside: Bools) -> Floats:
     """How much of each match's stretch the part has, of what it is worth."""
-    if found.span_ns is None:
-        return inside.astype(float)
-    begin, end = found.span_ns
     whole, mine = gain(part.whole), gain(part)
     if not isinstance(whole, Elapsed) and not isinstance(mine, Elapsed):
         worth = whole.between(begin, end)
@@ -208,11 +169,9 @@ def _shares(found: Matches, part: Events, inside: Bools) -> Floats:
         return np.where(worth > 0, np.minimum(own, 1), inside)
     since, until = part.once(span)
     rows = np.maximum(found.event, 0)
-    around = (found.event < 0) | (
-        (part.ts[rows] < until) & (part.ts[rows] + part.dur[rows] > since) & ~inside
-    )
+    meets = (part.ts[rows] < until) & (part.ts[rows] + part.dur[rows] > since)
     overlap = np.maximum(np.minimum(end, until) - np.maximum(begin, since), 0)
-    share = np.where(around, overlap / np.maximum(end - begin, 1), 0.0)
+    share = np.where((found.event < 0) | meets, overlap / np.maximum(end - begin, 1), 0.0)
     return np.where(inside, 1.0, share)
 
 
@@ -245,7 +204,10 @@ class Checked(Frozen, frozen=True):
     @property
     def counts(self) -> dict[str, int]:
         """How often each rule matched, for rules with matches."""
-        totals = {rule.code: _total(found) for rule, found in self.matches.items()}
+        totals = {
+            rule.code: len(found) if found.count is None else int(found.count.sum())
+            for rule, found in self.matches.items()
+        }
         return {code: count for code, count in totals.items() if count}
 
     @property
@@ -264,14 +226,14 @@ class Checked(Frozen, frozen=True):
         if not self.matches:
             return ()
         places, at = placing(self.trace, *_asked(self.matches.values()))
-        found, of, start = list[Finding](), list[int](), 0
+        found, of, start = list[Finding](), [np.zeros(0, np.int64)], 0
         for rule, matches in self.matches.items():
             stop = start + len(matches)
             more, numbers = grouped(rule, matches, places, at[start:stop])
-            of += [len(found) + number for number in numbers]
+            of.append(len(found) + numbers)
             found += more
             start = stop
-        costs = costs_ms(self.trace, self.matches, np.array(of, np.int64), len(found))
+        costs = costs_ms(self.trace, self.matches, np.concatenate(of), len(found))
         priced = [with_cost(one, cost_ms=cost) for one, cost in zip(found, costs, strict=True)]
         return tuple(sorted(priced, key=_costliest))
 
@@ -312,23 +274,22 @@ def check(
 
     ``thresholds``: rule → name → value, for values other than the default.
     """
-    every = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
-    on_request = "host_reads" in (trace.facts.asked or ())
+    asked = "host_reads" in (trace.facts.asked or ())
+    every = tuple(r for r in rules if (asked or not r.on_request) and r.code not in ignore)
     if (gap := nothing_seen(trace)) is not None:
-        return Checked(trace, {}, {rule.code: gap for rule in _wanted(every, on_request)})
+        return Checked(trace, {}, {rule.code: gap for rule in every})
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     missing = trace.once(_missing)
-    candidates = _candidates(trace, every, thresholds or {}, on_request, missing)
+    candidates = _candidates(trace, every, thresholds or {}, missing)
     ruled_out = set() if thresholds else once_selected(trace, _ruled_out)
     if any(not one.own for one in candidates):
         _protect(trace)
-    for rule, values, triggered, lacks, blind, own in candidates:
+    for rule, values, triggered, blind, own in candidates:
         try:
-            why = missing[lacks] if lacks else rule.ready and _unready(trace, rule)
-            if why is not None:
+            if (why := _lacked(trace, rule, missing)) is not None:
                 if triggered:
                     unchecked[rule.code] = why
                 continue
@@ -354,9 +315,9 @@ def check(
     lost = {} if trace.untold is None else dict.fromkeys(of_tensors | of_calls, trace.untold)
     unchecked.update((rule.code, why) for rule, why in lost.items())
     # Another run may be ready for these, too.
-    again = [one.rule.code for one in candidates if one.rule.gated_by is not None]
-    again = [] if trace.region is None else [code for code in again if code in unchecked]
-    unsettled = next(iter(lost.values()), unchecked[again[0]] if again else None)
+    gated = (one.rule.code for one in candidates if one.rule.gated_by and trace.region is not None)
+    again = [*lost.values(), *(unchecked[code] for code in gated if code in unchecked)]
+    unsettled = again[0] if again else None
     matches = {rule: found for rule, found in matches.items() if len(found) and rule not in lost}
     return Checked(
         trace, matches, unchecked, errors, unsettled, partly, bool(of_tensors), bool(of_calls)
@@ -374,11 +335,6 @@ def _protect(trace: Events) -> None:
         column.setflags(write=False)
 
 
-def _wanted(rules: tuple[Rule, ...], on_request: bool) -> list[Rule]:
-    """Those to check: some only where the test asks for them."""
-    return [rule for rule in rules if on_request or not rule.on_request]
-
-
 def nothing_seen(trace: Events) -> Reason | None:
     """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
@@ -391,27 +347,19 @@ def nothing_seen(trace: Events) -> Reason | None:
 def lacking(trace: Events, rules: Iterable[Rule]) -> dict[str, Reason]:
     """What rules need and the trace lacks, or what they raised when asked, by rule."""
     missing = trace.once(_missing)
-    found: dict[str, Reason] = {}
-    first: dict[AbstractSet[RuleNeed], RuleNeed | None] = {}
+    found: dict[str, Reason | None] = {}
     for rule in rules:
-        if rule.needs not in first:
-            first[rule.needs] = _first(rule.needs, missing)
-        if (need := first[rule.needs]) is not None:
-            found[rule.code] = missing[need]
-        elif rule.ready is not None:
-            try:
-                why = _unready(trace, rule)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-                why = because(*Why.RULE_RAISED, error=fault_of(error))
-            if why is not None:
-                found[rule.code] = why
-    return found
+        try:
+            found[rule.code] = _lacked(trace, rule, missing)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
+            found[rule.code] = because(*Why.RULE_RAISED, error=fault_of(error))
+    return {code: why for code, why in found.items() if why is not None}
 
 
 def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
-    """What rules may need and the trace lacks."""
+    """What rules may need and the trace lacks; of several, the first is reported."""
     found: dict[RuleNeed, Reason] = {}
     if not trace.is_live:
         found["live"] = because(*Why.ONLY_LIVE)
@@ -422,30 +370,24 @@ def _missing(trace: Events) -> Mapping[RuleNeed, Reason]:
     return found
 
 
-def _first(needs: AbstractSet[RuleNeed], missing: Collection[RuleNeed]) -> RuleNeed | None:
-    """The need that is reported, of those that are missing."""
-    if needs.isdisjoint(missing):
-        return None
-    return next(need for need in NEEDS if need in needs and need in missing)
-
-
-def _unready(trace: Events, rule: Rule) -> Reason | None:
-    if rule.ready is None or (why := rule.ready(trace)) is None:
-        return None
-    return reason_of(why, rule.ready)
+def _lacked(trace: Events, rule: Rule, missing: Mapping[RuleNeed, Reason]) -> Reason | None:
+    for need, gap in missing.items():
+        if need in rule.needs:
+            return gap
+    why = rule.ready and rule.ready(trace)
+    return None if why is None else reason_of(why, rule.ready or rule.find)
 
 
 class _Candidate(NamedTuple):
     """A rule that may have something to say, with its thresholds.
 
-    ``triggered``: whether all that it looks at occurs often enough. ``lacks``: what it needs and
-    the trace lacks. ``blind``: where to ask what it cannot see. ``own``: it is one of this package.
+    ``triggered``: whether all that it looks at occurs often enough. ``blind``: where to ask
+    what it cannot see. ``own``: it is one of this package.
     """
 
     rule: Rule
     thresholds: Mapping[str, float]
     triggered: bool
-    lacks: RuleNeed | None
     blind: Callable[[Events], Reason | str | None] | None
     own: bool
 
@@ -454,51 +396,37 @@ def _candidates(
     trace: Events,
     rules: tuple[Rule, ...],
     thresholds: Mapping[str, Mapping[str, float]],
-    on_request: bool,
     missing: Mapping[RuleNeed, Reason],
 ) -> list[_Candidate]:
     """The rules that names do not rule out, in order; the same for all traces of such names."""
     of_host = trace.is_live and not trace.has(*DEVICE_KINDS)
-    kept, key = kept_by_names(trace), (_candidates, on_request, of_host, *missing)
+    kept, key = kept_by_names(trace), (_candidates, len(rules), of_host, *missing)
     known = kept.get(key)
     if known is None or known[0] != rules or known[1] != thresholds:
-        wanted = _wanted(rules, on_request)
-        found = [*_possible(trace, wanted, thresholds, missing, of_host)]
-        known = kept[key] = rules, thresholds, found
+        found = [_candidate(trace, rule, thresholds, missing, of_host=of_host) for rule in rules]
+        known = kept[key] = rules, thresholds, [one for one in found if one is not None]
     candidates: list[_Candidate] = known[2]
     return candidates
 
 
-def _possible(
+def _candidate(
     trace: Events,
-    rules: Iterable[Rule],
+    rule: Rule,
     thresholds: Mapping[str, Mapping[str, float]],
     missing: Mapping[RuleNeed, Reason],
+    *,
     of_host: bool,
-) -> Iterator[_Candidate]:
-    there = present(trace)
-    for rule in rules:
-        least = {names_of(one): many for one, many in rule.least.items()}
-        triggered, lacks = least.keys() <= there, _first(rule.needs, missing)
-        sees = rule.sees_host
-        asks = not of_host or not sees or (isinstance(sees, str) and names_of(sees) in there)
-        blind = rule.blind if asks else None
-        if triggered or (blind is not None and lacks is None):
-            values = {name: threshold.default for name, threshold in rule.thresholds.items()}
-            values |= thresholds.get(rule.code, {})
-            triggered = triggered and _occur(trace, least, values)
-            if triggered or blind is not None:
-                yield _Candidate(rule, values, triggered, lacks, blind, is_own(rule))
-
-
-def _occur(trace: Events, least: Mapping[Names, float | str], values: Mapping[str, float]) -> bool:
-    """Whether enough events have such names."""
-    for names, many in least.items():
-        some = int(values[many] if isinstance(many, str) else many)
-        if some > 1 and count(trace, names) < some:
-            return False
-    return True
-
-
-def _total(found: Matches) -> int:
-    return len(found) if found.count is None else int(found.count.sum())
+) -> _Candidate | None:
+    there, sees = present(trace), rule.sees_host
+    least = {names_of(one): many for one, many in rule.least.items()}
+    asks = not of_host or not sees or (isinstance(sees, str) and names_of(sees) in there)
+    blind, triggered = rule.blind if asks else None, least.keys() <= there
+    if not triggered and (blind is None or not rule.needs.isdisjoint(missing)):
+        return None
+    values = {name: threshold.default for name, threshold in rule.thresholds.items()}
+    values |= thresholds.get(rule.code, {})
+    some = {names: int(values[n] if isinstance(n, str) else n) for names, n in least.items()}
+    triggered = triggered and all(n <= 1 or count(trace, names) >= n for names, n in some.items())
+    if not triggered and blind is None:
+        return None
+    return _Candidate(rule, values, triggered, blind, is_own(rule))

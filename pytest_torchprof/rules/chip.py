@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pytest_torchprof.trace.names import (
     DEVICE_KINDS,
     Kind,
 )
+from pytest_torchprof.trace.tree import forward_of
 from pytest_torchprof.work import devices
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
 #: Devices that multiply TF32 at least four times as fast as fp32, under any name: GA100, GH100 and
 #: GB100. Other chips of these generations are sold with full and with half rate.
 _WHOLE_RATE = {(8, 0), (9, 0), (10, 0), (10, 3)}
+
+
+MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
+_FUSED_ATTENTION: Final = late(
+    r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
+)
 
 
 class Chip(NamedTuple):
@@ -132,6 +139,38 @@ def _chip_of(trace: Events, device: int) -> Chip:
         return Chip(vendor, capability, architecture, known.name if known else None)
     gain = known.peaks["tf32"] / known.peaks["fp32"]
     return Chip(vendor, capability, architecture, known.name, gain)
+
+
+def has_fused(trace: Events, device: int, dtype: str) -> bool:
+    """Whether a device has a fused attention kernel for inputs of this type."""
+    chip = chip_of(trace, device)
+    if chip.fuses_attention(dtype):
+        return True
+    return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
+
+
+def is_unknown(trace: Events, calls: Ints) -> bool:
+    """Whether one of these calls ran on a device of which the trace does not say what it fuses."""
+    kernel, _ = launched_in(trace, calls)
+    devices = nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist()
+    return any(not (chip_of(trace, d).is_known or trace.once(runs_fused, d)) for d in devices)
+
+
+def runs_fused(trace: Events, device: int) -> bool:
+    """Whether a fused attention kernel ran on this device."""
+    calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
+    kernel, _ = launched_in(trace, calls)
+    return bool((trace.device[kernel[kernel >= 0]] == device).any())
+
+
+def in_math_attention(trace: Events, events: Ints) -> Bools:
+    """Products in the math form of attention, forward and backward: other rules leave them out."""
+    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
+    found = np.zeros(len(events), bool)
+    if len(events) and attention.any():
+        for rows in (events, forward_of(trace, events)):
+            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
+    return found
 
 
 def device_type(trace: Events) -> str:

@@ -10,8 +10,7 @@ from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.moves import (
     comes_from,
     copy_callers,
-    copy_costs,
-    copy_spans,
+    costs_of,
     what_is_copied,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
@@ -86,29 +85,34 @@ def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     order = np.argsort(trace.ts[trace.launch[copies]], kind="stable")
     copies, up = copies[order], up[order]
     events, calls = copy_callers(trace, copies), trace.launch[copies]
-    groups: dict[Any, list[int]] = {}
-    for i, key in enumerate(
-        zip(
-            trace.bytes[copies].tolist(),
-            [what_is_copied(trace, event) for event in events.tolist()],
-            trace.thread[calls].tolist(),
-            step_of(trace, calls).tolist(),
-            strict=True,
-        )
-    ):
-        groups.setdefault(key, []).append(i)
-    pairs, messages = list[tuple[int, int]](), list[str]()
-    for (size, what, *_), members in groups.items():
-        mine = _round_trips(trace, [(i, int(events[i]), bool(up[i])) for i in members])
-        said = f"{size} bytes" if what is None else f"{list(what[0])} {torch_name(what[1])}"
-        messages += [f"{said} copied to the host and back"] * len(mine)
-        pairs += mine
+    kinds = zip(
+        trace.bytes[copies].tolist(),
+        [what_is_copied(trace, event) for event in events.tolist()],
+        trace.thread[calls].tolist(),
+        step_of(trace, calls).tolist(),
+        strict=True,
+    )
+    waiting: dict[Any, list[int]] = {}
+    pairs, messages, from_host, both = list[tuple[int, int]](), list[str](), set[Any](), False
+    for i, kind in enumerate(kinds):
+        if kind not in waiting and up[i]:
+            from_host.add(kind)
+        down = waiting.setdefault(kind, [])
+        if not up[i]:
+            down.append(i)
+            continue
+        both |= bool(down)
+        known = {out: _came_down(trace, events[out], events[i]) for out in down[-_LATEST:]}
+        fits = [(bool(sure), out) for out, sure in known.items() if sure or sure is None]
+        if fits and (max(fits)[0] or kind not in from_host):
+            down.remove(out := max(fits)[1])
+            pairs.append((out, i))
+            what = kind[1] and f"{list(kind[1][0])} {torch_name(kind[1][1])}"
+            messages.append(f"{what or f'{kind[0]} bytes'} copied to the host and back")
     if not pairs:
-        both = any(len({*up[members].tolist()}) > 1 for members in groups.values())
         return NONE_SO_FAR if both else NO_MATCHES
     out, back = np.array(pairs, np.int64).T
-    cost = copy_costs(trace, copies, events)
-    begin, end = copy_spans(trace, copies, events)
+    cost, begin, end = costs_of(trace, copies, events)
     return Matches(
         events[back],
         messages,
@@ -118,29 +122,6 @@ def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
         span_ns=(begin[out], end[back]),
         wants_tensors=True,
     )
-
-
-def _round_trips(trace: Events, copies: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
-    """Pairs of one kind, given the number, event and direction of each copy: each copy up with the
-    latest copy down that it may return.
-    """
-    from_host = copies[0][2]
-    waiting, pairs = dict[int, int](), list[tuple[int, int]]()
-    for i, event, up in copies:
-        if not up:
-            waiting[i] = event
-            continue
-        found = None
-        for out, down in list(waiting.items())[: -_LATEST - 1 : -1]:
-            known = _came_down(trace, down, event)
-            if known or (known is None and found is None and not from_host):
-                found = out
-            if known:
-                break
-        if found is not None:
-            del waiting[found]
-            pairs.append((found, i))
-    return pairs
 
 
 def _came_down(trace: Events, down: int, up: int) -> bool | None:

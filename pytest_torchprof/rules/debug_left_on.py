@@ -14,6 +14,7 @@ from pytest_torchprof.rules.rule import (
     around,
     rule,
 )
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import are_named, operators_named, selected_operators
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import (
@@ -44,16 +45,16 @@ _PAGE: Final = 4096
 _Found: TypeAlias = "tuple[Ints, Ints, Ints, Ints]"
 _NONE: Final = (np.zeros(0, np.int64),) * 4
 
-_CHECKED: Final = (
-    "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
+_SAID: Final = (
+    "anomaly detection checks every gradient for NaN, and keeps a traceback for every node",
+    "deterministic mode fills new tensors, which are then overwritten",
 )
-_FILLED: Final = "deterministic mode fills new tensors, which are then overwritten"
 _ANOMALY_FIX: Final = (
     "turn torch.autograd.set_detect_anomaly off, or use it only around the step in question"
 )
-_FILL_FIX: Final = (
-    "set torch.utils.deterministic.fill_uninitialized_memory = False, which keeps deterministic "
-    "algorithms, or turn torch.use_deterministic_algorithms off where it is not needed"
+_FIXES: Final = (
+    _ANOMALY_FIX,
+    "set torch.utils.deterministic.fill_uninitialized_memory = False, or deterministic mode off",
 )
 
 
@@ -104,14 +105,9 @@ def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
         return NO_MATCHES_OF_CALLS
     both = _anomalies(trace, passes), _fills(trace, filled)
     event, cost, begin, end = map(np.concatenate, zip(*both, strict=True))
-    checked, written = (len(rows) for rows, *_ in both)
-    return Matches(
-        event,
-        [_CHECKED] * checked + [_FILLED] * written,
-        cost_ns=cost,
-        fix=[_ANOMALY_FIX] * checked + [_FILL_FIX] * written,
-        span_ns=(begin, end),
-    )
+    checked = np.arange(len(event)) < len(both[0][0])
+    said, fixes = ([a if one else b for one in checked] for a, b in (_SAID, _FIXES))
+    return Matches(event, said, cost_ns=cost, fix=fixes, span_ns=(begin, end))
 
 
 def _anomalies(trace: Events, least: float) -> _Found:
@@ -124,35 +120,26 @@ def _anomalies(trace: Events, least: float) -> _Found:
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
     of_pass = pass_of(trace, steps)
-    which, number = np.unique(
-        of_pass[np.searchsorted(steps, trace.parent[checks])], return_inverse=True
-    )
+    checked = of_pass[np.searchsorted(steps, trace.parent[checks])]
+    which, number = np.unique(checked, return_inverse=True)
     if len(which) < least and not trace.facts.anomaly_before:
         return _NONE
     begin, end = around(trace, steps)
     first = np.searchsorted(of_pass, which)
-    last = np.maximum.reduceat(end, first)
-    # From the start of each check to the next one, or to the end of the engine's last call for it.
+    # From the start of each check to the end of the engine's call, or to its next check.
     until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
     spent = np.minimum(until, around(trace, trace.parent[checks])[1]) - trace.ts[checks]
-    cost = np.bincount(number, spent, len(which)).astype(np.int64)
-    return begun_by(trace, steps[first]), cost, begin[first], last
+    cost = nesting.summed(number, spent, len(which))
+    return begun_by(trace, steps[first]), cost, begin[first], np.maximum.reduceat(end, first)
 
 
 def _fills(trace: Events, least: float) -> _Found:
     """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
     fills = once_selected(trace, _of_empty)
-    moved = np.array(
-        [
-            prod(shapes[0]) * ELEMENT_BYTES.get(types[0], 0) if shapes and types else 0
-            for shapes, types in zip(
-                trace.input_shapes(fills), trace.input_types(fills), strict=True
-            )
-        ],
-        np.int64,
-    )
-    fills, moved = fills[moved >= _PAGE], moved[moved >= _PAGE]
-    if moved.sum() < least:
+    both = zip(trace.input_shapes(fills), trace.input_types(fills), strict=True)
+    moved = [prod(a[0]) * ELEMENT_BYTES.get(b[0], 0) if a and b else 0 for a, b in both]
+    fills = fills[[size >= _PAGE for size in moved]] if moved else fills
+    if sum(size for size in moved if size >= _PAGE) < least:
         return _NONE
     return fills, trace.dur[fills], *around(trace, trace.parent[fills])
 

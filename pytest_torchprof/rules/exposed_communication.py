@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -102,9 +103,8 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
     found = collectives(trace)
     counted = (found.exposed_ns > 0) & (found.ranks != 1) & ~_happen_once(trace, found)
     span = measured_ns(trace) * max(len(nesting.distinct(trace.device[found.event])), 1)
-    if found.exposed_ns[counted].sum() < max(share * span, 1):
-        return NO_MATCHES
-    if found.gain_ns[counted].sum() < max(gain * span, 1):
+    exposed, gained = found.exposed_ns[counted].sum(), found.gain_ns[counted].sum()
+    if exposed < max(share * span, 1) or gained < max(gain * span, 1):
         return NO_MATCHES
     keys = list(zip(found.kind, found.group, strict=True))
     worth = {keys[i] for i in np.flatnonzero(counted & (found.gain_ns > 0)).tolist()}
@@ -116,12 +116,13 @@ def exposed_communication(trace: Events, *, share: float, gain: float) -> Matche
         ranks = f" over {found.ranks[i]} ranks" if found.ranks[i] else ""
         more = ", and mostly waits for other ranks" if found.waits[i] else ""
         messages.append(f"{found.kind[i]}{name}{ranks} is not hidden by computation{more}")
+    begin = launched_at(trace, found.event[at])
     return Matches(
         found.operator[at],
         messages,
         cost_ns=found.gain_ns[at],
         fix=_fixes(trace, found, at),
-        span_ns=_launched(trace, found.event[at]),
+        span_ns=(begin, begin + 1),
     )
 
 
@@ -133,30 +134,24 @@ def _happen_once(trace: Events, found: Collectives) -> Bools:
     if len(every) < _STEPS:
         return nesting.among(found.kind, _ONCE) & (len(every) == 0)
     step = np.searchsorted(every.begin, launched_at(trace, found.event), side="right") - 1
-    in_steps: dict[tuple[str, str], set[int]] = {}
     keys = list(zip(found.kind, found.group, strict=True))
-    for key, one in zip(keys, step.tolist(), strict=True):
-        in_steps.setdefault(key, set()).add(one)
-    return np.array([len(in_steps[key] - {-1}) == 1 for key in keys], bool)
+    in_steps = Counter(key for key, one in {*zip(keys, step.tolist(), strict=True)} if one >= 0)
+    return np.array([in_steps[key] == 1 for key in keys], bool)
 
 
 def _fixes(trace: Events, found: Collectives, at: Ints) -> list[str]:
     """What to do about each of these collectives, which depends on who calls them."""
-    operator = np.maximum(found.operator[at], 0)
-    known = found.operator[at] >= 0
     of_gradients = _in_backward_only(trace, found)[at]
-    of_units = within_named(trace, operator, _FSDP)
+    of_units = within_named(trace, np.maximum(found.operator[at], 0), _FSDP)
     fixes = list[str]()
-    for i, gradients, units in zip(
-        at.tolist(), (of_gradients & known).tolist(), (of_units & known).tolist(), strict=True
-    ):
-        kind = found.kind[i]
+    for i, gradients, units in zip(at.tolist(), of_gradients, of_units, strict=True):
+        known = found.operator[i] >= 0
         if found.waits[i]:
             fixes.append(_LATE)
-        elif kind == "all_reduce" and gradients:
+        elif found.kind[i] == "all_reduce" and gradients and known:
             fixes.append(_GRADIENTS)
         else:
-            fixes.append(_UNITS if units else _FIXES.get(kind, _OTHERS))
+            fixes.append(_UNITS if units and known else _FIXES.get(found.kind[i], _OTHERS))
     return fixes
 
 
@@ -169,10 +164,3 @@ def _in_backward_only(trace: Events, found: Collectives) -> Bools:
     keys = list(zip(found.kind, found.group, strict=True))
     forward = {keys[i] for i in np.flatnonzero(~backward).tolist()}
     return np.array([key not in forward for key in keys], bool)
-
-
-def _launched(trace: Events, events: Ints) -> tuple[Ints, Ints]:
-    """When the host launched each of these events; the event's own start if that is unknown."""
-    call = trace.launch[events]
-    rows = np.where(call >= 0, call, events)
-    return trace.ts[rows], trace.ts[rows] + np.maximum(trace.dur[rows], 1)

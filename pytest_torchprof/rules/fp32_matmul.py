@@ -9,8 +9,7 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import DeviceProducts, Product, device_products
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.unknown import Reason, Why, because
-from pytest_torchprof.rules.chip import chip_of
-from pytest_torchprof.rules.math_attention import in_math_attention
+from pytest_torchprof.rules.chip import chip_of, in_math_attention
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import LAUNCHES, Kind

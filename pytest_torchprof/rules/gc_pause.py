@@ -14,7 +14,7 @@ from pytest_torchprof.places.place import Owner, frame_of, owner_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import DEVICE_KINDS, Kind, Names, events_named
-from pytest_torchprof.trace.tree import has_frames
+from pytest_torchprof.trace.tree import has_frames, marked
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -90,10 +90,8 @@ def gc_pause(trace: Events, *, share: float, collections: float) -> Matches:
     """
     rows = events_named(trace, _COLLECTIONS)
     rows = rows[trace.selection[rows] & (trace.kind[rows] != Kind.RUNTIME)]
-    marked = np.zeros(len(trace), bool)
-    marked[rows] = True
     parent, _ = trace.frames
-    rows = rows[~nesting.below(marked, parent, rows)]
+    rows = rows[~nesting.below(marked(trace, rows), parent, rows)]
     rows = rows[~_of_torch(trace, parent[rows])]
     cost = paused_ns(trace, rows, Cause.COLLECTING)
     rows, cost = rows[cost > 0], cost[cost > 0]

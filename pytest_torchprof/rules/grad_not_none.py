@@ -145,7 +145,7 @@ def _by_hand(
     stored, taken = trace.taken(np.concatenate([puts, adds])), trace.taken(rows)
     if stored is None or taken is None:
         return None
-    gradients = {number for arguments in stored for number in _tensors(arguments)}
+    gradients = {-1}.union(*map(_tensors, stored)) - {-1}
     filled = np.array([len(gradients & _tensors(arguments)) for arguments in taken])
     # Between a backward pass and the optimizer's step, they leave parameters as they are.
     steps, none = np.sort(marks_named(trace, _STEP)), len(trace)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +14,7 @@ from pytest_torchprof.trace.names import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.facts import CompileNote
-    from pytest_torchprof.trace.nesting import Bools
 
-#: torch's annotation around each run of compiled code, with the compile id, "frame/attempt".
-REGION: Final = "Torch-Compiled Region"
 #: dynamo's name for the rest of a function after a graph break, as a Python frame of a trace.
 #: Source: torch/_dynamo/resume_execution.py, ``TORCH_DYNAMO_RESUME_IN_PREFIX``.
 _RESUMED = late(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
@@ -30,8 +25,8 @@ def _is_ready(trace: Events) -> Reason | None:
     if trace.facts.compiled is not None:
         found = trace.once(compilations.graph_breaks)
         return found.gap if found.rows is None else None
-    compiled = any(name.startswith(REGION) for name in trace.names)
-    return because(*Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
+    unknown = compilations.regions(trace) and not trace.is_kind(Kind.PYTHON).any()
+    return because(*Why.ONLY_LIVE) if unknown else None
 
 
 @rule(
@@ -76,11 +71,17 @@ def graph_break(trace: Events) -> Matches:
     ```
     """
     if trace.facts.compiled is not None:
-        return noted(trace, trace.once(compilations.graph_breaks).rows or ())
+        notes = trace.once(compilations.graph_breaks).rows or ()
+        return Matches(
+            np.array([compilations.first_run(trace, row.id) for row in notes], np.int64),
+            [row.reason for row in notes],
+            cost_ns=np.full(len(notes), -1),
+            location=[row.location for row in notes],
+        )
     rows: dict[tuple[str, ...], int] = {}
-    for number, name in enumerate(trace.names):
+    for name in trace.names:
         found = "torch_dynamo_resume_in_" in name and _RESUMED.fullmatch(name)
-        if found and (event := _first(trace, trace.name == number)) >= 0:
+        if found and (event := compilations.first(trace, name)) >= 0:
             rows.setdefault(found.group("file", "line", "name"), event)
     if not rows:
         return NO_MATCHES
@@ -90,22 +91,3 @@ def graph_break(trace: Events) -> Matches:
         cost_ns=np.full(len(rows), -1),
         location=[f"{file}:{line}" for file, line, _ in rows],
     )
-
-
-def noted(trace: Events, rows: Sequence[CompileNote]) -> Matches:
-    """One match for each of dynamo's notes, at the place where the compiled code first ran."""
-    if not rows:
-        return NO_MATCHES
-    events = {row.id: _first(trace, trace.named(f"{REGION}: {row.id}")) for row in rows}
-    return Matches(
-        np.array([events[row.id] for row in rows], np.int64),
-        [row.reason for row in rows],
-        # Older traces say 0 for what is unknown.
-        cost_ns=np.array([int(row.ms * 1e6) if row.ms else -1 for row in rows], np.int64),
-        location=[row.location for row in rows],
-    )
-
-
-def _first(trace: Events, events: Bools) -> int:
-    at = np.flatnonzero(events & trace.selection)
-    return int(at[0]) if len(at) else -1

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 #: Categories of kernels that tensor cores speed up.
 _PRODUCTS: Final = [CATEGORIES.index(name) for name in ("gemm", "convolution", "attention")]
-#: Chips with tensor cores for fp16 only, which are 8 times as fast under any name: V100, Xavier.
-#: Source: NVIDIA Tesla V100 GPU architecture, WP-08608-001, table 1.
-_VOLTA: Final = {(7, 0): 8.0, (7, 2): 8.0}
 
 
 class _Products(NamedTuple):
@@ -42,8 +39,6 @@ def _half_of(trace: Events, device: int) -> tuple[float, str] | None:
     """How many times as fast as fp32 the faster of fp16 and bf16 is, and its name, if known."""
     known, chip = device_of(trace, device, ()), chip_of(trace, device)
     if known is None or "fp32" not in known.peaks:
-        if chip.capability in _VOLTA:
-            return _VOLTA[chip.capability], "float16"
         # Before Volta there were no tensor cores.
         old = chip.vendor == "nvidia" and (0, 0) < chip.capability < (7, 0)
         return (1.0, "float16") if old else None

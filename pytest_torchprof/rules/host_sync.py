@@ -32,17 +32,12 @@ def _has_accelerator(trace: Events) -> Reason | None:
     return None if trace.once(waits_gap) is None else trace.once(absent_gap)
 
 
-def knows_waits(trace: Events) -> Reason | None:
-    """The calls in which the host waits, which are known on CUDA and ROCm."""
-    return trace.once(waits_gap)
-
-
 @rule(
     "host-sync",
     fix=_READ_LATE,
     triggers=r"\w*Synchronize|\w*Memcpy|Memcpy (DtoH|DeviceToHost|D2M)",
     ready=_has_accelerator,
-    blind=knows_waits,
+    blind=waits_gap,
 )
 def host_sync(trace: Events) -> Matches:
     """The host waits for the device, to read a value or by request.

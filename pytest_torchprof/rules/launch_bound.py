@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.attribution import launches
-from pytest_torchprof.analysis.missing import wall_ns
-from pytest_torchprof.rules.host_sync import knows_waits
+from pytest_torchprof.analysis.missing import waits_gap, wall_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.names import LAUNCHES
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     fix="fewer, larger kernels: torch.compile, CUDA graphs, foreach or fused forms, larger batches",
     triggers=LAUNCHES,
     needs="device",
-    ready=knows_waits,
+    ready=waits_gap,
     timed=True,
     kernels=Threshold(50, "1", "a few kernels cannot become many fewer"),
     idle_share=Threshold(0.5, "1", "below, the device works at least as long as it waits"),

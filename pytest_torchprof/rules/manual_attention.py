@@ -13,8 +13,7 @@ from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
 from pytest_torchprof.rules.attention import PRODUCT, SOFTMAX, attentions
-from pytest_torchprof.rules.chip import on_cpu
-from pytest_torchprof.rules.math_attention import has_fused, is_unknown
+from pytest_torchprof.rules.chip import has_fused, is_unknown, on_cpu
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace.names import Names, are_named
 from pytest_torchprof.work.dataflow import dataflow

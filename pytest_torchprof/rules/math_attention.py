@@ -8,26 +8,19 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.missing import blind_kernels
-from pytest_torchprof.core.process import late
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.chip import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.chip import MATH_ATTENTION, has_fused, is_unknown
 from pytest_torchprof.rules.rule import Matches, around, rule
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
-from pytest_torchprof.trace.names import Kind, selected_operators
-from pytest_torchprof.trace.tree import forward_of
+from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.work.operands import SHORT
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from collections.abc import Sequence
 
-ATTENTION: Final = "aten::scaled_dot_product_attention"
-MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
-_FUSED_ATTENTION: Final = late(
-    r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
-)
+    from pytest_torchprof.trace.events import Events
+
+_ATTENTION: Final = "aten::scaled_dot_product_attention"
 #: Source: sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_HEAD: Final = 256
 
@@ -86,59 +79,23 @@ def math_attention(trace: Events) -> Matches:
     calls = selected_operators(trace, MATH_ATTENTION)
     kernel, time = launched_in(trace, calls)
     kept, messages = [], []
-    for i, args in enumerate(trace.operands(calls)):
-        inputs = _inputs(args)
+    inputs = zip(trace.input_shapes(calls), trace.input_types(calls), strict=True)
+    for i, ((shapes, types), args) in enumerate(zip(inputs, trace.operands(calls), strict=True)):
+        known = len(shapes) >= 3 and all(len(one) > 1 and 0 not in one for one in shapes[:3])
         device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
-        if inputs is not None and device >= 0 and has_fused(trace, device, inputs[1]):
+        if known and device >= 0 and has_fused(trace, device, types[0]):
             kept.append(i)
-            messages.append(_message(*inputs))
+            dropout = "".join(map(str, decode_list(args.concrete)[4:5]))
+            messages.append(_message(shapes[:4], types[0], dropout.strip("0.") not in {"", "None"}))
     above = trace.parent[calls]
-    whole = (above >= 0) & trace.named(ATTENTION)[above]
+    whole = (above >= 0) & trace.named(_ATTENTION)[above]
     event = np.where(whole, above, calls)
     return Matches(
         event[kept], messages, cost_ns=time[kept] // 2, span_ns=around(trace, event[kept])
     )
 
 
-def _inputs(args: OpArgs) -> tuple[list[list[int]], str, bool] | None:
-    """The shapes of an attention call's inputs and of its mask if any, their dtype, and whether it
-    has a dropout; None if the trace does not have them, or if one is empty.
-    """
-    dims, types, concrete = (decode_list(part) for part in (args.dims, args.types, args.concrete))
-    try:
-        shapes = [[int(size) for size in one] for one in dims[:4]]
-        dtype = str(types[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    if len(shapes) < 3 or any(0 in one or len(one) < 2 for one in shapes[:3]):
-        return None
-    dropped = (len(concrete) > 4 and concrete[4]) or "0"
-    return shapes, dtype, str(dropped).strip("0.") != ""
-
-
-def has_fused(trace: Events, device: int, dtype: str) -> bool:
-    """Whether a device has a fused attention kernel for inputs of this type."""
-    chip = chip_of(trace, device)
-    if chip.fuses_attention(dtype):
-        return True
-    return not chip.is_known and dtype in FUSED_TYPES and trace.once(runs_fused, device)
-
-
-def is_unknown(trace: Events, calls: Ints) -> bool:
-    """Whether one of these calls ran on a device of which the trace does not say what it fuses."""
-    kernel, _ = launched_in(trace, calls)
-    devices = nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist()
-    return any(not (chip_of(trace, d).is_known or trace.once(runs_fused, d)) for d in devices)
-
-
-def runs_fused(trace: Events, device: int) -> bool:
-    """Whether a fused attention kernel ran on this device."""
-    calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
-    kernel, _ = launched_in(trace, calls)
-    return bool((trace.device[kernel[kernel >= 0]] == device).any())
-
-
-def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
+def _message(shapes: Sequence[Sequence[int]], dtype: str, drops: bool) -> str:
     """The sizes, and the visible reasons why fused kernels do not support them."""
     query, _, value = shapes[:3]
     size, whole = query[-1], 4 if dtype == "float" else 8
@@ -155,13 +112,3 @@ def _message(shapes: list[list[int]], dtype: str, drops: bool) -> str:
     return f"{SHORT[dtype]} attention in its math form: {listed}" + (
         f", with {' and '.join(why)}" if why else ""
     )
-
-
-def in_math_attention(trace: Events, events: Ints) -> Bools:
-    """Products in the math form of attention, forward and backward: other rules leave them out."""
-    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
-    found = np.zeros(len(events), bool)
-    if len(events) and attention.any():
-        for rows in (events, forward_of(trace, events)):
-            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
-    return found

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from pytest_torchprof.core.process import late
-from pytest_torchprof.rules.extra_cuda_copy import filled_copies
-from pytest_torchprof.rules.moves import copy_callers, copy_costs, copy_spans, model_moves
+from pytest_torchprof.rules.moves import (
+    are_explained,
+    copy_callers,
+    costs_of,
+    of_pageable_memory,
+)
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
-from pytest_torchprof.trace.names import D2H, H2D, Kind
-from pytest_torchprof.trace.nesting import among
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
 
-_PAGEABLE = late(r"Pageable")
 _PINNED: Final = (
     "keep the host's tensor in pinned memory (pin_memory=True in the DataLoader, or "
     "tensor.pin_memory() once) and copy with non_blocking=True"
@@ -70,9 +67,10 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     ```
     """
     copies, up = of_pageable_memory(trace, bytes)
-    counted = ~of_other_rules(trace, copies)
+    counted = ~are_explained(trace, copies)
     copies, up = copies[counted], up[counted].tolist()
     event = copy_callers(trace, copies)
+    cost, begin, end = costs_of(trace, copies, event)
     return Matches(
         event,
         [
@@ -80,28 +78,8 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
             for h in up
         ],
         None,
-        copy_costs(trace, copies, event),
+        cost,
         trace.bytes[copies],
         fix=[_PINNED if h else _PINNED_BACK for h in up],
-        span_ns=copy_spans(trace, copies, event),
+        span_ns=(begin, end),
     )
-
-
-def of_pageable_memory(trace: Events, bytes: float) -> tuple[Ints, Bools]:  # noqa: A002
-    """Copies of more than so many bytes that the profiler calls pageable, in either direction; and
-    which of them go to the device.
-    """
-    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
-    up = trace.names_where(H2D.search)[copies]
-    large = trace.bytes[copies] > bytes
-    large &= trace.names_where(_PAGEABLE.search)[copies]
-    large &= up | trace.names_where(D2H.search)[copies]
-    return copies[large], up[large]
-
-
-def of_other_rules(trace: Events, copies: Ints) -> Bools:
-    """Which of these copies `extra-cuda-copy` finds, or move a model."""
-    if not len(copies):
-        return np.zeros(0, bool)
-    filled = [one.copy for one in trace.once(filled_copies)] if trace.records_shapes else []
-    return among(copies, filled) | among(copies, trace.once(model_moves))

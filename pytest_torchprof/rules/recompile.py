@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compilations
 from pytest_torchprof.analysis.idle_causes import compiled_regions
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.graph_break import REGION, noted
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.facts import RecompileNote
 
@@ -19,12 +17,13 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.trace.events import Events
 
-_VARIES = (
+_REGION: Final = "Torch-Compiled Region"
+_VARIES: Final = (
     "mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python numbers "
     "for values"
 )
 #: Fixes for recompilations with specific causes, see `capture.dynamo.cause`.
-_FIXES = {
+_FIXES: Final = {
     "rest": "fix the graph break, so that there is no rest to compile; or mark what varies there",
     "wrapper": "compile the whole model, or a class of your own: built-in modules compiled one "
     "by one share torch's wrapper; for a single module, mark what varies",
@@ -49,7 +48,7 @@ def _is_ready(trace: Events) -> Reason | None:
     if trace.facts.compiled is not None:
         found = trace.once(compilations.recompilations)
         return found.gap if found.rows is None else None
-    if compilations.regions(trace) or REGION not in trace.names:
+    if compilations.regions(trace) or _REGION not in trace.names:
         return None
     return because("not_numbered", "this torch version does not number compilations")
 
@@ -98,23 +97,21 @@ def recompile(trace: Events) -> Matches:
     functions: dict[str, list[RecompileNote]] = {}
     for row in rows:
         functions.setdefault(_function(row) or row.reason, []).append(row)
-    found = noted(trace, [_as_one(some) for some in functions.values()])
-    if found is NO_MATCHES:
-        return found
-    count = np.array([len(some) for some in functions.values()], np.int64)
-    fixes = [_FIXES.get(some[0].cause or "", _VARIES) for some in functions.values()]
-    return replace(found, count=count, fix=fixes)
+    every = functions.values()
+    took = [sum(row.ms or 0 for row in some) for some in every]
+    return Matches(
+        np.array([compilations.first_run(trace, first.id) for first, *_ in every], np.int64),
+        [first.reason for first, *_ in every],
+        np.array([*map(len, every)], np.int64),
+        cost_ns=np.array([int(ms * 1e6) or -1 for ms in took], np.int64),
+        location=[first.location for first, *_ in every],
+        fix=[_FIXES.get(first.cause or "", _VARIES) for first, *_ in every],
+    )
 
 
 def _function(row: RecompileNote) -> str:
     """The number of the function in the id of its compilation."""
     return str(row.id or "").rpartition("/")[0]
-
-
-def _as_one(rows: Sequence[RecompileNote]) -> RecompileNote:
-    """All of one function as the first of them, with the time of all."""
-    known = [row.ms for row in rows if row.ms]
-    return replace(rows[0], ms=sum(known) if known else None)
 
 
 def _after_the_first(rows: Sequence[RecompileNote]) -> Iterator[RecompileNote]:
@@ -131,7 +128,7 @@ def _recorded(trace: Events) -> Iterator[RecompileNote]:
     took: dict[str, int] = {}
     compiles, own = compiled_regions(trace)
     for ns, region in zip(trace.dur[compiles].tolist(), own.tolist(), strict=True):
-        name = trace.names[region].removeprefix(f"{REGION}: ") if region >= 0 else "/0"
+        name = trace.names[region].removeprefix(f"{_REGION}: ") if region >= 0 else "/0"
         if not name.endswith("/0"):
             took[name] = took.get(name, 0) + ns
     for name in sorted(took):

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.check import Checked, check, lacking
-from pytest_torchprof.rules.rule import Matches, Rule, Threshold, codes, parse_thresholds, rule
+from pytest_torchprof.rules.rule import Rule, codes, parse_thresholds
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.names import Kind
@@ -21,55 +21,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-# ---- Do the one-time work of a process's first check in advance.
-
-_STEP = "Optimizer.step#Adam.step"
-#: What a small training step calls, each so often in a row.
-_CALLS = (
-    *("aten::linear", "aten::addmm", "aten::relu", "aten::clone", "aten::select", "aten::zero_"),
-    "autograd::engine::evaluate_function: AddmmBackward0",
-    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
-    *("aten::to", "aten::_to_copy", "aten::copy_", "aten::add_", _STEP),
-)
-_OFTEN = 6
-_ARGUMENTS = (
-    b'{"Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "double"], "Concrete Inputs": '
-    b'["", ""], "Sequence number": 3}'
-)
-
-
-def _trace() -> Events:
-    total = _OFTEN * len(_CALLS)
-    kind, duration = np.full(total, Kind.OP, np.int8), np.full(total, 5, np.int64)
-    step = _OFTEN * _CALLS.index(_STEP)
-    kind[step], duration[step] = Kind.ANNOTATION, 10 * total  # what follows is nested in it
-    return Events(
-        ts=np.arange(total, dtype=np.int64) * 10,
-        dur=duration,
-        kind=kind,
-        name=np.repeat(np.arange(len(_CALLS)), _OFTEN),
-        thread=np.zeros(total, np.int32),
-        names=[*_CALLS],
-        args=Arguments.of([_ARGUMENTS] * total),
-        threads=((0, 0),),
-    )
-
-
 # ---- The anti-pattern rules: rows of data, each with one function from `Events` to its matches.
 #
 # To add a rule, write `rules/its_code.py` and add its code here.
-
-__all__ = [
-    "CODES",
-    "RULES",
-    "Checked",
-    "Matches",
-    "Rule",
-    "Threshold",
-    "check",
-    "rule",
-    "warm_up",
-]
 
 #: The codes that markers and options accept; each rule's file is named as its code.
 CODES = (
@@ -129,12 +83,41 @@ def _load(code: str) -> Rule:
 RULES: Mapping[str, Rule] = {code: _load(code) for code in CODES}
 
 
+# ---- Do the one-time work of a process's first check in advance.
+
+#: What a small training step calls, each so often in a row.
+_CALLS = (
+    *("aten::linear", "aten::addmm", "aten::relu", "aten::clone", "aten::select", "aten::zero_"),
+    "autograd::engine::evaluate_function: AddmmBackward0",
+    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+    *("aten::to", "aten::_to_copy", "aten::copy_", "aten::add_"),
+    "Optimizer.step#Adam.step",
+)
+_OFTEN = 6
+_ARGUMENTS = (
+    b'{"Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "double"], "Concrete Inputs": '
+    b'["", ""], "Sequence number": 3}'
+)
+
+
 def warm_up() -> Events:
     """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
 
     It takes some milliseconds, once per process. Returns the trace, for other warm-ups.
     """
-    trace, known = _trace(), tuple(RULES.values())
+    total = _OFTEN * len(_CALLS)
+    step = np.arange(total) == total - _OFTEN  # what follows is nested in it
+    trace = Events(
+        ts=np.arange(total, dtype=np.int64) * 10,
+        dur=np.where(step, 10 * total, 5),
+        kind=np.where(step, Kind.ANNOTATION, Kind.OP).astype(np.int8),
+        name=np.repeat(np.arange(len(_CALLS)), _OFTEN),
+        thread=np.zeros(total, np.int32),
+        names=[*_CALLS],
+        args=Arguments.of([_ARGUMENTS] * total),
+        threads=((0, 0),),
+    )
+    known = tuple(RULES.values())
     check(trace, known).findings()
     lacking(trace, known)  # a rule imports what tells it so
     return trace
@@ -169,10 +152,8 @@ def gather(
     """
     from importlib.metadata import entry_points  # takes 20 ms, which only `lint` needs
 
-    rules: dict[str, Rule] = dict(RULES)
-    sources = dict.fromkeys(rules, BUILT_IN)
-    errors: list[str] = []
-    offered: list[tuple[str, object]] = []
+    rules, sources = dict(RULES), dict.fromkeys(RULES, BUILT_IN)
+    errors, offered = list[str](), list[tuple[str, object]]()
     for point in entry_points(group=GROUP) if points is None else points:
         source = f"the entry point {point.name} = {point.value}"
         if point.dist is not None:
@@ -229,14 +210,14 @@ def _rules_in(answer: object, source: str) -> list[Rule]:
         return [answer]
     if isinstance(answer, ModuleType):
         # A module may import a built-in rule, or have two names for one of its own.
-        known = {id(rule) for rule in RULES.values()}
-        found = {id(v): v for v in vars(answer).values() if isinstance(v, Rule)}
-        return [rule for number, rule in found.items() if number not in known]
+        found = dict.fromkeys(one for one in vars(answer).values() if isinstance(one, Rule))
+        return [one for one in found if one not in RULES.values()]
     if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
         answers = list(answer)
-        if all(isinstance(one, Rule) for one in answers):
+        others = [one for one in answers if not isinstance(one, Rule)]
+        if not others:
             return answers
-        answer = next(one for one in answers if not isinstance(one, Rule))
+        answer = others[0]
     raise SettingsError(
         f"{answer!r} of {source} is not an anti-pattern rule",
         f"its type is {type(answer).__name__}",

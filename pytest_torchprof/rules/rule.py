@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import compress
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -41,6 +43,18 @@ NEEDS: Final[tuple[RuleNeed, ...]] = get_args(RuleNeed)
 #: `Rule.triggers`.
 Triggers: TypeAlias = str | Mapping[str, float | str] | None
 
+#: Columns of matches: the kinds of their numbers, or what each of their texts may be.
+_COLUMNS: Final[Mapping[str, str | tuple[type, ...]]] = {
+    "message": (str,),
+    "count": "iu",
+    "cost_ns": "iuf",
+    "bytes": "iu",
+    "location": (str, type(None)),
+    "fix": (str,),
+    "parts": (object,),
+    "last": "iu",
+}
+
 #: The headings of a rule's docstring, which is the Markdown of its page, in order.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 
@@ -73,31 +87,29 @@ class Matches(Frozen, frozen=True):
         message: what was found, one for all rows or one per row; rows with the same message and
             place become one finding.
         count: how many matches a row stands for; None: 1 each.
-        cost_ns: the estimated time to gain, -1 if unknown; None: all that the event is worth. The
-            reported cost is at most what the match is worth: where the trace has all of a device's
-            work, the exposed device time of what the host launches from begin to end, and the idle
-            time that the host causes in it; else its length. Matches that cover the same time share
-            it, see ``span_ns``.
+        cost_ns: the time to gain, -1 if unknown; None: all that the event is worth: where the trace
+            has all of a device's work, the exposed device time of what the host launches from begin
+            to end, and the idle time that the host causes in it; else its length. The reported cost
+            is at most that. Matches that cover the same time share it, see ``span_ns``.
         bytes: bytes that it moves needlessly, -1 if unknown; None: not that kind of rule.
         location: ``file:line`` of each row if the rule itself knows it, else None.
         fix: what to do instead, one per row, if it differs from the rule's own.
         span_ns: begin and end of each row's match, on the host; None: those of the event if
             ``cost_ns`` is None, else unknown, so all of the trace.
-        wants_tensors: a capture that identifies tensors may have other matches;
-            a live test is then captured once more.
+        wants_tensors: a capture that identifies tensors may have other matches; a live test is then
+            captured once more.
         wants_module_calls: fewer may match in a trace that tells calls of modules; a live test then
             runs once more, with its modules marked.
-        parts: the events of each row, if it stands for a stretch of events instead of only
-            ``event``. Its place is then the innermost line around all of them outside of any
-            module's forward, and its module the outermost one; None: each row has one event.
-        in_steps: ``parts`` are what a loop does, from its first step to its last. Where a function
-            that each step calls has a line around all of them, the place is the line that calls it.
-        apart: events that the place of a stretch must not enclose, such as what must not be wrapped
-            with it; the place is then the line around most of the stretch, which encloses none.
-        last: the last event of each row, if a row is a loop that begins with ``event``. Its place
-            is then the line that is repeated, even if that calls a function which does the work.
-        by_constructor: the events are steps of an optimizer, or fetches of a loader, whose
-            options are to be changed: the place is the line that constructed it, if known.
+        parts: the events of each row that stands for a stretch of events: its place is the
+            innermost line around all of them outside of any module's forward; None: one event each.
+        in_steps: ``parts`` are what a loop does. Where a function that each step calls has a line
+            around all of them, the place is the line that calls it.
+        apart: events that the place of a stretch must not enclose; the place is then the line
+            around most of the stretch.
+        last: the last event of each row, if a row is a loop that begins with ``event``: its place
+            is the line that is repeated.
+        by_constructor: the events are steps of an optimizer, or fetches of a loader: the place is
+            the line that constructed it, if known.
     """
 
     event: Ints
@@ -123,23 +135,13 @@ class Matches(Frozen, frozen=True):
         """Only these matches."""
 
         def column(values: Any) -> Any:
-            if values is None or isinstance(values, str):
-                return values
+            if isinstance(values, tuple):
+                return tuple(map(column, values))
             return values[chosen] if isinstance(values, np.ndarray) else [*compress(values, chosen)]
 
-        return replace(
-            self,
-            event=self.event[chosen],
-            message=column(self.message),
-            count=column(self.count),
-            cost_ns=column(self.cost_ns),
-            bytes=column(self.bytes),
-            location=column(self.location),
-            fix=column(self.fix),
-            span_ns=None if self.span_ns is None else tuple(map(column, self.span_ns)),
-            parts=column(self.parts),
-            last=column(self.last),
-        )
+        told = {name: getattr(self, name) for name in ("event", "span_ns", *_COLUMNS)}
+        rows = {n: column(v) for n, v in told.items() if v is not None and not isinstance(v, str)}
+        return replace(self, **rows)
 
 
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
@@ -159,9 +161,8 @@ class Rule(Frozen, frozen=True, eq=False):
             just event indices. It is pure. Its docstring is the rule's page, see `HEADINGS`.
         fix: what to do instead, in one line.
         triggers: a trace has a match only if some event's name starts with a match of this regular
-            expression; for most traces, the rule is finished after that check. Or several
-            expressions with the number of events that each needs: a number, or the name of a
-            threshold. None: always run the rule.
+            expression. Or several expressions with the number of events that each needs: a number,
+            or the name of a threshold. None: always run the rule.
         needs: what the trace must contain; otherwise the rule is *not checked* on it.
         thresholds: by name, as keyword arguments of ``find``.
         ready: returns what else a trace lacks for this rule, a reason or words, or None. The first
@@ -173,11 +174,10 @@ class Rule(Frozen, frozen=True, eq=False):
             match.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
-        timed: its matches depend on time, or are no slip everywhere, so they are advice: told, but
-            not compared with a baseline; a marker may still forbid them.
+        timed: its matches depend on time, or are no slip everywhere: they are told, but not
+            compared with a baseline; a marker may still forbid them.
         on_request: it is checked only in tests that ask for an estimate of a device's work.
-        memory: its matches cost memory as well as time, so `torchprof lint` shows them even if
-            they gain little time.
+        memory: its matches cost memory, too: `torchprof lint` shows them even if they gain no time.
     """
 
     code: str
@@ -248,24 +248,9 @@ def rule(
     if unknown := wanted.difference(NEEDS):
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
-    def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        return Rule(
-            code,
-            find,
-            fix,
-            triggers,
-            wanted,  # type: ignore[arg-type]
-            thresholds,
-            ready,
-            blind,
-            gated_by,
-            timed,
-            memory,
-            on_request,
-            sees_host,
-        )
-
-    return make
+    more = (ready, blind, gated_by, timed, memory, on_request, sees_host)
+    row = (fix, triggers, wanted, thresholds, *more)
+    return lambda find: Rule(code, find, *row)  # type: ignore[arg-type]
 
 
 # ---- Thresholds of rules as users write them: ``pageable-copy.bytes=1 MiB,
@@ -329,12 +314,9 @@ def parse_thresholds(text: str, rules: Iterable[Rule]) -> Thresholds:
 
 
 def _value(what: str, written: str, unit: str) -> float:
-    try:
-        value: object = float(written)
-    except ValueError:
-        value = written
-    else:
-        value = int(written) if written.isdecimal() else value
+    value: object = written
+    with suppress(ValueError):
+        value = int(written) if written.isdecimal() else float(written)
     try:
         return parse_quantity(value, unit)
     except TorchprofError as error:
@@ -343,28 +325,15 @@ def _value(what: str, written: str, unit: str) -> float:
 
 # ---- What findings cost: what the device would gain, no time counted twice.
 #
-# A finding costs at most what the stretches of its matches are worth: where a trace has all of a
-# device's work, the exposed time of what they launched and the idle time that the host caused in
-# them (see `analysis.breakdown`), else their length. Where several findings claim the same
-# stretch and their claims exceed its worth, each gets its share of it. So all together cost at
-# most what the trace is worth, and what two rules say about the same time is counted once.
+# A finding costs at most what the stretches of its matches are worth, see `Matches.cost_ns` and
+# `analysis.breakdown`. Where several claim more of the same stretch than it is worth, each gets a
+# share. So all together cost at most what the trace is worth.
 
 if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
 
-
-class Claims(Frozen, frozen=True):
-    """What matches claim, in columns: the finding that each is of, ns (-1 if unknown), and when its
-    stretch begins and ends.
-
-    ``elsewhere`` marks those whose ns are from another run.
-    """
-
-    finding: Ints
-    ns: Ints
-    begin: Ints
-    end: Ints
-    elsewhere: Bools
+#: More than any stretch is worth, in ns.
+_MOST: Final = np.iinfo(np.int64).max
 
 
 def costs_ms(
@@ -375,98 +344,70 @@ def costs_ms(
     ``finding``: the number of the finding that each match is of, for the matches of all rules in
     order.
     """
-    claims = _claims(trace, matches, finding)
-    other = claims.elsewhere.any()
-    own = _costs_ns(trace, _where(claims, ~claims.elsewhere) if other else claims, count)
+    claimed = (_claimed(trace, found) for found in matches.values())
+    ns, begin, end = (np.concatenate(column) for column in zip(*claimed, strict=True))
+    # What dynamo recorded is from an earlier run, which was not profiled.
+    noted = trace.facts.compiled is not None
+    of_earlier = [noted and rule.gated_by is not None for rule in matches]
+    elsewhere = np.repeat(of_earlier, [*map(len, matches.values())])
+    known = ns >= 0
+    here, other = known & ~elsewhere, known & elsewhere
+    own = _shared(gain(trace), finding[here], ns[here], begin[here], end[here], count)
     if isinstance(gain(trace), Elapsed):
         own *= slowdown_share(trace)
     total = float(own.sum())
     own *= min(span_ns(trace) / total, 1) if total else 1
-    if other:
-        noted = _where(claims, claims.elsewhere & (claims.ns >= 0))
-        own += np.bincount(noted.finding, noted.ns, count)
-    matched = np.bincount(claims.finding, minlength=count) > 0
-    known = matched & (np.bincount(claims.finding, claims.ns < 0, count) == 0)
+    own += np.bincount(finding[other], ns[other], count)
+    unknown = np.bincount(finding, ~known, count) > 0
     return [
-        ns / 1e6 if all_ else None for ns, all_ in zip(own.tolist(), known.tolist(), strict=True)
+        None if not_all else ns / 1e6 for ns, not_all in zip(own.tolist(), unknown, strict=True)
     ]
-
-
-def _claims(trace: Events, matches: Mapping[Rule, Matches], finding: Ints) -> Claims:
-    # What dynamo recorded is from an earlier run, which was not profiled.
-    noted = trace.facts.compiled is not None
-    ns, begin, end = (np.concatenate(column) for column in zip(
-        *(_claimed(trace, found) for found in matches.values()), strict=True
-    ))  # fmt: skip
-    elsewhere = np.repeat(
-        [noted and rule.gated_by is not None for rule in matches], [*map(len, matches.values())]
-    )
-    return Claims(finding, ns, begin, end, elsewhere)
 
 
 def _claimed(trace: Events, found: Matches) -> tuple[Ints, Ints, Ints]:
     """What each match costs, if all its stretch is worth is its own; begin and end of that."""
     rows, known = np.maximum(found.event, 0), found.event >= 0
-    ns = found.cost_ns
     if found.span_ns is not None:
-        begin, end = found.span_ns
-    elif ns is None:
-        begin = np.where(known, trace.ts[rows], 0)
-        end = begin + np.where(known, trace.dur[rows], 0)
+        (begin, end), known = found.span_ns, np.ones(len(found), bool)
+    elif found.cost_ns is None:
+        begin, end = (np.where(known, time, 0) for time in around(trace, rows))
     else:
         begin, end = (np.full(len(found), time) for time in trace.once(span))
-    if ns is None:
-        # All that the stretch is worth.
-        told = known if found.span_ns is None else np.ones(len(found), bool)
-        ns = np.where(told, np.iinfo(np.int64).max, -1)
+    # Else all that the stretch is worth.
+    ns = np.where(known, _MOST, -1) if found.cost_ns is None else found.cost_ns
     return ns, begin, end
 
 
-def _where(claims: Claims, chosen: Bools) -> Claims:
-    finding, ns, begin, end = (
-        column[chosen] for column in (claims.finding, claims.ns, claims.begin, claims.end)
-    )
-    return Claims(finding, ns, begin, end, claims.elsewhere[chosen])
-
-
-def _costs_ns(trace: Events, claims: Claims, count: int) -> Floats:
-    measure = gain(trace)
-    known = claims.ns >= 0
-    ns = np.minimum(claims.ns, measure.between(claims.begin, claims.end))[known]
-    claimed = np.bincount(claims.finding[known], ns, count)
-    owner, begin, end = _merged(claims.finding[known], claims.begin[known], claims.end[known])
+def _shared(
+    measure: Gain | Elapsed, owner: Ints, ns: Ints, begin: Ints, end: Ints, count: int
+) -> Floats:
+    """What each finding gets of the stretches of its claims, if moments are divided that several
+    claim.
+    """
+    claimed = np.bincount(owner, np.minimum(ns, measure.between(begin, end)), count)
+    owner, begin, end = _merged(owner, begin, end)
     worth = np.bincount(owner, measure.between(begin, end), count)
     # Of each moment that a finding covers, it claims this share.
     rate = np.minimum(np.divide(claimed, worth, out=np.zeros(count), where=worth > 0), 1)
-    if count == 1:  # which shares nothing
-        return rate * worth
-    return _shared(measure, rate, owner, begin, end)
-
-
-def _shared(measure: Gain | Elapsed, rate: Floats, owner: Ints, begin: Ints, end: Ints) -> Floats:
-    """What findings get of their stretches, if moments are divided that are claimed twice."""
     times = np.concatenate([begin, end])
     order = np.argsort(times, kind="stable")
-    times, place = times[order], np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    change = np.concatenate([rate[owner], -rate[owner]])[order]
-    claimed = np.cumsum(change)[:-1]
-    worth = measure.between(times[:-1], times[1:]) / np.maximum(claimed, 1)
-    until = np.concatenate([[0], np.cumsum(worth)])
+    times, place = times[order], np.argsort(order)
+    together = np.cumsum(np.concatenate([rate[owner], -rate[owner]])[order])[:-1]
+    each = measure.between(times[:-1], times[1:]) / np.maximum(together, 1)
+    until = np.concatenate([[0], np.cumsum(each)])
     first, last = place[: len(owner)], place[len(owner) :]
-    return rate * np.bincount(owner, until[last] - until[first], len(rate))
+    return rate * np.bincount(owner, until[last] - until[first], count)
 
 
 def _merged(owner: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """The union of each owner's stretches, as disjoint ones: owner, begin, end."""
-    end = np.maximum(begin, end)
-    if len(owner) < 2:
+    if not len(owner):
         return owner, begin, end
+    end = np.maximum(begin, end)
     order = np.lexsort((begin, owner))
     owner, begin, end = owner[order], begin[order], end[order]
-    zero = begin.min()
     # Those of each owner come later than all of the previous one.
-    shift = owner * (end.max() - zero + 1) - zero
+    shift = owner * (end.max() - begin.min() + 1) - begin.min()
     reach = np.maximum.accumulate(end + shift)
     first = np.flatnonzero(np.append(True, (begin + shift)[1:] > reach[:-1]))
     last = np.append(first[1:], len(owner)) - 1
@@ -508,17 +449,6 @@ def span_ns(trace: Events) -> int:
 
 # ---- Check what a rule returns, and describe its errors with the place of the rule.
 
-#: Columns of matches: the kinds of their numbers, or what each of their texts may be.
-_COLUMNS: Final[Mapping[str, str | tuple[type, ...]]] = {
-    "message": (str,),
-    "count": "iu",
-    "cost_ns": "iuf",
-    "bytes": "iu",
-    "location": (str, type(None)),
-    "fix": (str,),
-    "parts": (object,),
-    "last": "iu",
-}
 _OURS: Final = "pytest_torchprof.rules."
 _WANTED = "Matches, or the indices of events"
 
@@ -579,11 +509,8 @@ def fault_of(error: BaseException) -> str:
     """What a rule raised, and the line that raised it."""
     if isinstance(error, AnswerError):
         return str(error)
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    code = at.tb_frame.f_code if at is not None else None
-    line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
+    last = [*walk_tb(error.__traceback__)][-1:]
+    line = "".join(f" ({frame.f_code.co_filename}:{number})" for frame, number in last)
     return f"{error_line(error)}{line}"
 
 
@@ -591,20 +518,13 @@ def _indices(found: object, find: Callable[..., object]) -> Ints:
     """An iterable of events as a column."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes):
         raise AnswerError(find, _shown(found), _WANTED)
-    column = found if isinstance(found, np.ndarray) else _column(list(found))
-    if column.dtype.kind == "b":
+    rows = list(found)
+    if any(isinstance(row, bool | np.bool_) for row in rows):
         raise AnswerError(find, "a mask", "the indices of events: np.flatnonzero(mask)")
-    if column.ndim != 1 or (len(column) and column.dtype.kind not in "iu"):
+    if not all(isinstance(row, int | np.integer) for row in rows):
         first = "an array" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
         raise AnswerError(find, f"{first} that is not a column of whole numbers", _WANTED)
-    return column.astype(np.int64, copy=False)
-
-
-def _column(values: list[Any]) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(values)
-    except ValueError:  # lists of different lengths
-        return np.asarray(values, dtype=object)
+    return np.array(rows, np.int64)
 
 
 def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
@@ -613,20 +533,19 @@ def _check(found: Matches, length: int, find: Callable[..., object]) -> None:
     if events.ndim != 1 or events.dtype.kind not in "iu":
         what = f"Matches with events of {events.ndim} dimensions and type {events.dtype}"
         raise AnswerError(find, what, "one column of whole numbers")
-    count = len(events)
+    count, each = len(events), "one value for each event"
     for name, allowed in _COLUMNS.items():
         column = getattr(found, name)
         if isinstance(column, str) or (column is None and name != "message"):
             continue
         if not hasattr(column, "__len__"):
-            raise AnswerError(find, f"{_shown(column)} as {name}", "one value for each event")
+            raise AnswerError(find, f"{_shown(column)} as {name}", each)
         if len(column) != count:
-            what = f"{count} events, but {len(column)} values of {name}"
-            raise AnswerError(find, what, "one value for each event")
+            raise AnswerError(find, f"{count} events, but {len(column)} values of {name}", each)
         if not isinstance(allowed, str):
-            wrong = [text for text in column if not isinstance(text, allowed)]
-            if wrong:
-                raise AnswerError(find, f"{_shown(wrong[0])} as a {name}", f"each {name} as text")
+            for text in column:
+                if not isinstance(text, allowed):
+                    raise AnswerError(find, f"{_shown(text)} as a {name}", f"each {name} as text")
         elif (kind := np.asarray(column).dtype).kind not in allowed:
             numbers = "numbers" if "f" in allowed else "whole numbers"
             raise AnswerError(find, f"{name} of type {kind}", f"{name} as a column of {numbers}")

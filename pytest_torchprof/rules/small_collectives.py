@@ -11,6 +11,7 @@ from pytest_torchprof.core.unknown import Reason, Why, because
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import (
+    COLLECTIVE_CALLS,
     OPERATOR,
     STEP,
     Kind,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
-#: Events of calls that communicate.
-CALLS: Final = r"_?c10d(_functional\w*)?::|record_param_comms$|(nccl|rccl|xccl|gloo|mpi|ucc):"
 #: They can carry several tensors at once: `torch.distributed` and NCCL take coalesced ones.
 _BUCKETS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 #: Work between two calls that may make what the second one carries, by categories and by names.
@@ -56,7 +55,7 @@ def _sized(trace: Events) -> Reason | None:
     "small-collectives",
     fix="put the tensors into one flat buffer, so that one collective carries all of them; for "
     "gradients, DistributedDataParallel does",
-    triggers=CALLS,
+    triggers=COLLECTIVE_CALLS,
     ready=_sized,
     calls=Threshold(8, "1", "fewer cost little"),
     size=Threshold(2**20, "B", "larger ones take longer than their start"),
@@ -106,6 +105,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
     if not rows:
         return NO_MATCHES
     parts = [found.event[row] for row in rows]
+    until = np.maximum(trace.ts[found.event] + trace.dur[found.event], found.end)
     return Matches(
         np.array([events[0] for events in parts], np.int64),
         [
@@ -117,7 +117,7 @@ def small_collectives(trace: Events, *, calls: float, size: float) -> Matches:
         cost_ns=np.array([_all_but_one_ns(found, row) for row in rows], np.int64),
         span_ns=(
             np.array([trace.ts[events[0]] for events in parts], np.int64),
-            np.array([_end(trace, found, row) for row in rows], np.int64),
+            np.array([until[row].max() for row in rows], np.int64),
         ),
         parts=parts,
     )
@@ -148,11 +148,6 @@ def _work(trace: Events, found: CommCalls) -> Ints:
     makers = makers[~nesting.below(marked(trace, found.event), trace.parent, makers)]
     begins: Ints = np.sort(trace.ts[np.concatenate([makers, events_named(trace, _STEPS)])])
     return begins
-
-
-def _end(trace: Events, found: CommCalls, row: Ints) -> int:
-    last = found.event[row[-1]]
-    return int(max(trace.ts[last] + trace.dur[last], found.end[row].max()))
 
 
 def _all_but_one_ns(found: CommCalls, row: Ints) -> int:

@@ -19,7 +19,6 @@ from pytest_torchprof.analysis.kernels import (
 )
 from pytest_torchprof.core.process import late
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import LAUNCHES, Kind
 from pytest_torchprof.work.kernels import CATEGORIES, kernel_category
 
@@ -145,10 +144,8 @@ def _are_few_by_design(trace: Events, kernels: Ints) -> Bools:
 
 def _available(trace: Events, kernels: Ints) -> Ints:
     """The multiprocessors of each kernel's device; 0 if unknown."""
-    device, count = trace.device[kernels], np.zeros(len(kernels), np.int64)
-    for number in nesting.distinct(device).tolist():
-        count[device == number] = multiprocessors(trace, number) or 0
-    return count
+    numbers, at = np.unique(trace.device[kernels], return_inverse=True)
+    return np.array([multiprocessors(trace, one) or 0 for one in numbers.tolist()], np.int64)[at]
 
 
 def _saved_ns(trace: Events, kernels: Ints, used: NDArray[np.float64]) -> Ints:

@@ -10,8 +10,7 @@ from pytest_torchprof.analysis.device_time import measured_ns
 from pytest_torchprof.analysis.idle_causes import Cause, paused_ns
 from pytest_torchprof.analysis.missing import pauses_gap
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
-from pytest_torchprof.rules.sync_dataloader import fetches as fetches_of
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.names import Names, are_named, marks_named
 from pytest_torchprof.trace.nesting import among
 from pytest_torchprof.trace.tree import outermost, within
 
@@ -85,7 +84,9 @@ def starved_loader(trace: Events, *, share: float, wait: float, fetches: float) 
         step(batch)
     ```
     """
-    rows = fetches_of(trace, _FETCH)
+    rows = marks_named(trace, _FETCH)
+    rows = rows[trace.selection[rows]]
+    rows = rows[~within(trace, rows, lambda events: among(events, rows))]
     if len(rows) < fetches or len(uses := _uses(trace, rows)) < len(rows) // 2:
         return NO_MATCHES
     waited, first, anew = paused_ns(trace, rows, Cause.LOADING), *_begin_iterators(trace, rows)

@@ -9,8 +9,8 @@ import numpy as np
 from pytest_torchprof.analysis.attribution import Product, device_products
 from pytest_torchprof.analysis.missing import blind_kernels
 from pytest_torchprof.core.process import late
+from pytest_torchprof.rules.chip import in_math_attention
 from pytest_torchprof.rules.manual_attention import by_hand, manual_attention
-from pytest_torchprof.rules.math_attention import in_math_attention
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, around, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import LAUNCHES

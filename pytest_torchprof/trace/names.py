@@ -118,6 +118,10 @@ LAUNCH_CALL = late(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
 )
 #: Calls that launch kernels: without one, nothing ran on a device. A rule's trigger.
+#: Calls that communicate between ranks, by operators or annotations.
+COLLECTIVE_CALLS: Final = (
+    r"_?c10d(_functional\w*)?::|record_param_comms$|(nccl|rccl|xccl|gloo|mpi|ucc):"
+)
 LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 #: Calls by which memory comes from the driver, or goes back to it: of a device, pinned, or mapped.
 ALLOCATION_CALL = late(

@@ -110,13 +110,20 @@ for _frames in (False, True):
     _case("full", lambda b: filled(b, "full", dtype="long int"), frames=_frames, dtype="long int")
 
 
-@EXAMPLES.positive("extra-cuda-copy")
-def indices_counted_on_the_host():
-    b = TraceBuilder(GPU)
+def counted_up(b: TraceBuilder, *, device=False) -> None:
+    """``torch.arange(512)``, of which torch records no size."""
     with b.op("aten::arange", [[]] * 5, ["Scalar", "", "", "", "Scalar"], ["512"]):
         b.op("aten::empty", [[]] * 6, ["ScalarList", "Scalar", "", "", "Scalar", ""], ["[0]"])
         with b.op("aten::arange", [[], [], [], [0]], ["Scalar"] * 3 + ["long int"]):
             b.op("aten::resize_", [[0], [], []], ["long int", "ScalarList", ""])
+            if device:
+                b.launch("elementwise_kernel_with_index<int, arange_cuda_out>")
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def indices_counted_on_the_host():
+    b = TraceBuilder(GPU)
+    counted_up(b)
     with b.op("aten::unsqueeze", [[512], []], ["long int", "Scalar"], ["", "0"]):
         b.op("aten::as_strided", [[512], [], [], []], ["long int", "ScalarList", "ScalarList", ""])
     up(b, [1, 512], "long int")
@@ -132,6 +139,22 @@ def forty_thousand_bytes_of_at_least_so_many():
 
 
 # ------------------------------------------------------------------- extra-cuda-copy: near misses
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def labels_moved_after_indices_of_the_device():
+    b = TraceBuilder(GPU)
+    counted_up(b, device=True)
+    up(b, [512], "long int")
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def pictures_moved_after_indices_of_the_host():
+    b = TraceBuilder(GPU)
+    counted_up(b)
+    up(b, [8, 64])
+    return b
 
 
 @EXAMPLES.near_miss("extra-cuda-copy", bytes=40_001)

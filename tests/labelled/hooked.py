@@ -56,11 +56,6 @@ def hook_replaces_the_gradient_that_it_keeps():
     return hooked(lambda grad: store.update(last=grad))
 
 
-@EXAMPLES.near_miss("backward-twice")
-def hook_keeps_an_array_of_numpys():
-    return hooked(keeping(lambda grad: grad.numpy().copy()))
-
-
 def of_parameters(hook, register="register_hook"):
     """Four losses of one batch, one by one, with this hook on each parameter."""
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,10 +11,18 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import marked, outermost, step_of
-from pytest_torchprof.work.dataflow import ACCUMULATE, dataflow, made_bytes
+from pytest_torchprof.work.dataflow import (
+    ACCUMULATE,
+    IN_PLACE,
+    OVERWRITES,
+    alike_nodes,
+    dataflow,
+    made_bytes,
+    nodes_of,
+    possible,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -76,8 +83,9 @@ def recomputed(
         x = layer(x, cos, sin)
     ```
     """
-    guess = dataflow(replace(trace.whole, tensors=None))
-    found = _computations(trace, guess, repeats, operators, bytes)
+    if not _may_repeat(trace, repeats):
+        return NO_MATCHES
+    found = _computations(trace, possible(trace), repeats, operators, bytes)
     if trace.tensors is None or not found:  # else it would not always be asked who is who
         return NONE_SO_FAR if found and trace.could_know_tensors else NO_MATCHES
     graph = dataflow(trace)
@@ -105,6 +113,14 @@ def recomputed(
     )
 
 
+def _may_repeat(trace: Events, repeats: float) -> bool:
+    """Whether enough nodes look alike that start a computation: not with what they write over."""
+    event, (kinds, _) = nodes_of(trace), alike_nodes(trace)
+    starts = trace.selection[event] & ~are_named(trace, event, _RANDOM)
+    starts &= ~are_named(trace, event, IN_PLACE) | are_named(trace, event, *OVERWRITES)
+    return bool(np.bincount(kinds[starts], minlength=1).max() >= repeats)
+
+
 class _Computation(NamedTuple):
     """Nodes that compute the same so many times, the first one of those that do work first."""
 
@@ -116,9 +132,7 @@ def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
 ) -> list[_Computation]:
     """What is computed again, and taken by something new each time."""
-    kinds = alike(trace.name[graph.event], trace.args[graph.event])[0]
-    if not len(graph) or np.bincount(kinds).max() < repeats:
-        return []
+    kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())
     times = Counter(first)
     call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, graph.event).tolist()
@@ -138,7 +152,7 @@ def _computations(
         ):  # something new takes it
             for value, one in known.items():
                 used[one].add(writers[value])
-    made, out = made_bytes(graph), list[_Computation]()
+    made, out = made_bytes(trace), list[_Computation]()
     idle = are_named(trace, graph.event, _NO_WORK)
     for root in sorted({*owner.values()}):
         mine = [node for node, one in owner.items() if one == root]

@@ -149,9 +149,11 @@ def _judged(
     own = 2 * sum(not numbers.isdisjoint(some) for some in each) > len(each)
     writes = are_named(trace, rows, WRITES).tolist()
     written = {one[0] for one, write in zip(takes, writes, strict=True) if write and one}
-    made = set[int]().union(*(trace.made(rows) or []))
     count = len({takes[at][0] for at in range(0, len(rows), len(names)) if takes[at]})
-    return Loop(rows, names, count, own or (mixed and len(written - made - {-1}) >= least))
+    if mixed and not own:
+        made = set[int]().union(*(trace.made(rows) or []))
+        own = len(written - made - {-1}) >= least
+    return Loop(rows, names, count, own)
 
 
 def _is_work(names: tuple[str, ...]) -> bool:

@@ -19,6 +19,7 @@ from pytest_torchprof.work.dataflow import (
     OVERWRITES,
     alike_nodes,
     dataflow,
+    flat_in_order,
     made_bytes,
     nodes_of,
     possible,
@@ -139,10 +140,15 @@ def _computations(
     rare = {call[node] for node, one in enumerate(first) if one < 0 or times[one] < repeats}
     # What an operator computes within it cannot be kept for the next call.
     owner = {one: one for node, one in enumerate(first) if one == node and call[node] not in rare}
-    used = defaultdict[int, set[int]](set)
+    made, out = made_bytes(trace), list[_Computation]()
+    idle = are_named(trace, graph.event, _NO_WORK)
+    again = sum(max(made[node], 0) * (times[node] - 1) for node in owner)
+    if sum(not idle[node] for node in owner) < operators and again < least_bytes:
+        return out
+    used, writer = defaultdict[int, set[int]](set), graph.writer.tolist()
     for node, values in enumerate(reads):
-        writers = {value: int(graph.writer[value]) for value in values}
-        known = {one: first[by] for one, by in writers.items() if by >= 0 and first[by] in owner}
+        writers = {one: writer[one] for one in values if writer[one] >= 0}
+        known = {one: first[by] for one, by in writers.items() if first[by] in owner}
         if node in owner:
             merged = {owner[one] for one in (node, *known.values())}
             if len(merged) > 1:
@@ -152,8 +158,6 @@ def _computations(
         ):  # something new takes it
             for value, one in known.items():
                 used[one].add(writers[value])
-    made, out = made_bytes(trace), list[_Computation]()
-    idle = are_named(trace, graph.event, _NO_WORK)
     for root in sorted({*owner.values()}):
         mine = [node for node, one in owner.items() if one == root]
         work = [node for node in mine if not idle[node]]
@@ -185,23 +189,28 @@ def _first_alike(
     era = stored.searchsorted(trace.ts[graph.event]) + step_of(trace, graph.event)
     random = are_named(trace, graph.event, _RANDOM)
     pure = trace.selection[graph.event] & ~random & ~graph.backward
-    parts = graph.parts(graph.event) if graph.exact else [()] * len(graph)
-    taken = (trace.taken(graph.event) if graph.exact else None) or [()] * len(graph)
-    order = defaultdict[int, dict[int, int]](dict)
+    parts = _parts(trace, graph)
     same, varies, out = dict[int, int](), set[int](), list[int]()
     seen = dict[object, int]()
-    for node, values in enumerate(reads):
-        numbers = [
-            n for one in taken[node] for n in (one if isinstance(one, tuple) else (one,)) if n >= 0
-        ]
-        # Which part of its tensor each one is, in the order in which parts are taken.
-        local = [
-            order[n].setdefault(p, len(order[n]))
-            for n, p in zip(numbers, parts[node], strict=False)
-        ]
-        key = kinds[node], int(era[node]), *(same.get(v, v) for v in values), None, *local
-        out.append(seen.setdefault(key, node) if pure[node] else -1)
-        same.update(zip(writes[node], writes[out[node]] if pure[node] else (), strict=False))
-        if random[node] or not varies.isdisjoint(values):
-            varies.update(writes[node])
+    rows = zip(kinds, era.tolist(), pure.tolist(), random.tolist(), reads, writes, strict=True)
+    for node, (kind, when, is_pure, is_random, values, wrote) in enumerate(rows):
+        first = -1
+        if is_pure:
+            key = kind, when, *[same.get(v, v) for v in values], None, *parts[node]
+            first = seen.setdefault(key, node)
+            if first != node:
+                same.update(zip(wrote, writes[first], strict=False))
+        out.append(first)
+        if is_random or not varies.isdisjoint(values):
+            varies.update(wrote)
     return out, reads, varies
+
+
+def _parts(trace: Events, graph: Dataflow) -> list[list[int]]:
+    """Which part of its tensor each argument is, in the order in which its parts are taken."""
+    if not graph.exact:
+        return [[]] * len(graph)
+    order = defaultdict[int, dict[int, int]](dict)
+    every = zip(trace.taken(graph.event) or (), graph.parts(graph.event), strict=True)
+    pairs = (zip(flat_in_order(taken), parts, strict=False) for taken, parts in every)
+    return [[order[n].setdefault(part, len(order[n])) for n, part in one] for one in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import prod
@@ -68,6 +69,10 @@ def again(trace: Events, rows: Ints, least: float, elements: float, fix: str) ->
     """
     large = [bool(dims) and prod(dims[0] or ()) >= elements for dims in shapes(trace, rows)]
     rows = rows[np.array(large, bool)]
+    source = [one[:1] for one in trace.taken(rows) or ()]
+    if source:  # else the graph is not needed
+        times = Counter(source)
+        rows = rows[np.array([times[one] >= least for one in source], bool)]
     if len(rows) < least:
         return
     stored = selected_operators(trace, ACCUMULATE)

@@ -282,7 +282,7 @@ class Dataflow:
         parts = self.parts(events)
         for i in free.nonzero()[0].tolist():
             if parts[i] and -1 not in parts[i]:
-                numbers = np.array(_flat(taken[i]))
+                numbers = np.array(flat_in_order(taken[i]))
                 key = self._key(numbers)
                 value = np.where(key >= 0, self._value(key, nodes[i]), -2 - numbers)
                 out[i] = known.setdefault((int(kinds[i]), *value.tolist(), parts[i]), len(known))
@@ -361,7 +361,7 @@ class Dataflow:
         what the latest views of its tensor made.
         """
         trace, known = self.trace, dict[Any, int]()
-        wanted = {number for one in trace.taken(events) or () for number in _flat(one)}
+        wanted = {number for one in trace.taken(events) or () for number in flat_in_order(one)}
         views = operators_named(trace, _VIEW)
         views = views[~are_named(trace, trace.parent[views], _VIEW)]
         views = views[self.node_of(views) < 0]
@@ -784,7 +784,8 @@ def _spread(start: Ints, count: Ints) -> Ints:
     return found
 
 
-def _flat(taken: Iterable[Taken]) -> list[int]:
+def flat_in_order(taken: Iterable[Taken]) -> list[int]:
+    """The numbers of tensors, also of those in lists."""
     return [number for number in _all(taken) if number >= 0]
 
 

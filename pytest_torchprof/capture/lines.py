@@ -692,6 +692,8 @@ class StorageNumbers:
     def __init__(self, results: Any, base_ns: int) -> None:
         self._results = results
         self._base_ns = base_ns
+        self._known: dict[tuple[int, str], tuple[Any, Any] | None] = {}
+        self._taken: dict[tuple[int, str], tuple[Taken, ...]] = {}
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
         """What each argument is, for operators given by their starts (ns) and names.
@@ -699,18 +701,23 @@ class StorageNumbers:
         A number for a tensor, numbers for a list of tensors, -1 for anything else; empty for an
         operator that is not found.
         """
-        found = self._found(starts, names)
-        return [() if one is None else tuple(map(_taken, one.typed[1].inputs)) for one in found]
+        known, found = self._taken, []
+        for key in zip(starts, names, strict=True):
+            if key not in known:
+                one = self._find(*key)
+                known[key] = () if one is None else tuple(map(_taken, one[1]))
+            found.append(known[key])
+        return found
 
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
         """The numbers of the tensors whose memory was allocated within each operator, and kept."""
         found = self._found(starts, names)
-        return [frozenset() if one is None else self._within(one) for one in found]
+        return [frozenset() if one is None else self._within(one[0]) for one in found]
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
         """The address of each argument's object, -1 if that is not a tensor; as for `taken`."""
         found = self._found(starts, names)
-        return [() if one is None else tuple(map(_object, one.typed[1].inputs)) for one in found]
+        return [() if one is None else tuple(map(_object, one[1])) for one in found]
 
     def lifetimes(self) -> Mapping[int, tuple[int, int]]:
         """When each tensor's memory was allocated and released, -1 for not within the trace."""
@@ -727,19 +734,26 @@ class StorageNumbers:
 
     def _first(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
         for one in self._found(starts, names):
-            yield one.typed[1].inputs[0] if one is not None and one.typed[1].inputs else None
+            yield one[1][0] if one is not None and one[1] else None
 
-    def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[Any]:
-        events = self._indexed
+    def _found(
+        self, starts: Iterable[int], names: Iterable[str]
+    ) -> Iterator[tuple[Any, Any] | None]:
         for start, name in zip(starts, names, strict=True):
-            yield next(
-                (
-                    one
-                    for one in events.get(int(start) + self._base_ns, ())
-                    if one.name == name and hasattr(one.typed[1], "inputs")
-                ),
-                None,
-            )
+            yield self._find(start, name)
+
+    def _find(self, start: int, name: str) -> tuple[Any, Any] | None:
+        """The event of this start and name, and its inputs, each read once: that takes long."""
+        key = start, name
+        if key not in self._known:
+            self._known[key] = None
+            for one in self._indexed.get(int(start) + self._base_ns, ()):
+                if one.name == name:
+                    inputs = getattr(one.typed[1], "inputs", None)
+                    if inputs is not None:
+                        self._known[key] = one, inputs
+                        break
+        return self._known[key]
 
     def _within(self, event: Any) -> frozenset[int]:
         starts, made = self._allocations

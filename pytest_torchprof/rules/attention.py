@@ -11,8 +11,14 @@ from pytest_torchprof.rules.calls import shapes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list
 from pytest_torchprof.trace.names import Names, are_named, count
-from pytest_torchprof.trace.tree import are_outermost, called, engine_steps, forward_of, marked
-from pytest_torchprof.work.dataflow import dataflow
+from pytest_torchprof.trace.tree import (
+    are_outermost,
+    called,
+    engine_steps,
+    forward_of,
+    marked,
+)
+from pytest_torchprof.work.dataflow import dataflow, nodes_of
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -50,20 +56,25 @@ class Attention(NamedTuple):
         return size >= least_bytes and max(self.shape[-2:]) >= length
 
 
-def attentions(trace: Events) -> list[Attention]:
-    """All runs of attention, whatever ran them, in time order."""
+def attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    """All runs of attention with scores that are so large, whatever ran them, in time order."""
     there = count(trace, SOFTMAX) and count(trace, PRODUCT) > 1
-    return trace.once(_attentions) if there else []
+    found = trace.once(_attentions, least_bytes, length) if there else []
+    return [one for one in found if one.is_large(least_bytes, length)]
 
 
-def _attentions(trace: Events) -> list[Attention]:
-    graph, found = dataflow(trace), list[Attention]()
-    outer = marked(trace, np.flatnonzero(called(trace)))
+def _attentions(trace: Events, least_bytes: float, length: float) -> list[Attention]:
+    found, nodes = list[Attention](), nodes_of(trace)
+    nodes = nodes[are_named(trace, nodes, SOFTMAX) & trace.selection[nodes]]
+    large = [_may_be_large(dims, least_bytes, length) for dims in shapes(trace, nodes)]
+    nodes = nodes[np.array(large, bool)]
     steps = engine_steps(trace)
+    nodes = nodes[~nesting.below(marked(trace, steps), trace.parent, nodes)]
+    if not len(nodes):
+        return found
+    outer = marked(trace, np.flatnonzero(called(trace)))
     steps = steps[trace.selection[steps] & are_outermost(trace, steps)]
     forward = nesting.nearest(outer, trace.parent, forward_of(trace, steps))
-    nodes = graph.event[~graph.backward & trace.selection[graph.event]]
-    nodes = nodes[are_named(trace, nodes, SOFTMAX)]
     for softmax, args in zip(nodes.tolist(), trace.operands(nodes), strict=True):
         shape, axis = _shapes(trace, softmax)[0], str([*decode_list(args.concrete), "", ""][1])
         if len(shape) < 3 or axis not in {"-1", "", str(len(shape) - 1)} or shape[-2] < 2:
@@ -85,6 +96,12 @@ def _attentions(trace: Events) -> list[Attention]:
                 )
             )  # fmt: skip
     return found
+
+
+def _may_be_large(dims: list[tuple[int, ...] | None], least_bytes: float, length: float) -> bool:
+    """Whether scores of this shape may be, in some dtype."""
+    shape, item = (dims and dims[0]) or (), max(ELEMENT_BYTES.values())
+    return max(shape[-2:], default=0) >= length and prod(shape) * item >= least_bytes
 
 
 def _before(trace: Events, event: int, elements: int, most: int) -> list[int]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pytest_torchprof.core.process import late
-from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.arguments import alike, decode_part
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, are_operators
 from pytest_torchprof.trace.tree import are_outermost, once_selected
 from pytest_torchprof.work.autograd import flat
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -25,14 +23,11 @@ if TYPE_CHECKING:
 
 def shapes(trace: Events, rows: Ints) -> list[list[tuple[int, ...] | None]]:
     """The shape of each argument of each operator; None if it is not a tensor, or unknown."""
-    known: dict[bytes, list[tuple[int, ...] | None]] = {}
-    found = []
-    for args in trace.operands(rows):
-        key = bytes(args.dims)
-        if key not in known:
-            known[key] = [sizes(one) for one in decode_part(key) or []]
-        found.append(known[key])
-    return found
+    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
+    each = [bytes(args.dims) for args in trace.operands(rows[firsts])]
+    known = {key: [sizes(one) for one in decode_part(key) or []] for key in {*each}}
+    found = [known[key] for key in each]
+    return [found[kind] for kind in kinds.tolist()]
 
 
 def sizes(dims: object) -> tuple[int, ...] | None:
@@ -45,19 +40,12 @@ def sizes(dims: object) -> tuple[int, ...] | None:
     return tuple(dims)
 
 
-def mean_elements(operands: Iterable[OpArgs]) -> float:
+def mean_elements(trace: Events, rows: Ints) -> float:
     """The mean number of elements of these operators' first operands, without scalars; inf if
     unknown.
     """
-    first = [n for args in operands if (n := _elements(bytes(args.dims))) is not None]
+    first = [prod(dims[0]) for dims in shapes(trace, rows) if dims and dims[0]]
     return sum(first) / len(first) if first else inf
-
-
-@lru_cache(maxsize=1000)
-def _elements(dims: bytes) -> int | None:
-    """How many elements the first operand has; None for a scalar, or if unknown."""
-    shape = sizes(next(iter(decode_part(dims) or ()), None))
-    return prod(shape) if shape else None
 
 
 # ---- How much of a test they are: by counts, which repeat from run to run while times do not.

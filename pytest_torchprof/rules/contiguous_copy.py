@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -99,10 +98,8 @@ def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share
     called = are_called(trace, top)
     cloned = are_named(trace, top, _CLONE)
     found = []
-    for copies in again(trace, rows[called], repeats, _ONCE):
+    for copies in again(trace, rows[called], repeats, elements, _ONCE):
         shape, source, _ = copies.kind
-        if prod(shape) < elements:
-            continue
         if trace.tensors is None:
             return NONE_SO_FAR if trace.could_know_tensors else NO_MATCHES
         beside = cloned[rows.searchsorted(copies.rows)].all() and _held(trace, copies, repeats)

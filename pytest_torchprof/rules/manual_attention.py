@@ -37,7 +37,7 @@ _ALIGNED: Final = 8
 def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or in graphs."""
     least = [one.default for one in manual_attention.thresholds.values()]
-    rows = [one.softmax for one in attentions(trace) if one.is_large(*least)]
+    rows = [one.softmax for one in attentions(trace, *least)]
     if is_unknown(trace, np.array(rows, np.int64)):
         return because(
             "manual_attention_on_unknown_chip",
@@ -117,8 +117,7 @@ def manual_attention(trace: Events, *, bytes: float, length: float) -> Matches: 
 
 def by_hand(trace: Events, least_bytes: float, length: float) -> list[Attention]:
     """Runs of attention that the rule counts, in time order."""
-    every = [one for one in attentions(trace) if one.is_large(least_bytes, length)]
-    every = [one for one in every if _is_fused(trace, one)]
+    every = [one for one in attentions(trace, least_bytes, length) if _is_fused(trace, one)]
     if len(every) < 2:
         return every
     # Weights that still exist after the next attention are wanted; the last layer's tell nothing.

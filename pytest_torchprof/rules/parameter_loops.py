@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, compress
-from typing import TYPE_CHECKING, Final
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pytest_torchprof.core.records import Frozen
 from pytest_torchprof.rules.calls import LAYER, mean_elements, shapes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_called, calls, within_named
 from pytest_torchprof.work.autograd import flat
 from pytest_torchprof.work.repeats import stretches
@@ -45,6 +46,8 @@ _PRODUCT: Final = Names(
 _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
 #: The most operators on one tensor.
 _LONGEST: Final = 24
+#: Instead of the number of a shape.
+_NO_SHAPE, _SEVERAL = -1, -2
 
 
 class Loop(Frozen, frozen=True):
@@ -85,7 +88,7 @@ class Loop(Frozen, frozen=True):
         """Whether a CPU gains from doing it for all at once; a device always does."""
         if (launched_in(trace, self.rows[:1])[0] >= 0).any():
             return True
-        if mean_elements(trace.operands(self.rows)) > most_elements:
+        if mean_elements(trace, self.rows) > most_elements:
             return False
         return not (all(map(NORM.match, self.names)) or _is_by_tensor(trace, self))
 
@@ -105,20 +108,33 @@ def loops_in(trace: Events, least: int) -> Iterator[Loop]:
     part = np.cumsum(~fits) + trace.thread[rows].astype(np.int64) * (len(rows) + 1)
     fits &= ~are_named(trace, rows, _BESIDE)
     rows, key = rows[fits], (part * len(trace.names) + trace.name[rows])[fits]
-    shape = [{*dims} - {(), None} for dims in shapes(trace, rows)]
+    known: dict[_Shape, int] = {}
+    single = [_single(dims, known) for dims in shapes(trace, rows)]
+    shape, numbers = np.array(single, np.int64), [*known]
     for one in stretches(key, least, _LONGEST):
-        body, kinds = rows[:0].reshape(0, one.period), set[tuple[int, ...]]()
+        body: Any = rows[:0].reshape(0, one.period)
+        kinds: set[_Shape] = set()
         for start in range(one.start, one.start + one.period):
             stop = one.stop - (one.stop - start) % one.period
-            at: Ints = np.arange(start, stop).reshape(-1, one.period)
-            of_each = [set(chain.from_iterable(shape[i] for i in some)) for some in [*at]]
-            alike = [len(some) == 1 for some in of_each]
-            if sum(alike) > len(body):
-                body, kinds = rows[at[alike]], set(chain(*compress(of_each, alike)))
+            at: Any = np.arange(start, stop).reshape(-1, one.period)
+            high = shape[at].max(axis=1)
+            alike = (high > _NO_SHAPE) & (
+                (shape[at] == high[:, None]) | (shape[at] == _NO_SHAPE)
+            ).all(axis=1)
+            if alike.sum() > len(body):
+                body, kinds = rows[at[alike]], {numbers[i] for i in distinct(high[alike]).tolist()}
         names = tuple(trace.names[number] for number in trace.name[body[:1].ravel()].tolist())
         if len(body) >= least and _is_work(names) and not _is_first(trace, names, int(body[0, 0])):
             own = [name != _ASSIGNS for name in names]
             yield _judged(trace, tuple(compress(names, own)), body[:, own], kinds, least)
+
+
+def _single(dims: Sequence[_Shape | None], known: dict[_Shape, int]) -> int:
+    """The number of the one shape of all tensors of a call; `_NO_SHAPE` for only scalars."""
+    some = [*{one for one in dims if one}]
+    if len(some) > 1:
+        return _SEVERAL
+    return known.setdefault(some[0], len(known)) if some else _NO_SHAPE
 
 
 def _judged(
@@ -134,9 +150,11 @@ def _judged(
     own = 2 * sum(not numbers.isdisjoint(some) for some in each) > len(each)
     writes = are_named(trace, rows, WRITES).tolist()
     written = {one[0] for one, write in zip(takes, writes, strict=True) if write and one}
-    made = set[int]().union(*(trace.made(rows) or []))
     count = len({takes[at][0] for at in range(0, len(rows), len(names)) if takes[at]})
-    return Loop(rows, names, count, own or (mixed and len(written - made - {-1}) >= least))
+    if mixed and not own:
+        made = set[int]().union(*(trace.made(rows) or []))
+        own = len(written - made - {-1}) >= least
+    return Loop(rows, names, count, own)
 
 
 def _is_work(names: tuple[str, ...]) -> bool:

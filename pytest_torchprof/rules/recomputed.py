@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -12,10 +11,19 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import marked, outermost, step_of
-from pytest_torchprof.work.dataflow import ACCUMULATE, dataflow, made_bytes
+from pytest_torchprof.work.dataflow import (
+    ACCUMULATE,
+    IN_PLACE,
+    OVERWRITES,
+    alike_nodes,
+    dataflow,
+    flat_in_order,
+    made_bytes,
+    nodes_of,
+    possible,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -76,8 +84,9 @@ def recomputed(
         x = layer(x, cos, sin)
     ```
     """
-    guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
-    found = _computations(trace, guess, repeats, operators, bytes)
+    if not _may_repeat(trace, repeats, operators, bytes):
+        return NO_MATCHES
+    found = _computations(trace, possible(trace), repeats, operators, bytes)
     if trace.tensors is None or not found:  # else it would not always be asked who is who
         return NONE_SO_FAR if found and trace.could_know_tensors else NO_MATCHES
     graph = dataflow(trace)
@@ -102,23 +111,43 @@ def recomputed(
     )
 
 
+def _may_repeat(trace: Events, repeats: float, operators: float, least_bytes: float) -> bool:
+    """Whether enough nodes look alike, and among them some that start a computation.
+
+    Those do not take what they write over.
+    """
+    event, (kinds, _) = nodes_of(trace), alike_nodes(trace)
+    free = trace.selection[event] & ~are_named(trace, event, _RANDOM)
+    starts = free & (~are_named(trace, event, IN_PLACE) | are_named(trace, event, *OVERWRITES))
+    often = (np.bincount(kinds[free], minlength=kinds.max(initial=0) + 1) >= repeats)[kinds] & free
+    if not (often & starts).any():
+        return False
+    work = len({*kinds[often & ~are_named(trace, event, _NO_WORK)].tolist()})
+    return work >= operators or made_bytes(trace)[often].sum() >= least_bytes
+
+
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
 ) -> list[tuple[list[int], int]]:
-    """Nodes that compute the same so many times, with results that something new takes."""
-    kinds = alike(trace.name[graph.event], trace.args[graph.event])[0]
-    if not len(graph) or np.bincount(kinds).max() < repeats:
-        return []
+    """Nodes that compute the same so many times, with results that something new takes; the first of
+    those that do work comes first.
+    """
+    kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())
     times = Counter(first)
     call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, graph.event).tolist()
     rare = {call[node] for node, one in enumerate(first) if one < 0 or times[one] < repeats}
     # What an operator computes within it cannot be kept for the next call.
     owner = {one: one for node, one in enumerate(first) if one == node and call[node] not in rare}
-    used = defaultdict[int, set[int]](set)
+    made, out = made_bytes(trace), list[tuple[list[int], int]]()
+    idle = are_named(trace, graph.event, _NO_WORK)
+    again = sum(max(made[node], 0) * (times[node] - 1) for node in owner)
+    if sum(not idle[node] for node in owner) < operators and again < least_bytes:
+        return out
+    used, writer = defaultdict[int, set[int]](set), graph.writer.tolist()
     for node, values in enumerate(reads):
-        writers = {value: int(graph.writer[value]) for value in values}
-        known = {one: first[by] for one, by in writers.items() if by >= 0 and first[by] in owner}
+        writers = {one: writer[one] for one in values if writer[one] >= 0}
+        known = {one: first[by] for one, by in writers.items() if first[by] in owner}
         if node in owner:
             merged = {owner[one] for one in (node, *known.values())}
             if len(merged) > 1:
@@ -128,8 +157,6 @@ def _computations(
         ):  # something new takes it
             for value, one in known.items():
                 used[one].add(writers[value])
-    made, out = made_bytes(graph), list[tuple[list[int], int]]()
-    idle = are_named(trace, graph.event, _NO_WORK)
     for root in sorted({*owner.values()}):
         mine = [node for node, one in owner.items() if one == root]
         work = [node for node in mine if not idle[node]]
@@ -161,23 +188,28 @@ def _first_alike(
     era = stored.searchsorted(trace.ts[graph.event]) + step_of(trace, graph.event)
     random = are_named(trace, graph.event, _RANDOM)
     pure = trace.selection[graph.event] & ~random & ~graph.backward
-    parts = graph.parts(graph.event) if graph.exact else [()] * len(graph)
-    taken = (trace.taken(graph.event) if graph.exact else None) or [()] * len(graph)
-    order = defaultdict[int, dict[int, int]](dict)
+    parts = _parts(trace, graph)
     same, varies, out = dict[int, int](), set[int](), list[int]()
     seen = dict[object, int]()
-    for node, values in enumerate(reads):
-        numbers = [
-            n for one in taken[node] for n in (one if isinstance(one, tuple) else (one,)) if n >= 0
-        ]
-        # Which part of its tensor each one is, in the order in which parts are taken.
-        local = [
-            order[n].setdefault(p, len(order[n]))
-            for n, p in zip(numbers, parts[node], strict=False)
-        ]
-        key = kinds[node], int(era[node]), *(same.get(v, v) for v in values), None, *local
-        out.append(seen.setdefault(key, node) if pure[node] else -1)
-        same.update(zip(writes[node], writes[out[node]] if pure[node] else (), strict=False))
-        if random[node] or not varies.isdisjoint(values):
-            varies.update(writes[node])
+    rows = zip(kinds, era.tolist(), pure.tolist(), random.tolist(), reads, writes, strict=True)
+    for node, (kind, when, is_pure, is_random, values, wrote) in enumerate(rows):
+        first = -1
+        if is_pure:
+            key = kind, when, *[same.get(v, v) for v in values], None, *parts[node]
+            first = seen.setdefault(key, node)
+            if first != node:
+                same.update(zip(wrote, writes[first], strict=False))
+        out.append(first)
+        if is_random or not varies.isdisjoint(values):
+            varies.update(wrote)
     return out, reads, varies
+
+
+def _parts(trace: Events, graph: Dataflow) -> list[list[int]]:
+    """Which part of its tensor each argument is, in the order in which its parts are taken."""
+    if not graph.exact:
+        return [[]] * len(graph)
+    order = defaultdict[int, dict[int, int]](dict)
+    every = zip(trace.taken(graph.event) or (), graph.parts(graph.event), strict=True)
+    pairs = (zip(flat_in_order(taken), parts, strict=False) for taken, parts in every)
+    return [[order[n].setdefault(part, len(order[n])) for n, part in one] for one in pairs]

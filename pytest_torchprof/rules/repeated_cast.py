@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -131,9 +130,8 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
 
 def _casts(trace: Events, rows: Ints, repeats: float, elements: float) -> Iterator[Copies]:
     """Casts of one tensor to another dtype, at least so many of at least so many elements."""
-    for casts in again(trace, rows, repeats, _ONCE):
-        shape, source, target = casts.kind
-        if source != target and prod(shape) >= elements:
+    for casts in again(trace, rows, repeats, elements, _ONCE):
+        if casts.kind[1] != casts.kind[2]:
             yield casts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import prod
@@ -11,6 +12,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.unknown import Reason, because
+from pytest_torchprof.rules.calls import shapes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, around
 from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import (
@@ -59,11 +61,18 @@ class Copies(NamedTuple):
     fix: str
 
 
-def again(trace: Events, rows: Ints, least: float, fix: str) -> Iterator[Copies]:
+def again(trace: Events, rows: Ints, least: float, elements: float, fix: str) -> Iterator[Copies]:
     """Copies of one tensor in one step, while nothing writes to it and no gradient is stored.
 
+    Only of tensors of so many elements.
     Where tensors are not identified, those that look alike, whatever happens in between.
     """
+    large = [bool(dims) and prod(dims[0] or ()) >= elements for dims in shapes(trace, rows)]
+    rows = rows[np.array(large, bool)]
+    source = [one[:1] for one in trace.taken(rows) or ()]
+    if source:  # else the graph is not needed
+        times = Counter(source)
+        rows = rows[np.array([times[one] >= least for one in source], bool)]
     if len(rows) < least:
         return
     stored = selected_operators(trace, ACCUMULATE)

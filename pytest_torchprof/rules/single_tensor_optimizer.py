@@ -85,7 +85,7 @@ def single_tensor_optimizer(
             continue
         plain = step.name == "SGD" and len(step.calls) < 2 * count
         if not device and (faster == "foreach" or plain):
-            elements = mean_elements(trace.operands(step.rows))
+            elements = mean_elements(trace, step.rows)
             if count < cpu_parameters or elements > cpu_elements:
                 continue
         text = trace.args[updates].as_list()

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import alike, decode_list
 from pytest_torchprof.trace.names import Kind, Names, are_named
-from pytest_torchprof.trace.nesting import among
+from pytest_torchprof.trace.nesting import among, distinct
 from pytest_torchprof.trace.tree import within_named
 from pytest_torchprof.work.bytes import REDUCTIONS, is_elementwise
 from pytest_torchprof.work.dataflow import dataflow
@@ -147,9 +147,12 @@ def _passed(
     edges = graph.writer[reads.value] * size + reads.node
     rows = np.flatnonzero(among(edges, [*pairs]))
     found = dict[int, tuple[int, tuple[int, ...]]]()
+    mine = among(reads.value, reads.value[rows])
+    readers = distinct(reads.value[mine] * size + reads.node[mine]) // size
+    low, high = (readers.searchsorted(reads.value[rows], side) for side in ("left", "right"))
     every = trace.operands(graph.event[reads.node[rows]])
-    for row, args in zip(rows.tolist(), every, strict=True):
-        argument, others = reads.argument[row], len(graph.readers_of(reads.value[[row]])) > 1
+    for row, args, others in zip(rows.tolist(), every, (high - low > 1).tolist(), strict=True):
+        argument = reads.argument[row]
         shape = sizes(decode_list(args.dims)[argument]) or ()
         number = prod(shape) * ELEMENT_BYTES.get(decode_list(args.types)[argument], 1)
         if number >= max(least_bytes, 1):
@@ -161,13 +164,16 @@ def _chains(trace: Events, call: Ints, links: list[int]) -> list[list[int]]:
     """Links that follow on each other. In a possible graph, a call like an earlier one of a chain
     is rather on the next tensor.
     """
-    exact, (kind, _, _) = dataflow(trace).exact, alike(trace.name[call], trace.args[call])
+    exact, at = dataflow(trace).exact, np.array(links, np.int64)
+    at = distinct(np.concatenate([at, at + 1]))
+    kinds, _, _ = alike(trace.name[call[at]], trace.args[call[at]])
+    kind = dict(zip(at.tolist(), kinds.tolist(), strict=True))
     chains, seen = list[list[int]](), set[int]()
     for one in links:
         follows = bool(chains) and chains[-1][-1] == one - 1
-        seen = seen if follows else {int(kind[one])}
+        seen = seen if follows else {kind[one]}
         if exact or kind[one + 1] not in seen:
-            seen.add(int(kind[one + 1]))
+            seen.add(kind[one + 1])
             chains[-1].append(one) if follows else chains.append([one])
     return chains
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.rules.calls import shapes
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.names import DEVICE_KINDS, Names, are_named
 from pytest_torchprof.trace.tree import backward_of, marked, outermost
 from pytest_torchprof.work.counting import operands_of
-from pytest_torchprof.work.dataflow import dataflow, made_bytes
+from pytest_torchprof.work.dataflow import dataflow, made_bytes, nodes_of, possible
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -71,10 +73,9 @@ def unused_result(
     layer.load_state_dict(state)
     ```
     """
-    if trace.memory.bytes.max(initial=0) < bytes:
+    if not _is_large(trace, bytes):
         return NO_MATCHES
-    guess = dataflow(trace if trace.tensors is None else replace(trace.whole, tensors=None))
-    found, _ = _unused(trace, guess, bytes)
+    found, _ = _unused(trace, possible(trace), bytes)
     if trace.tensors is None or not found.any():  # else it would not always be asked who is who
         return NONE_SO_FAR if found.any() and trace.could_know_tensors else NO_MATCHES
     graph = dataflow(trace)
@@ -94,9 +95,20 @@ def unused_result(
     )
 
 
+def _is_large(trace: Events, least_bytes: float) -> bool:
+    """Whether a node makes or fills so much."""
+    event = nodes_of(trace)
+    fills = event[are_named(trace, event, _FILL)]
+    filled = (prod(dims[0] or ()) for dims in shapes(trace, fills) if dims)
+    item = max(ELEMENT_BYTES.values())
+    return bool(
+        (made_bytes(trace) >= least_bytes).any() or max(filled, default=0) * item >= least_bytes
+    )
+
+
 def _unused(trace: Events, graph: Dataflow, least_bytes: float) -> tuple[Bools, Bools]:
     """Which nodes make or fill a large tensor for nothing, and which ones fill it."""
-    live, read, sizes = _live(graph, least_bytes), graph.reads, made_bytes(graph)
+    live, read, sizes = _live(graph, least_bytes), graph.reads, made_bytes(trace).copy()
     used = np.zeros(len(graph.writer), bool)
     used[read.value[live[read.node]]] = True
     beside = np.zeros(len(graph), bool)  # something else of what it reads is used
@@ -111,7 +123,8 @@ def _unused(trace: Events, graph: Dataflow, least_bytes: float) -> tuple[Bools, 
 
 def _live(graph: Dataflow, least_bytes: float) -> Bools:
     """Which nodes have an effect: what they write is kept, or goes into something that has one."""
-    trace, event, made = graph.trace, graph.event, made_bytes(graph)
+    trace, event = graph.trace, graph.event
+    made = made_bytes(trace)
     call = nesting.nearest(marked(trace, outermost(trace)), trace.parent, event)
     # What makes nothing gives Python a number; of a loss, only its backward pass may be used.
     kept: Bools = graph.in_place | graph.backward | (made == 0) | (backward_of(trace, call) >= 0)

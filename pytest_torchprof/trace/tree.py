@@ -587,11 +587,11 @@ def node_steps(trace: Events) -> Ints:
 def numbers(trace: Events, rows: Ints) -> Ints:
     """Sequence numbers, -1 for none."""
     # Operators that are called without a graph have none: to look for the word is quicker.
-    raws = [
-        raw if raw is not None and b"Sequence number" in raw else None
-        for raw in trace.args[rows].tolist()
-    ]
-    return np.array([args.sequence for args in decode_texts(AutogradArgs, raws)], np.int64)
+    there = np.array(trace.args[rows].containing(b"Sequence number"), bool)
+    found = np.full(len(rows), -1, np.int64)
+    texts = trace.args[rows[there]].tolist()
+    found[there] = [args.sequence for args in decode_texts(AutogradArgs, texts)]
+    return found
 
 
 def all_used(trace: Events, names: Names) -> bool:

@@ -41,7 +41,7 @@ ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 #: Operators that write to their first argument: ``add_``, ``__iadd__``, but not ``__and__``.
 IN_PLACE: Final = Names(r"(?!aten::(detach_|requires_grad_)$)(.*[^_]_|.*::__i\w+__)$")
 #: Those of them that do not read what they write over.
-_OVERWRITES: Final = aten(
+OVERWRITES: Final = aten(
     "copy_ fill_ zero_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ "
     "bernoulli_ eye_ arange_ _foreach_copy_ _foreach_zero_ set_"
 )
@@ -125,9 +125,9 @@ class Dataflow:
         tensor: the tensor of each value.
     """
 
-    def __init__(self, trace: Events) -> None:
-        self.trace, self.exact = trace, trace.tensors is not None
-        self.event = _nodes(trace)
+    def __init__(self, trace: Events, *, exact: bool = True) -> None:
+        self.trace, self.exact = trace, exact and trace.tensors is not None
+        self.event = nodes_of(trace)
         self.thread = trace.thread[self.event]
         self._begin = trace.ts[self.event]
         self._end = self._begin + trace.dur[self.event]
@@ -179,7 +179,7 @@ class Dataflow:
     def taken(self, event: int) -> Reads:
         """What a call reads of what others wrote, in order; not what it has written itself."""
         found = self._rows(self.reads, self.nodes(event))
-        inside = np.unique(found.node)
+        inside = nesting.distinct(found.node)
         own = nesting.among(self.writer[found.value], inside) if len(inside) else inside > 0
         return found.where(~own)
 
@@ -282,7 +282,7 @@ class Dataflow:
         parts = self.parts(events)
         for i in free.nonzero()[0].tolist():
             if parts[i] and -1 not in parts[i]:
-                numbers = np.array(_flat(taken[i]))
+                numbers = np.array(flat_in_order(taken[i]))
                 key = self._key(numbers)
                 value = np.where(key >= 0, self._value(key, nodes[i]), -2 - numbers)
                 out[i] = known.setdefault((int(kinds[i]), *value.tolist(), parts[i]), len(known))
@@ -338,7 +338,7 @@ class Dataflow:
 
     def _keys(self, events: Ints, argument: int) -> Ints:
         """The key of the tensor at this position of each of these calls; -1 for none."""
-        taken = self.trace.taken(events)
+        taken = self.trace.taken(events) if self.exact else None
         if taken is None:
             numbers = self._tensor_at(events, argument)
         else:
@@ -361,7 +361,7 @@ class Dataflow:
         what the latest views of its tensor made.
         """
         trace, known = self.trace, dict[Any, int]()
-        wanted = {number for one in trace.taken(events) or () for number in _flat(one)}
+        wanted = {number for one in trace.taken(events) or () for number in flat_in_order(one)}
         views = operators_named(trace, _VIEW)
         views = views[~are_named(trace, trace.parent[views], _VIEW)]
         views = views[self.node_of(views) < 0]
@@ -395,9 +395,38 @@ def dataflow(trace: Events) -> Dataflow:
     return found
 
 
-def made_bytes(graph: Dataflow) -> Ints:
+def possible(trace: Events) -> Dataflow:
+    """The possible graph of the whole trace, also if its tensors are identified."""
+    if trace.tensors is None:
+        return dataflow(trace)
+    found: Dataflow = trace.whole.once(Dataflow, exact=False)
+    return found
+
+
+def nodes_of(trace: Events) -> Ints:
+    """The events that are the graph's nodes, in time order, without making the graph."""
+    found: Ints = trace.whole.once(_nodes)
+    return found
+
+
+def alike_nodes(trace: Events) -> tuple[Ints, list[int]]:
+    """The kind of each node: its name and arguments; and the first node of each kind."""
+    return trace.whole.once(_alike_nodes)
+
+
+def _alike_nodes(trace: Events) -> tuple[Ints, list[int]]:
+    event = nodes_of(trace)
+    return alike(trace.name[event], trace.args[event])[:2]
+
+
+def made_bytes(trace: Events) -> Ints:
     """The bytes that each node of the graph allocates and keeps; 0 without memory events."""
-    trace, event, memory = graph.trace, graph.event, graph.trace.memory
+    found: Ints = trace.whole.once(_made_bytes)
+    return found
+
+
+def _made_bytes(trace: Events) -> Ints:
+    event, memory = nodes_of(trace), trace.memory
     made = np.zeros(len(trace) + 1, np.int64)
     if len(memory.event):
         around = nesting.nearest(marked(trace, event), trace.parent, trace.enclosing(memory.event))
@@ -455,7 +484,7 @@ def _identified(trace: Events, event: Ints) -> _Flow:
     in_place = np.zeros(len(event), bool)
     for node, (name, arguments, new) in enumerate(zip(names, taken, made, strict=True)):
         targets: Iterable[int] = () if node in idle else _ALSO_WRITES.get(name, ())
-        replaces = name in _OVERWRITES
+        replaces = name in OVERWRITES
         if writes_all[node]:
             targets = range(len(arguments))
         elif writes_first[node]:
@@ -506,16 +535,12 @@ def _allocates(trace: Events, event: Ints) -> Bools:
     memory = trace.memory
     if not len(memory.event):
         return np.ones(len(event), bool)
-    around = nesting.nearest(marked(trace, event), trace.parent, trace.enclosing(memory.event))
-    kept = np.zeros(len(trace) + 1, np.int64)
-    np.add.at(kept, around, memory.bytes)
-    found: Bools = kept[event] > 0
-    return found
+    return made_bytes(trace) > 0
 
 
 def _are_parts(trace: Events, event: Ints, read: Any) -> Bools:
     """Which of these arguments are a part of their tensor, as far as some call takes more of it."""
-    kinds, firsts, _ = alike(trace.name[event], trace.args[event])
+    kinds, firsts = alike_nodes(trace)
     shapes = [_sizes(bytes(a.dims), bytes(a.strides)) for a in trace.operands(event[firsts])]
     width = max(map(len, shapes), default=0) + 1
     table = np.full((len(shapes), width), -1, np.int64)
@@ -523,7 +548,7 @@ def _are_parts(trace: Events, event: Ints, read: Any) -> Bools:
         table[row, : len(some)] = some
     node, argument, number = read
     elements = table[kinds[node], np.minimum(argument, width - 1)]
-    distinct, at = np.unique(number, return_inverse=True)
+    distinct, (at,) = _dense(number)
     most = np.zeros(len(distinct), np.int64)
     np.maximum.at(most, at, elements)
     found: Bools = elements < most[at]
@@ -637,7 +662,7 @@ def _possible(trace: Events, event: Ints) -> _Flow:
     def numbered(key: Any) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    kinds, known = _kinds(trace, event)
+    kinds, known = _kinds(trace, event, *alike_nodes(trace))
     read_node, read_key = column(kinds, [[numbered(key) for _, key in one.reads] for one in known])
     _, argument = column(kinds, [[at for at, _ in one.reads] for one in known])
     write_node, write_key = column(kinds, [[*map(numbered, one.writes)] for one in known])
@@ -647,7 +672,7 @@ def _possible(trace: Events, event: Ints) -> _Flow:
         return (key * 2 + device[node]) * lanes + lane[node]
 
     def tensor_at(events: Ints, position: int) -> Ints:
-        some, each = _kinds(trace, events)
+        some, each = _kinds(trace, events, *alike(trace.name[events], trace.args[events])[:2])
         keys = [dict(one.reads).get(position) for one in each]
         key = np.array([-1 if one is None else numbers.get(one, -1) for one in keys], np.int64)[
             some
@@ -661,9 +686,8 @@ def _possible(trace: Events, event: Ints) -> _Flow:
     return _Flow(reads, writes, in_place, lambda some: np.zeros(len(some), bool), tensor_at)
 
 
-def _kinds(trace: Events, rows: Ints) -> tuple[Ints, list[_Alike]]:
+def _kinds(trace: Events, rows: Ints, kinds: Ints, firsts: list[int]) -> tuple[Ints, list[_Alike]]:
     """The kind of each of these calls, and what those of each kind read and write."""
-    kinds, firsts, _ = alike(trace.name[rows], trace.args[rows])
     first = rows[firsts]
     names = [trace.names[number] for number in trace.name[first].tolist()]
     each = zip(names, trace.operands(first), strict=True)
@@ -689,7 +713,7 @@ def _alike(name: str, *parts: bytes) -> _Alike:
     in_place = IN_PLACE.match(name) is not None
     if in_place:
         writes = [key for at, key in reads if at == 0]
-        if name in _OVERWRITES:
+        if name in OVERWRITES:
             reads = [one for one in reads if one[0]]
     elif name.endswith("backward"):  # gradients are like what they are of
         writes = [key for _, key in reads]
@@ -760,7 +784,8 @@ def _spread(start: Ints, count: Ints) -> Ints:
     return found
 
 
-def _flat(taken: Iterable[Taken]) -> list[int]:
+def flat_in_order(taken: Iterable[Taken]) -> list[int]:
+    """The numbers of tensors, also of those in lists."""
     return [number for number in _all(taken) if number >= 0]
 
 

@@ -129,8 +129,9 @@ def _may_repeat(trace: Events, repeats: float, operators: float, least_bytes: fl
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
 ) -> list[tuple[list[int], int]]:
-    """Nodes that compute the same so many times, with results that something new takes; the first of
-    those that do work comes first.
+    """Nodes that compute the same so many times, the first that does work first.
+
+    Something new takes their results each time.
     """
     kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "growing-graph",
     memory=True,
     fix="register hooks once, keep running sums, and detach what one step hands to the next",
-    triggers=rf"{OPTIMIZER_STEP.pattern}|{LAYER.pattern}",
+    triggers={rf"{OPTIMIZER_STEP.pattern}|{LAYER.pattern}": "steps"},
     steps=Threshold(5, "1", "fewer may grow by chance, or while something is warmed up"),
 )
 def growing_graph(trace: Events, *, steps: float) -> Matches:

@@ -93,7 +93,7 @@ def recomputed(
     found = _computations(trace, graph, repeats, operators, bytes)
     if not found:
         return NO_MATCHES
-    events, times = [graph.event[nodes] for nodes, _ in found], [many for _, many in found]
+    events, times = [graph.event[one[0]] for one in found], [one[1] for one in found]
     first, last = (np.array([rows[at] for rows in events]) for at in (0, -1))
     names = [trace.names[name] for name in trace.name[first].tolist()]
     ns = trace.dur + (trace.once(launched_ns) if trace.has(*DEVICE_KINDS) else 0)
@@ -108,6 +108,7 @@ def recomputed(
         ),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
         wants_tensors=True,
+        last=graph.event[[one[2] for one in found]],
     )
 
 
@@ -128,10 +129,9 @@ def _may_repeat(trace: Events, repeats: float, operators: float, least_bytes: fl
 
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
-) -> list[tuple[list[int], int]]:
-    """Nodes that compute the same so many times, the first that does work first.
-
-    Something new takes their results each time.
+) -> list[tuple[list[int], int, int]]:
+    """Nodes that compute the same so many times, the first that does work first; and the second
+    one that computes what that does. Something new takes their results each time.
     """
     kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())
@@ -140,7 +140,7 @@ def _computations(
     rare = {call[node] for node, one in enumerate(first) if one < 0 or times[one] < repeats}
     # What an operator computes within it cannot be kept for the next call.
     owner = {one: one for node, one in enumerate(first) if one == node and call[node] not in rare}
-    made, out = made_bytes(trace), list[tuple[list[int], int]]()
+    made, out = made_bytes(trace), list[tuple[list[int], int, int]]()
     idle = are_named(trace, graph.event, _NO_WORK)
     again = sum(max(made[node], 0) * (times[node] - 1) for node in owner)
     if sum(not idle[node] for node in owner) < operators and again < least_bytes:
@@ -167,7 +167,8 @@ def _computations(
         taken = not graph.exact or max(len(used[node]) for node in mine) >= repeats
         if work and enough and taken:
             every = [node for node, one in enumerate(first) if owner.get(one) == root]
-            out.append(([node for node in every if node >= work[0]], times[work[0]]))
+            second = next(node for node in every if node > work[0] and first[node] == work[0])
+            out.append(([node for node in every if node >= work[0]], times[work[0]], second))
     return out
 
 

@@ -26,7 +26,7 @@ class _Rotated(nn.Module):
 
     @staticmethod
     def table(x, frequencies):
-        angles = torch.outer(torch.arange(float(x.shape[1])), frequencies)  # <- here
+        angles = torch.outer(torch.arange(float(x.shape[1])), frequencies)
         return torch.cat([angles.cos(), angles.sin()], -1)
 
 
@@ -40,7 +40,7 @@ def _rotated(count, *, once=False):
     def forward():
         table, hidden = _Rotated.table(x, layers[0].frequencies) if once else None, x
         for layer in layers:
-            hidden = layer(hidden, table)
+            hidden = layer(hidden, table)  # <- here
         return hidden
 
     return forward
@@ -82,10 +82,10 @@ def a_filter_that_is_designed_for_each_clip():
 
     def resample(clip):
         taps = torch.arange(-20.0, 21.0)
-        window = taps.cos().square()  # <- here
+        window = taps.cos().square()
         return F.conv1d(clip, (torch.sinc(taps) * window).view(1, 1, -1))
 
-    return lambda: [resample(clip) for clip in clips]
+    return lambda: [resample(clip) for clip in clips]  # <- here
 
 
 @EXAMPLES.positive("recomputed")
@@ -94,7 +94,7 @@ def degrees_of_a_graph_in_each_layer():
     (source, target), x = torch.randint(30, (2, 90)), torch.rand(30, 8)
 
     def convolve(layer, x):
-        degree = torch.zeros(30).index_add_(0, target, torch.ones(90))  # <- here
+        degree = torch.zeros(30).index_add_(0, target, torch.ones(90))
         scale = degree.clamp(min=1).rsqrt()
         messages = layer(x)[source] * scale[source].unsqueeze(1)
         return torch.zeros_like(x).index_add_(0, target, messages)
@@ -102,7 +102,7 @@ def degrees_of_a_graph_in_each_layer():
     def forward():
         hidden = x
         for layer in layers:
-            hidden = convolve(layer, hidden)
+            hidden = convolve(layer, hidden)  # <- here
         return hidden
 
     return forward
@@ -118,7 +118,7 @@ class _Factored(nn.Module):
         )
 
     def forward(self, x):
-        return F.linear(x, (self.up @ self.core @ self.down).tanh())  # <- here
+        return F.linear(x, (self.up @ self.core @ self.down).tanh())
 
 
 @EXAMPLES.positive("recomputed")
@@ -127,7 +127,7 @@ def a_parametrization_for_each_batch():
 
     @torch.no_grad()
     def validate():
-        return [layer(batch) for batch in batches]
+        return [layer(batch) for batch in batches]  # <- here
 
     return validate
 

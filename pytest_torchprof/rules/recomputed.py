@@ -60,8 +60,9 @@ def recomputed(
     Counts computations that run `repeats` (4) times or more in one step on the same contents of the
     same tensors, with the same arguments, and whose results something new takes each time. They
     count if they have `operators` (3) or more, or make `bytes` (1 MiB) again. The place is the
-    line that repeats it. Only a live test identifies tensors. Not counted: random numbers, copies and casts, which have rules of their
-    own; what backward passes compute, so also checkpoints; a whole model that is called again.
+    line that repeats it. Only a live test identifies tensors. Not counted: random numbers, copies
+    and casts, which have rules of their own; what backward passes compute, so also checkpoints; a
+    whole model that is called again.
 
     ## Why it is slow
 

@@ -60,9 +60,8 @@ def recomputed(
     Counts computations that run `repeats` (4) times or more in one step on the same contents of the
     same tensors, with the same arguments, and whose results something new takes each time. They
     count if they have `operators` (3) or more, or make `bytes` (1 MiB) again. The place is the
-    line that repeats it. Only a live test identifies tensors. Not counted: random numbers, copies
-    and casts, which have rules of their own; what backward passes compute, so also checkpoints; a
-    whole model that is called again.
+    line that repeats it. Not counted: random numbers, copies and casts, which have their own rules;
+    backward passes, so also checkpoints; a whole model that is called again.
 
     ## Why it is slow
 
@@ -131,9 +130,7 @@ def _may_repeat(trace: Events, repeats: float, operators: float, least_bytes: fl
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
 ) -> list[tuple[list[int], int, int]]:
-    """Nodes that compute the same so many times, the first that does work first; and the second
-    one that computes what that does. Something new takes their results each time.
-    """
+    """Nodes that compute the same so often, the first with work first; and the second of its kind."""
     kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())
     times = Counter(first)

@@ -130,7 +130,7 @@ def _may_repeat(trace: Events, repeats: float, operators: float, least_bytes: fl
 def _computations(
     trace: Events, graph: Dataflow, repeats: float, operators: float, least_bytes: float
 ) -> list[tuple[list[int], int, int]]:
-    """Nodes that compute the same so often, the first with work first; and the second of its kind."""
+    """Nodes that compute the same so often, the first with work first; and the second like it."""
     kinds, _ = alike_nodes(trace)
     first, reads, varies = _first_alike(trace, graph, kinds.tolist())
     times = Counter(first)

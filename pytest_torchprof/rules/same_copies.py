@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.unknown import Reason, because
-from pytest_torchprof.rules.calls import shapes
+from pytest_torchprof.rules.calls import is_trifle, shapes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, around
 from pytest_torchprof.trace.arguments import alike
 from pytest_torchprof.trace.names import (
@@ -22,7 +22,7 @@ from pytest_torchprof.trace.names import (
     count,
     selected_operators,
 )
-from pytest_torchprof.trace.tree import are_outermost, step_of
+from pytest_torchprof.trace.tree import step_of
 from pytest_torchprof.work.counting import operands_of
 from pytest_torchprof.work.dataflow import ACCUMULATE, dataflow
 from pytest_torchprof.work.operands import ELEMENT_BYTES, UnknownOperandError
@@ -151,7 +151,7 @@ def matches(
     if not found:
         return NO_MATCHES
     event = outermost[rows.searchsorted(np.concatenate([one.rows[1:] for _, one in found]))]
-    if not trace.has(*DEVICE_KINDS) and len(event) < share * _calls(trace):
+    if is_trifle(trace, len(event), share):
         return NO_MATCHES
     messages, moved, fixes = list[str](), list[int](), list[str]()
     for message, copies in found:
@@ -164,8 +164,3 @@ def matches(
     cost = trace.dur[event] + (trace.once(launched_ns)[event] if trace.has(*DEVICE_KINDS) else 0)
     span = around(trace, event)
     return Matches(event, messages, None, cost, np.array(moved, np.int64), None, fixes, span)
-
-
-def _calls(trace: Events) -> int:
-    operators = trace.selection.nonzero()[0]
-    return int(are_outermost(trace, operators).sum())

@@ -444,19 +444,8 @@ def _called(trace: Events) -> Bools:
     return found
 
 
-def may_be_called(trace: Events) -> Ints:
-    """All of these operators, and some others: those not directly in torch's own, in time order."""
-    return once_nested(trace, _may_be_called)
-
-
-def _may_be_called(trace: Events) -> Ints:
-    rows = operators_named(trace, _CALLED)
-    found: Ints = rows[~are_closed(trace, trace.parent[rows])]
-    return found
-
-
 def are_called(trace: Events, rows: Ints) -> Bools:
-    """The same for these events only."""
+    """Which of these events `called` marks."""
     found = are_named(trace, rows, _CALLED)
     found &= trace.kind[rows] == OPERATOR
     found[found] = ~nesting.below(once_nested(trace, _closed), trace.parent, rows[found])

@@ -250,7 +250,7 @@ def _listed(categories: Sequence[str]) -> tuple[Reason, ...]:
 
 
 def waits_gap(trace: Events) -> Reason | None:
-    """Why the calls in which the host waits for the device are unknown.
+    """The calls in which the host waits for the device, which are known on CUDA and ROCm.
 
     They are known even where kernels are missing: calls are recorded separately.
 
